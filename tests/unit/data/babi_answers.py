@@ -41,40 +41,36 @@ class Diary:
             self._read(line)
 
     def _read(self, line: str) -> None:
-        walked = r"(?:walked|hurried|stepped|strolled) into the (\w+)\."
-        if match := re.fullmatch(rf"(\w+) and (\w+) {walked}", line):
-            self._check(match[1] != match[2], line)
-            self._walk(match[1], match[3], line)
-            self._walk(match[2], match[3], line)
-        elif match := re.fullmatch(rf"(?:Soon|Next) (he|she) {walked}", line):
-            if PRONOUNS.get(self.last_named) != match[1]:
-                raise Contradiction(f"who is meant? {line}")
-            self._walk(self.last_named, match[2], line)
-        elif match := re.fullmatch(rf"(\w+) {walked}", line):
-            self.last_named = match[1]
-            self._walk(match[1], match[2], line)
-        elif match := re.fullmatch(r"(\w+) (?:fetched|lifted up) the (\w+)\.", line):
-            self._take(match[1], match[2], line)
-        elif match := re.fullmatch(r"(\w+) (?:parted with the (\w+)|set the (\w+) aside)\.", line):
-            self._put(match[1], match[2] or match[3], line)
-        elif match := re.fullmatch(r"(\w+) entrusted (\w+) with the (\w+)\.", line):
-            self._give(match[1], match[2], match[3], line)
-        elif match := re.fullmatch(r"(\w+) lent the (\w+) to (\w+)\.", line):
-            self._give(match[1], match[3], match[2], line)
-        else:
-            raise Contradiction(f"what does this say? {line}")
+        for pattern, happens in STATEMENTS:
+            if match := re.fullmatch(pattern, line):
+                return happens(self, line, **match.groupdict())
+        raise Contradiction(f"what does this say? {line}")
+
+    def walk_alone(self, line: str, who: str, room: str) -> None:
+        self.last_named = who
+        self._walk(line, who, room)
+
+    def walk_on(self, line: str, pronoun: str, room: str) -> None:
+        if PRONOUNS.get(self.last_named) != pronoun:
+            raise Contradiction(f"who is meant? {line}")
+        self._walk(line, self.last_named, room)
+
+    def walk_together(self, line: str, who: str, other: str, room: str) -> None:
+        self._check(who != other, line)
+        self._walk(line, who, room)
+        self._walk(line, other, room)
 
     def _check(self, is_right: bool, line: str) -> None:
         if self.is_strict and not is_right:
             raise Contradiction(line)
 
-    def _walk(self, who: str, room: str, line: str) -> None:
+    def _walk(self, line: str, who: str, room: str) -> None:
         self._check(self.where.get(who) != room, line)
         self.where[who] = room
         for thing in self.hands[who]:
             self.trail[thing].append(room)
 
-    def _take(self, who: str, thing: str, line: str) -> None:
+    def take(self, line: str, who: str, thing: str) -> None:
         trail, room = self.trail[thing], self.where.get(who)
         self._check(room is not None and trail[-1:] in ([], [room]), line)
         self._check(all(thing not in held for held in self.hands.values()), line)
@@ -82,20 +78,32 @@ class Diary:
             trail.append(room)
         self.hands[who].append(thing)
 
-    def _let_go(self, who: str, thing: str, line: str) -> None:
+    def _let_go(self, line: str, who: str, thing: str) -> None:
         self._check(thing in self.hands[who], line)
-        if thing in self.hands[who]:
-            self.hands[who].remove(thing)
+        self.hands[who] = [held for held in self.hands[who] if held != thing]
 
-    def _put(self, who: str, thing: str, line: str) -> None:
-        self._let_go(who, thing, line)
+    def put(self, line: str, who: str, thing: str) -> None:
+        self._let_go(line, who, thing)
         if who in self.where:
             self.trail[thing].append(self.where[who])
 
-    def _give(self, who: str, to: str, thing: str, line: str) -> None:
-        self._let_go(who, thing, line)
+    def give(self, line: str, who: str, to: str, thing: str) -> None:
+        self._let_go(line, who, thing)
         self._check(who != to and self.where.get(who) == self.where.get(to), line)
         self.hands[to].append(thing)
+
+
+WALKED = r"(?:walked|hurried|stepped|strolled) into the (?P<room>\w+)\."
+STATEMENTS = (
+    (rf"(?P<who>\w+) and (?P<other>\w+) {WALKED}", Diary.walk_together),
+    (rf"(?:Soon|Next) (?P<pronoun>he|she) {WALKED}", Diary.walk_on),
+    (rf"(?P<who>\w+) {WALKED}", Diary.walk_alone),
+    (r"(?P<who>\w+) (?:fetched|lifted up) the (?P<thing>\w+)\.", Diary.take),
+    (r"(?P<who>\w+) parted with the (?P<thing>\w+)\.", Diary.put),
+    (r"(?P<who>\w+) set the (?P<thing>\w+) aside\.", Diary.put),
+    (r"(?P<who>\w+) entrusted (?P<to>\w+) with the (?P<thing>\w+)\.", Diary.give),
+    (r"(?P<who>\w+) lent the (?P<thing>\w+) to (?P<to>\w+)\.", Diary.give),
+)
 
 
 def room_of_person(lines: Sequence[str], who: str, *, is_strict: bool) -> str:

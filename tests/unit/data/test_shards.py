@@ -1,6 +1,7 @@
 import os
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -92,16 +93,6 @@ def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("columns")
-def test_a_pickle_in_place_of_a_shard_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shard = tmp_path / "shards" / "labels-00000.npy"
-    shard.write_bytes(b"cos\nmkdir\n(Vran\ntR.".ljust(shard.stat().st_size))  # os.mkdir("ran")
-    with refused("cannot be read", DatasetError):
-        open_dataset(tmp_path).fetch(np.array([0]))
-    assert not Path("ran").exists()
-
-
-@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("column", ["input_ids", "labels"])
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -119,18 +110,29 @@ def test_a_missing_or_short_shard_is_named_when_the_data_set_is_opened(
         open_dataset(tmp_path)
 
 
+PICKLE = b"cos\nmkdir\n(Vran\ntR."  # os.mkdir("ran")
+
+
 @pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [(b"NUMPY", b"NUMPI", "cannot be read"), (b"(4, 5)", b"(5, 4)", r"holds uint8 \(5, 4\)")],
+    ("damage", "message"),
+    [
+        (lambda data: data.replace(b"NUMPY", b"NUMPI"), "cannot be read"),
+        (lambda data: data.replace(b"(4, 5)", b"(5, 4)"), r"holds uint8 \(5, 4\)"),
+        (lambda data: PICKLE.ljust(len(data)), "cannot be read"),
+    ],
 )
-def test_a_damaged_header_is_found_when_the_shard_is_read(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+def test_a_damaged_shard_is_named_when_it_is_read_and_a_pickle_in_its_place_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "shards" / "labels-00000.npy"
-    path.write_bytes(path.read_bytes().replace(old, new))
+    path.write_bytes(damage(path.read_bytes()))
     dataset = open_dataset(tmp_path)
     dataset.fetch(np.array([4]))
     with refused(rf"shard 0 \(.*labels-00000.npy\) {message}", DatasetError):
         dataset.fetch(np.array([0]))
+    assert not Path("ran").exists()
 
 
 @pytest.mark.usefixtures("columns")

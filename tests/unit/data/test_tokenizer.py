@@ -4,6 +4,8 @@ import hashlib
 import json
 import random
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +31,21 @@ TRAINED: dict[str, Any] = {
 }
 
 
-def config_of(**fields: Any) -> TokenizerConfig:
-    return fill(TokenizerConfig, fields, where="x-tokenizer")
-
-
-def make_tokenizer(config: TokenizerConfig, downloads: Path) -> str:
-    return stage.make_tokenizer(config, downloads)[0].decode()
+def make(downloads: Path, **fields: Any) -> str:
+    """The text of tokenizer.json."""
+    return stage.make_tokenizer(fill(TokenizerConfig, fields, where="x-tokenizer"), downloads)[0].decode()
 
 
 def refusal(downloads: Path, **fields: Any) -> str:
     with refused("") as caught:
-        make_tokenizer(config_of(**fields), downloads)
+        make(downloads, **fields)
     return str(caught.value)
 
 
 def write_trained(folder: Path) -> Path:
     """A tokenizer.json in the folder, trained on sentences."""
     path = folder / "small.json"
-    path.write_text(make_tokenizer(config_of(**TRAINED, corpus=write_corpus(folder)), folder))
+    path.write_text(make(folder, **TRAINED, corpus=write_corpus(folder)))
     return path
 
 
@@ -64,9 +63,9 @@ def test_a_trained_tokenizer_has_the_wanted_size_gives_text_back_and_says_which_
 
 
 def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
-    config = config_of(**TRAINED, corpus=write_corpus(tmp_path))
+    corpus = write_corpus(tmp_path)
     # The hash tables inside differ each time.
-    assert len({make_tokenizer(config, tmp_path) for _ in range(4)}) == 1
+    assert len({make(tmp_path, **TRAINED, corpus=corpus) for _ in range(4)}) == 1
 
 
 def test_training_does_not_see_the_test_documents(tmp_path: Path) -> None:
@@ -76,25 +75,23 @@ def test_training_does_not_see_the_test_documents(tmp_path: Path) -> None:
     assert 0 < len(training) < len(texts)
     write_jsonl(tmp_path / "all.jsonl", texts)
     write_jsonl(tmp_path / "training.jsonl", training)
-    made = [
-        make_tokenizer(config_of(**TRAINED, corpus={"source": "files", "files": [name]}), tmp_path)
-        for name in ("all.jsonl", "training.jsonl")
-    ]
-    assert made[0] == made[1]
+    all_texts, only_training = ({"source": "files", "files": [name]} for name in ("all.jsonl", "training.jsonl"))
+    assert make(tmp_path, **TRAINED, corpus=all_texts) == make(tmp_path, **TRAINED, corpus=only_training)
 
 
 def test_training_reads_no_more_than_it_may(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["abab abab abab"])
     (tmp_path / "b.jsonl").write_text("damaged")
-    corpus = {"source": "files", "files": ["a.jsonl", "b.jsonl"]}
-    make_tokenizer(config_of(**{**TRAINED, "max_bytes": 5, "test_fraction": 0.0}, corpus=corpus), tmp_path)
-    assert "b.jsonl: line 1: not JSON" in refusal(tmp_path, **{**TRAINED, "test_fraction": 0.0}, corpus=corpus)
+    fields = {**TRAINED, "test_fraction": 0.0, "corpus": {"source": "files", "files": ["a.jsonl", "b.jsonl"]}}
+    make(tmp_path, **{**fields, "max_bytes": 5})
+    assert "b.jsonl: line 1: not JSON" in refusal(tmp_path, **fields)
 
 
 def test_a_file_is_taken_as_it_is_if_its_digest_is_right(tmp_path: Path) -> None:
     digest = hashlib.sha256(write_trained(tmp_path).read_bytes()).hexdigest()
-    assert make_tokenizer(config_of(source="file", file="small.json", sha256=digest, vocab_size=300), tmp_path)
-    message = refusal(tmp_path, source="file", file="small.json", sha256="0" * 64, vocab_size=300)
+    fields = {"source": "file", "file": "small.json", "vocab_size": 300}
+    assert make(tmp_path, **fields, sha256=digest) == (tmp_path / "small.json").read_text()
+    message = refusal(tmp_path, **fields, sha256="0" * 64)
     assert f"sha256 is {digest[:16]}..., expected 0000000000000000..." in message
 
 
@@ -102,7 +99,7 @@ def test_the_real_tokenizer_fits_the_padded_vocabulary_and_no_smaller_one() -> N
     folder = real_file(NEOX).parent
     fields = {"source": "file", "file": NEOX}
     digest = "56ac4821e129d2c520fdaba60abd920fa852ada51b45c0dd52bbb6bd8c985ade"
-    make_tokenizer(config_of(**fields, sha256=digest, vocab_size=50_288), folder)
+    make(folder, **fields, sha256=digest, vocab_size=50_288)
     assert refusal(folder, **fields, vocab_size=50_000).startswith(
         "vocab_size: 50000 is less than the tokenizer's 50277"
     )
@@ -135,7 +132,11 @@ PIECES = [
 ]  # fmt: skip
 
 
-def trained(spaces_are_tokens: bool) -> Tokenizer:
+SPACES = [AddedToken(" " * count, normalized=True) for count in (2, 3, 5)]
+
+
+@cache
+def trained_fields() -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -148,17 +149,14 @@ def trained(spaces_are_tokens: bool) -> Tokenizer:
     )
     blanks = ["  \n\n x", "\n\n\n y", " \u00a0\n\n z", "!\x1c a", "a\u3000\n b"] * 9
     tokenizer.train_from_iterator([*(sentence(number) for number in range(200)), *blanks], trainer)
-    if spaces_are_tokens:
-        tokenizer.add_tokens([AddedToken(" " * count, normalized=True) for count in (2, 3, 5)])
+    return json.loads(tokenizer.to_str())
+
+
+def trained(added: Sequence[AddedToken] = (), **changes: Any) -> Tokenizer:
+    """With `changes` in its tokenizer.json."""
+    tokenizer = Tokenizer.from_str(json.dumps({**trained_fields(), **changes}))
+    tokenizer.add_tokens([*added])
     return tokenizer
-
-
-def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def decoded(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype="<u2").tolist()
 
 
 def random_texts(count: int) -> list[str]:
@@ -166,22 +164,26 @@ def random_texts(count: int) -> list[str]:
     return ["".join(source.choices(PIECES, k=source.randrange(30))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("spaces_are_tokens", [False, True])
+def check_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    """The encoder gives the ids that the tokenizer gives for whole texts."""
+    for text, data in zip(texts, encoder_for(tokenizer)(texts), strict=True):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert np.frombuffer(data, dtype="<u2").tolist() == ids, repr(text)
+
+
+@pytest.mark.parametrize("added", [(), SPACES])
 @pytest.mark.parametrize("piece_characters", [1 << 20, 7])
 def test_chunks_give_the_ids_of_the_whole_text(
-    spaces_are_tokens: bool, piece_characters: int, monkeypatch: pytest.MonkeyPatch
+    added: Sequence[AddedToken], piece_characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", piece_characters)
-    tokenizer = trained(spaces_are_tokens)
-    encode = encoder_for(tokenizer)
+    tokenizer = trained(added)
     assert cuts_like_gpt2(tokenizer)
-    texts = random_texts(2000)
-    for text, data in zip(texts, encode(texts), strict=True):
-        assert decoded(data) == ids_of(tokenizer, text), repr(text)
+    check_ids(tokenizer, random_texts(2000))
 
 
 def test_what_is_remembered_is_bounded_and_changes_nothing() -> None:
-    tokenizer = trained(True)
+    tokenizer = trained(SPACES)
     texts = random_texts(500)
     forgetful, encoder = ChunkEncoder(tokenizer, remembered_bytes=5000), ChunkEncoder(tokenizer)
     for start in range(0, 500, 50):
@@ -195,37 +197,25 @@ def test_what_is_remembered_is_bounded_and_changes_nothing() -> None:
 
 def test_chunks_give_the_ids_of_the_real_tokenizer() -> None:
     tokenizer = Tokenizer.from_file(str(real_file(NEOX)))
-    encode = encoder_for(tokenizer)
     assert cuts_like_gpt2(tokenizer)
-    texts = [*random_texts(3000), "Hello world", " Hello world"]
-    encoded = [decoded(data) for data in encode(texts)]
-    assert encoded == [ids_of(tokenizer, text) for text in texts]
-    assert encoded[-2:] == [[12092, 1533], [24387, 1533]]
-
-
-def changed(**changes: object) -> Tokenizer:
-    return Tokenizer.from_str(json.dumps({**json.loads(trained(False).to_str()), **changes}))
+    check_ids(tokenizer, [*random_texts(3000), "Hello world", " Hello world"])
+    assert tokenizer.encode("Hello world").ids == [12092, 1533]
 
 
 @pytest.mark.parametrize(
-    "tokenizer",
+    "changes",
     [
-        changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}),
-        changed(pre_tokenizer={"type": "Whitespace"}),
-        changed(pre_tokenizer=None),
-        changed(normalizer={"type": "Lowercase"}),
-        changed(truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}),
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "Lowercase"}},
+        {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
+        {"added": [AddedToken("a b")]},  # these look beyond a chunk
+        {"added": [AddedToken("x", lstrip=True)]},
+        {"added": [AddedToken("y", single_word=True)]},
     ],
 )
-def test_another_kind_of_tokenizer_encodes_whole_documents(tokenizer: Tokenizer) -> None:
-    encode = encoder_for(tokenizer)
+def test_another_kind_of_tokenizer_encodes_whole_documents(changes: dict[str, Any]) -> None:
+    tokenizer = trained(**changes)
     assert not cuts_like_gpt2(tokenizer)
-    texts = random_texts(100)
-    assert [decoded(data) for data in encode(texts)] == [ids_of(tokenizer, text) for text in texts]
-
-
-@pytest.mark.parametrize("token", [AddedToken("a b"), AddedToken("x", lstrip=True), AddedToken("y", single_word=True)])
-def test_added_tokens_that_look_beyond_a_chunk_rule_chunks_out(token: AddedToken) -> None:
-    tokenizer = trained(False)
-    tokenizer.add_tokens([token])
-    assert not cuts_like_gpt2(tokenizer)
+    check_ids(tokenizer, random_texts(100))

@@ -3,10 +3,8 @@
 import gzip
 import json
 import logging
-import multiprocessing
 import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,16 +76,6 @@ def context_in(work: Path, config: dict[str, Any], **changes: Any) -> StageConte
     fields = {"name": f"babi-{work.name}", "fingerprint": "0" * 64, "inputs": {}, "runtime": {}, "run_dir": work.parent}
     fields |= {"journal": Journal(None), "log": logging.getLogger("implicit_llm.data")}
     return StageContext("data", config=config, work=work, is_main=True, **(fields | changes))
-
-
-def run_until_killed(run: Callable[[StageContext], object], context: StageContext, fault: str) -> None:
-    """Run a stage in a process of its own, which the fault kills."""
-    child = multiprocessing.get_context("fork").Process(target=run, args=(context,))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAULT", fault)
-        child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
 
 
 def make_text(work: Path, downloads: Path | None = None, **config: Any) -> StageResult:

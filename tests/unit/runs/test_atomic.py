@@ -1,14 +1,28 @@
+"""Writes that are whole or not there; and a file system that shows new files late, as NFS does."""
+
 import errno
 import os
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from implicit_llm_contracts.runs import atomic
-from implicit_llm_contracts.runs.atomic import StorageError, commit_directory, replace_file, write_atomic
+from implicit_llm_contracts.runs.atomic import (
+    WAIT,
+    StorageError,
+    commit_directory,
+    default_wait_s,
+    replace_file,
+    wait_for_files,
+    write_atomic,
+)
+from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.refusals import refused
 
 
@@ -189,3 +203,81 @@ def test_after_an_error_of_fsync_the_bytes_are_written_again(
     write_atomic(tmp_path / "a", b"new")
     assert synced[1] == (tmp_path / "a").stat().st_ino  # of another file than the first: that one is gone
     assert len(pauses) == 1
+
+
+class LateFileSystem:
+    """Hides a file until its directory has been listed sixty times, on a clock that only waiting moves."""
+
+    def __init__(self, elsewhere: Path) -> None:
+        self.elsewhere, self.hidden = elsewhere, elsewhere
+        self.listings, self.now = 0, 0.0
+
+    def hide(self, path: Path) -> None:
+        path.rename(self.elsewhere)
+        self.hidden = path
+
+    def listdir(self, path: Path) -> list[str]:
+        self.listings += 1
+        if self.listings == 60:
+            self.elsewhere.rename(self.hidden)
+        return os.listdir(path)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LateFileSystem:
+    late = LateFileSystem(tmp_path / "elsewhere")
+    monkeypatch.setattr(atomic, "os", SimpleNamespace(**vars(os) | {"listdir": late.listdir}))
+    monkeypatch.setattr(atomic, "time", SimpleNamespace(monotonic=lambda: late.now, sleep=late.sleep))
+    return late
+
+
+def test_a_file_that_comes_into_sight_late_is_waited_for(late: LateFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    late.hide(tmp_path / "a")
+    wait_for_files([tmp_path / "a"], wait_s=60)
+    assert late.now == pytest.approx(30)  # 60 listings, half a second apart
+
+
+def test_a_file_that_never_comes_is_waited_for_until_the_deadline(late: LateFileSystem, tmp_path: Path) -> None:
+    wait_for_files([tmp_path / "nowhere" / "a"], wait_s=60)
+    assert late.now == pytest.approx(60)
+
+
+@pytest.mark.parametrize(
+    ("env", "wait_s"), [({}, 0), ({"SLURM_JOB_ID": "1"}, 60), ({"SLURM_JOB_ID": "1", WAIT: "5"}, 5)]
+)
+def test_only_jobs_of_slurm_wait_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], wait_s: float
+) -> None:
+    for name in ("SLURM_JOB_ID", WAIT):
+        monkeypatch.delenv(name, raising=False)
+    os.environ |= env
+    assert default_wait_s() == wait_s
+
+
+def write_one(context: StageContext) -> StageResult:
+    (context.work / "out.txt").write_text("out")
+    return StageResult(["out.txt"], {})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "out.txt"])
+def test_a_stage_reads_an_input_that_comes_into_sight_late(
+    late: LateFileSystem,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    identity_text: Callable[..., str],
+    name: str,
+) -> None:
+    manifest = run_stage(StageRequest(tmp_path / "d", identity_text("data", "d")), write_one)
+    late.hide(next(path for path in (tmp_path / "d").rglob(name) if name == "out.txt" or path.parent == tmp_path / "d"))
+    request = StageRequest(
+        tmp_path / "x", identity_text("train", "x", {"data": manifest.fingerprint}), {"data": tmp_path / "d"}
+    )
+    with pytest.raises(ManifestError):
+        run_stage(request, write_one)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert run_stage(request, write_one) is not None
+    assert late.now == pytest.approx(30)

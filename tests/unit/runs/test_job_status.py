@@ -12,22 +12,15 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.kernels.selection import KernelsUnavailable
-from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_contracts.config.solver import SolverConfigError
 from implicit_llm_contracts.runs import launched
 from implicit_llm_contracts.runs.atomic import StorageError
-from implicit_llm_contracts.runs.errors import Preempted, UserError
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.progress import Progress
 from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage
-
-
-class OutOfMemoryError(RuntimeError):
-    """Called like the one of torch."""
 
 
 @pytest.fixture
@@ -39,33 +32,6 @@ def status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_bytes()) if path.exists() else None
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (UserError("no such\nfile"), {"failure_class": "user", "message": "no such file"}),
-        (StorageError(28, "the disk is full"), {"failure_class": "quota", "message": "the disk is full"}),
-        (Preempted("stopped after step 3"), {"failure_class": "preempted", "message": "stopped after step 3"}),
-        (OutOfMemoryError("tried to allocate"), {"failure_class": "oom", "message": "tried to allocate"}),
-        (OSError(116, "Stale file handle"), {"failure_class": "quota", "message": "[Errno 116] Stale file handle"}),
-        (ZeroDivisionError("by zero"), {"failure_class": "bug", "message": "by zero"}),
-        (ModelConfigError("no such field"), {"failure_class": "user", "message": "no such field"}),
-        (SolverConfigError("no such mode"), {"failure_class": "user", "message": "no such mode"}),
-        (KernelsUnavailable("no triton"), {"failure_class": "env", "message": "no triton"}),
-        (SystemExit(143), None),
-        (KeyboardInterrupt(), None),
-    ],
-)
-def test_a_stage_says_why_it_fails(
-    run_path: Path, identity_text: Callable[..., str], status: Path, error: BaseException, told: dict[str, str] | None
-) -> None:
-    def fail(context: StageContext) -> StageResult:
-        raise error
-
-    with pytest.raises(type(error)):
-        run_stage(StageRequest(run_path, identity_text()), fail)
-    assert read(status) == told
 
 
 def test_progress_stays_over_failures_and_a_reason_goes_with_the_next_attempt(
@@ -124,15 +90,13 @@ def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
 
 
 def test_without_a_terminal_there_are_lines_and_no_bar(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stderr = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stderr)
     with caplog.at_level(logging.INFO):
         progress = Progress("data mode", 2)
         progress.tell(1, lambda: "not due")
         progress.tell(2, lambda: "loss 2.5")
-    assert stderr.getvalue() == ""
+    assert capsys.readouterr().err == ""
     assert [record.message for record in caplog.records] == ["data mode: 2/2 samples, loss 2.5"]
 
 
@@ -157,27 +121,26 @@ def test_a_bar_is_for_terminals_outside_of_snakemake(
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def _journal(folder: Path, *records: tuple[str, float]) -> Path:
-    lines = [
-        json.dumps({"kind": "event", "name": name, "time": (START + timedelta(seconds=at)).isoformat(), "host": "h"})
-        for name, at in records
-    ]
-    (folder / "journal.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return folder / "journal.jsonl"
-
-
-def test_an_attempt_that_was_cut_off_lasts_to_its_last_record_and_the_last_one_until_now(tmp_path: Path) -> None:
-    journal = _journal(tmp_path, ("stage_started", 0), ("checkpoint", 40), ("stage_started", 100), ("checkpoint", 110))
-    found = attempts(journal, START + timedelta(seconds=130))
-    assert [(attempt["started"], attempt["busy_s"]) for attempt in found] == [
-        ("2026-01-01T00:00:00+00:00", 40.0),
-        ("2026-01-01T00:01:40+00:00", 30.0),
-    ]
-
-
-def test_a_job_that_tells_nothing_but_its_start_has_taken_time(tmp_path: Path) -> None:
-    (attempt,) = attempts(_journal(tmp_path, ("stage_started", 0)), START + timedelta(seconds=2.5))
-    assert attempt["busy_s"] == 2.5
+@pytest.mark.parametrize(
+    ("records", "now_s", "busy"),
+    [
+        # An attempt that was cut off lasts to its last record, and the last one until now.
+        (
+            [("stage_started", 0), ("checkpoint", 40), ("stage_started", 100), ("checkpoint", 110)],
+            130,
+            {0: 40, 100: 30},
+        ),
+        ([("stage_started", 0)], 2.5, {0: 2.5}),
+    ],
+)
+def test_the_seconds_of_each_attempt_are_read_from_its_journal(
+    tmp_path: Path, records: list[tuple[str, float]], now_s: float, busy: dict[float, float]
+) -> None:
+    times = {at: (START + timedelta(seconds=at)).isoformat() for _, at in records}
+    lines = [json.dumps({"kind": "event", "name": name, "time": times[at], "host": "h"}) + "\n" for name, at in records]
+    (tmp_path / "journal.jsonl").write_text("".join(lines))
+    found = attempts(tmp_path / "journal.jsonl", START + timedelta(seconds=now_s))
+    assert {attempt["started"]: attempt["busy_s"] for attempt in found} == {times[at]: s for at, s in busy.items()}
 
 
 def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from() -> None:

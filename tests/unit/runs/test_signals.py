@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -56,12 +55,10 @@ def test_workers_of_a_pool_end_whatever_they_wait_for() -> None:
                 worker.start()
             for worker in workers:
                 worker.terminate()
-            deadline = time.monotonic() + 60
-            while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            codes = [worker.exitcode for worker in workers]
+            for worker in workers:
+                worker.join(60)
+        assert [worker.exitcode for worker in workers] == [-signal.SIGTERM] * 20
     finally:
         signals.restore(signal.SIGTERM, previous)
         for worker in workers:
             worker.kill()
-    assert codes == [-signal.SIGTERM] * 20

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm.kernels.selection import KernelsUnavailable
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm_contracts.config.solver import SolverConfigError
 from implicit_llm_contracts.runs import journal
-from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.atomic import StorageError, read_object
 from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.identity import IdentityError, again_file
 from implicit_llm_contracts.runs.manifest import Level, Manifest, ManifestError
@@ -186,28 +189,48 @@ def test_a_missing_and_an_unknown_input_are_named(run_path: Path, identity_text:
         run_stage(StageRequest(run_path, identity_text(), {"extra": run_path}), body)
 
 
+class OutOfMemoryError(RuntimeError):
+    """Called like the one of torch."""
+
+
 @pytest.mark.parametrize(
-    ("error", "event"),
+    ("error", "event", "failure_class"),
     [
-        (ValueError("boom"), "stage_failed"),
-        (UserError("wrong key"), "stage_failed"),
-        (Preempted("asked to stop"), "stage_preempted"),
-        (SystemExit(75), "stage_preempted"),
-        (KeyboardInterrupt(), "stage_stopped"),
+        (UserError("no such\nfile"), "stage_failed", "user"),
+        (StorageError(28, "the disk is full"), "stage_failed", "quota"),
+        (OSError(116, "Stale file handle"), "stage_failed", "quota"),
+        (OutOfMemoryError("tried to allocate"), "stage_failed", "oom"),
+        (ZeroDivisionError("by zero"), "stage_failed", "bug"),
+        (ModelConfigError("no such field"), "stage_failed", "user"),
+        (SolverConfigError("no such mode"), "stage_failed", "user"),
+        (KernelsUnavailable("no triton"), "stage_failed", "env"),
+        (Preempted("stopped after step 3"), "stage_preempted", "preempted"),
+        (SystemExit(75), "stage_preempted", "preempted"),
+        (SystemExit(143), "stage_stopped", None),
+        (KeyboardInterrupt(), "stage_stopped", None),
     ],
 )
-def test_what_a_body_raises_comes_out_and_nothing_is_published(
-    run_path: Path, identity_text: IdentityText, body: Body, error: BaseException, event: str
+def test_what_a_body_raises_comes_out_with_its_class_and_nothing_is_published(
+    run_path: Path,
+    identity_text: IdentityText,
+    body: Body,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    event: str,
+    failure_class: str | None,
 ) -> None:
     def fail(context: StageContext) -> StageResult:
         (context.work / "checkpoint").write_text("step 3")
         raise error
 
-    log = run_path.with_suffix(".log")
+    log, status = run_path.with_suffix(".log"), run_path.with_suffix(".status")
+    monkeypatch.setenv("SUBMITIT_JOB_STATUS", str(status))
     with pytest.raises(type(error)):
         run_stage(StageRequest(run_path, identity_text(), log=log), fail)
     assert re.search(r"ERROR \S+: \S", log.read_text())
     assert events(run_path) == ["stage_started", event]
+    told = {"failure_class": failure_class, "message": " ".join(str(error).split())}
+    assert read_object(status) == ({} if failure_class is None else told)
     assert sorted(path.name for path in run_path.iterdir()) == ["work"]
     run_stage(StageRequest(run_path, identity_text()), body)
     assert (body.contexts[0].work / "checkpoint").read_text() == "step 3"
@@ -279,9 +302,11 @@ def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
     assert not any("odd" in line or "bug" in line for line in shown)
 
 
-def test_a_log_that_snakemake_deleted_comes_back_with_the_next_attempt(
+def test_a_log_that_snakemake_deleted_comes_back_with_the_next_attempt_and_logging_is_as_before(
     run_path: Path, identity_text: IdentityText, body: Body
 ) -> None:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers), logging.getLogger("implicit_llm").level)
     request = StageRequest(run_path, identity_text(), log=run_path / "job.log")
     for _ in range(3):
         run_stage(request, body)
@@ -289,10 +314,4 @@ def test_a_log_that_snakemake_deleted_comes_back_with_the_next_attempt(
         (run_path / "job.log").unlink()
     ends = [line.rpartition(": ")[2].partition(",")[0] for line in lines if "done" in line]
     assert ends == ["done", "already done", "already done"]
-
-
-def test_logging_is_as_before_when_the_stage_has_ended(run_path: Path, identity_text: IdentityText, body: Body) -> None:
-    root = logging.getLogger()
-    before = (root.level, list(root.handlers), logging.getLogger("implicit_llm").level)
-    run_stage(StageRequest(run_path, identity_text(), log=run_path / "job.log"), body)
     assert (root.level, list(root.handlers), logging.getLogger("implicit_llm").level) == before

@@ -1,5 +1,7 @@
 """What an MLflow store shows, without what may differ between two that tell the same: ids, and when they were told."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,10 @@ class Stored:
     def _points(self, run: Run, key: str) -> list[tuple[int, float, int]]:
         points = self.client.get_metric_history(run.info.run_id, key)
         return sorted((point.step, point.value, point.timestamp) for point in points)
+
+
+def another_database() -> bytes:
+    """The content of an SQLite file that is no store."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+        return connection.serialize()

@@ -1,21 +1,25 @@
+"""The thread that brings a journal to MLflow beside a stage, its store, and what it measures of the machine."""
+
 import logging
 import multiprocessing
 import shutil
 import socket
 import sqlite3
-import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_jobs.tracking import mlflow_writer
+from implicit_llm_contracts.runs.journal import Journal, read
+from implicit_llm_jobs.tracking import machine, mlflow_writer
+from implicit_llm_jobs.tracking.machine import MachineMonitor
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
 from implicit_llm_jobs.tracking.mlflow_writer import catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.unit.tracking import small_stages
+from tests.unit.tracking.stored import another_database
 
 LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"
 
@@ -103,12 +107,6 @@ def test_the_password_of_a_server_that_does_not_answer_stays_out_of_the_log(
     assert "hunter2" not in caplog.text
 
 
-def test_without_mlflow_there_is_no_run_and_no_error(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    open_run(run).finish("FINISHED")
-    assert BridgeState.read(run.work) is None
-
-
 def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     open_run(run).finish("FINISHED")
     opened: list[TrackedRun] = []
@@ -162,19 +160,15 @@ def test_processes_that_start_together_make_one_store_and_each_its_run(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"), [(b"x" * 200, "expected an SQLite database"), (None, "found another database")]
+    ("content", "found"),
+    [(b"x" * 200, "expected an SQLite database"), (another_database(), "found another database")],
 )
-def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: bytes | None, found: str) -> None:
+def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "mlflow.db"
-    if content is None:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("CREATE TABLE mine (x)")
-    else:
-        path.write_bytes(content)
-    before = path.read_bytes()
+    path.write_bytes(content)
     with pytest.raises(TrackingError, match=rf"{found}.*type `implicit-llm mlflow rebuild --results {tmp_path}`"):
         initialise(f"sqlite:///{path}")
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
 
 
 def test_a_server_initialises_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +192,61 @@ def test_a_transaction_that_a_killed_process_left_is_rolled_back(tmp_path: Path,
     with closing(sqlite3.connect(left)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master WHERE name = 'half_made'").fetchall() == []
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def measured(path: Path, num_points: int) -> None:
+    monitor = MachineMonitor(path)
+    monitor.start()
+    pause = small_stages.deadline()
+    while len(read(path)) < num_points:
+        pause()
+    monitor.stop()
+
+
+def is_running() -> bool:
+    return any(thread.name == "machine" for thread in threading.enumerate())
+
+
+def test_the_machine_is_measured_until_the_end_and_counted_on_in_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    path = tmp_path / "machine.jsonl"
+    measured(path, 3)
+    assert not is_running()
+    before = len(read(path))
+    measured(path, before + 2)
+    points = read(path)
+    assert [point.step for point in points] == list(range(len(points)))
+    for point in points:
+        assert 0 < point.values["system/system_memory_usage_percentage"] < 100
+        assert all(key.startswith("system/") for key in point.values)
+
+
+def start_and_stop(path: Path) -> None:
+    monitor = MachineMonitor(path)
+    monitor.start()
+    monitor.stop()
+    assert not is_running()
+
+
+def test_a_run_that_ends_at_once_has_one_point_unless_it_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1000")
+    start_and_stop(tmp_path / "machine.jsonl")
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
+    start_and_stop(tmp_path / "off.jsonl")
+    assert (len(read(tmp_path / "machine.jsonl")), read(tmp_path / "off.jsonl")) == (1, [])
+
+
+def test_what_cannot_be_measured_or_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    start_and_stop(tmp_path / "file" / "machine.jsonl")
+
+    def fail() -> list[object]:
+        raise RuntimeError("no such driver")
+
+    monkeypatch.setattr(machine, "_monitors", fail)
+    start_and_stop(tmp_path / "machine.jsonl")
+    assert not (tmp_path / "machine.jsonl").exists()

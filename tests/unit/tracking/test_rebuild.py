@@ -1,7 +1,5 @@
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from implicit_llm_jobs.tracking.mlflow_store import TrackingError
 from tests.store_copies import copying
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_model
-from tests.unit.tracking.stored import Stored
+from tests.unit.tracking.stored import Stored, another_database
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +33,6 @@ def results(made: Path, empty_store: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(SqlAlchemyStore, "__init__", copying(empty_store))
     return Path(shutil.copytree(made, tmp_path / "results"))
-
-
-def another_database() -> bytes:
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("CREATE TABLE mine (x)")
-        return connection.serialize()
 
 
 @pytest.mark.parametrize(

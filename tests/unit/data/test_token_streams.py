@@ -1,0 +1,292 @@
+"""Shards of tokens, and the streams over them."""
+
+import gzip
+import json
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from implicit_llm_contracts.config.text import CorpusFiles
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_data.shards import DatasetError, TokenDataset, open_dataset
+from implicit_llm_data.stages import token_shard, token_stream
+from implicit_llm_data.text.corpus import DocumentSplit, open_share
+from tests.refusals import refused
+from tests.unit.data.text_samples import (
+    BOOKS,
+    NEOX,
+    Project,
+    contents,
+    real_file,
+    shard_config,
+    write_corpus,
+    write_jsonl,
+)
+
+CORPUS = {"source": "files", "files": ["part-*.jsonl.gz"]}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """With a tokenizer; two shards of the corpus can be made."""
+    monkeypatch.setattr(token_shard, "BATCH_BYTES", 500)  # several batches in the small corpus
+    project = Project(tmp_path)
+    corpus = write_corpus(project.downloads)
+    trained = {"kind": "tokenizer", "source": "trained", "vocab_size": 300, "corpus": corpus, "test_fraction": 0.2}
+    project.run("x-tokenizer", {**trained, "seed": 1})
+    return project
+
+
+def shard(number: int = 0, num_shards: int = 2, **changes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """What a project runs for a shard of the corpus."""
+    config = {**shard_config(CORPUS, number, num_shards), **changes}
+    return f"x-shard-{number:05d}", config, {"tokenizer": "x-tokenizer"}
+
+
+def check_refused(project: Project, message: str, error: type[Exception] = UserError, **changes: Any) -> None:
+    """The shard is not made, for this reason, and leaves no file but its journal."""
+    context = project.context(*shard(**changes))
+    with refused(message, error):
+        token_shard.run(context)
+    assert contents(context.work).keys() <= {"journal.jsonl"}
+
+
+def documents_in(path: Path, end_of_text: int) -> list[list[int]]:
+    """The ids of each document in a stream."""
+    ids = np.fromfile(path, dtype="<u2")
+    *documents, rest = np.split(ids, np.flatnonzero(ids == end_of_text) + 1)
+    assert not len(rest)
+    return [ids.tolist() for ids in documents]
+
+
+def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) -> None:
+    project.context(*shard()).journal.metrics(1, {"tokens": 5})  # of an attempt that was cut off
+    work = project.run(*shard())
+    tokenizer = Tokenizer.from_file(str(project.work("x-tokenizer") / "tokenizer.json"))
+    split = DocumentSplit(0.2, 1)
+    expected = {"train": [], "test": []}
+    for document in open_share(CorpusFiles("files", files=("part-*.jsonl.gz",)), project.downloads, 0, 2).documents():
+        expected[split.of(document.utf8)].append([*tokenizer.encode(document.text).ids, 0])
+    assert len(expected["test"]) > 3
+    for name in ("train", "test"):
+        assert documents_in(work / f"{name}.bin", 0) == expected[name]
+    record = json.loads((work / "shard.json").read_text())
+    assert record["documents"] == {"train": len(expected["train"]), "test": len(expected["test"]), "empty": 0}
+    assert record["tokens"]["train"] * 2 == (work / "train.bin").stat().st_size
+    (point,) = journal.read(work / "journal.jsonl")
+    assert (point.step, point.values["tokens"]) == (80, sum(record["tokens"].values()))
+    assert [file["name"] for file in record["source"]["files"]] == ["part-0.jsonl.gz", "part-2.jsonl.gz"]
+    assert str(project.root) not in (work / "shard.json").read_text()
+
+
+def test_the_split_does_not_depend_on_how_documents_are_spread(project: Project, tmp_path: Path) -> None:
+    def all_documents(num_shards: int, name: str) -> list[list[int]]:
+        works = [project.run(*shard(number, num_shards)) for number in range(num_shards)]
+        return sorted(document for work in works for document in documents_in(work / f"{name}.bin", 0))
+
+    for name in ("train", "test"):
+        assert all_documents(1, name) == all_documents(3, name)
+    assert all_documents(1, "test") != all_documents(1, "train")
+
+
+def test_the_share_of_test_documents_is_as_asked_for() -> None:
+    split = DocumentSplit(0.1, 7)
+    count = sum(split.of(str(number).encode()) == "test" for number in range(20_000))
+    assert abs(count - 2000) < 5 * np.sqrt(20_000 * 0.1 * 0.9)
+    assert DocumentSplit(0.0, 7).of(b"any") == "train"
+    assert [DocumentSplit(0.5, seed).of(b"x") for seed in range(20)] != [split.of(b"x")] * 20
+
+
+def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # like a quota that is used up
+    try:
+        check_refused(project, r"cannot write .*train.bin.*; raise the limit", StorageError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
+        ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),
+        ({"shard": -1}, ".shard: -1 is not allowed; give an integer of at least 0"),
+        ({"num_shards": 0}, "x-shard-00000.num_shards: 0 is not allowed; give an integer of at least 1"),
+        ({"test_fraction": 1.0}, "x-shard-00000.test_fraction: 1.0 is not allowed; give a number from 0 to below 1"),
+        ({"num_shards": 9}, "num_shards: 9 shards are more than the corpus has files, 3"),
+        ({"corpus": {"source": "files", "files": ["no"]}}, "nothing matches 'no'"),
+        ({"corpus": {**CORPUS, "field": "body"}}, "line 1: no field 'body' (found: text)"),
+        (
+            {"corpus": {**CORPUS, "max_document_bytes": 20}},
+            "line 1: the document is longer than max_document_bytes, 20",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_one_line(project: Project, changes: dict[str, Any], message: str) -> None:
+    check_refused(project, re.escape(message), **changes)
+
+
+@pytest.mark.parametrize(("texts", "num_documents"), [(["", "a", " \n\t", "b"], 2), ([], 0)])
+def test_empty_documents_are_left_out_and_counted(
+    project: Project, caplog: pytest.LogCaptureFixture, texts: list[str], num_documents: int
+) -> None:
+    write_jsonl(project.downloads / "part-3.jsonl.gz", texts)
+    work = project.run(*shard(0, 1, corpus={"source": "files", "files": ["part-3.jsonl.gz"]}, test_fraction=0.0))
+    assert len(documents_in(work / "train.bin", 0)) == num_documents
+    counts = {"train": num_documents, "test": 0, "empty": len(texts) - num_documents}
+    assert json.loads((work / "shard.json").read_text())["documents"] == counts
+    assert ("no documents in part-3.jsonl.gz" in caplog.text) is (num_documents == 0)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (lambda data: data[:-30], "(Truncated compressed stream); check or fetch it again"),
+        (lambda data: gzip.compress(b'{"text": "a"}\n{"text": "\xff"}\n'), "line 2: invalid UTF-8"),
+    ],
+)
+def test_a_damaged_file_is_named_and_leaves_nothing_half_written(
+    project: Project, damaged: Callable[[bytes], bytes], message: str
+) -> None:
+    path = project.downloads / "part-2.jsonl.gz"
+    path.write_bytes(damaged(path.read_bytes()))
+    check_refused(project, f"^{path}.*{re.escape(message)}")
+
+
+def test_books_get_the_ids_that_transformers_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with gzip.open(real_file(BOOKS), "rt", encoding="utf-8") as file:
+        texts = [json.loads(line)["text"] for number, line in enumerate(file) if number % 12 == 0]
+    write_jsonl(tmp_path / "downloads" / "some.jsonl", texts)
+    monkeypatch.setattr(token_shard, "BATCH_BYTES", 1 << 18)
+    project = Project(tmp_path)
+    neox = {"kind": "tokenizer", "source": "file", "file": str(real_file(NEOX)), "vocab_size": 50_288}
+    project.run("x-tokenizer", neox)
+    changes = {"vocab_size": 50_288, "test_fraction": 0.0}
+    work = project.run(*shard(0, 1, corpus={"source": "files", "files": ["some.jsonl"]}, **changes))
+    tokenizer = pytest.importorskip("transformers").PreTrainedTokenizerFast(tokenizer_file=str(real_file(NEOX)))
+    assert documents_in(work / "train.bin", 0) == [[*tokenizer(text)["input_ids"], 0] for text in texts]
+
+
+LENGTH = 16
+ROLES = {f"shard-{shard:05d}": f"x-shard-{shard:05d}" for shard in range(3)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished project of three shards, which tests must not change."""
+    project = Project(tmp_path_factory.mktemp("made"))
+    project.run_all(write_corpus(project.downloads))
+    return project.root
+
+
+@pytest.fixture
+def finished(made: Path, tmp_path: Path) -> Iterator[Project]:
+    """A copy elsewhere; what it was copied from is not there any more."""
+    shutil.copytree(made, tmp_path / "copy")
+    made.rename(made.with_name("away"))
+    yield Project(tmp_path / "copy")
+    made.with_name("away").rename(made)
+
+
+def stream_of(finished: Project, split: str, length: int | None = None) -> TokenDataset:
+    return open_dataset(finished.work(f"x-{split}"), length)
+
+
+def tokens_of(finished: Project, split: str) -> list[np.ndarray]:
+    """The tokens of the shards."""
+    return [np.fromfile(finished.work(name) / f"{split}.bin", dtype="<u2") for name in ROLES.values()]
+
+
+@pytest.mark.parametrize("length", [None, 16, 7, 100])
+def test_training_rows_are_the_shards_cut_without_their_ends(finished: Project, length: int | None) -> None:
+    stream = stream_of(finished, "train", length)
+    width = length or LENGTH
+    rows = [part[: len(part) // width * width].reshape(-1, width) for part in tokens_of(finished, "train")]
+    expected = np.concatenate(rows)
+    assert stream.is_stream
+    assert (len(stream), stream.length, stream.vocab_size) == (len(expected), width, 300)
+    order = np.random.default_rng(0).permutation(len(expected))
+    batch = stream.fetch(order)
+    assert set(batch) == {"input_ids", "labels"}
+    for column in batch.values():
+        assert column.dtype == np.int64
+        np.testing.assert_array_equal(column, expected[order])
+    assert batch["labels"] is not batch["input_ids"]
+    assert stream.fetch(np.array([], dtype=np.int64))["input_ids"].shape == (0, width)
+
+
+@pytest.mark.parametrize("length", [16, 33, 128])
+def test_test_rows_of_any_length_run_on_over_the_shards(finished: Project, length: int) -> None:
+    stream = stream_of(finished, "test", length)
+    tokens = np.concatenate(tokens_of(finished, "test"))
+    assert len(stream) == len(tokens) // length
+    assert finished.input("x-test").manifest.summary["num_tokens"] == len(tokens)
+    np.testing.assert_array_equal(
+        stream.fetch(np.arange(len(stream)))["input_ids"].ravel(), tokens[: len(stream) * length]
+    )
+
+
+def test_for_a_shard_made_anew_with_other_content_the_stream_is_to_be_made_again(
+    finished: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.root)
+    before = len(stream_of(finished, "train"))
+    write_jsonl(finished.downloads / "part-1.jsonl.gz", ["another text than before " * 20] * 99)
+    for number in range(3):
+        finished.run(*shard(number, 3))
+    message = r"shard 1 \(.*\) has \d+ bytes instead of \d+; type `rm -f .* results/data/x-train/manifest.json` and run"
+    with pytest.raises(DatasetError, match=message):
+        stream_of(finished, "train")
+    finished.run("x-train", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES)  # as it says
+    assert len(stream_of(finished, "train")) > before
+
+
+def test_shards_that_saw_different_files_do_not_make_a_stream(
+    finished: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.root)
+    write_jsonl(finished.downloads / "part-3.jsonl.gz", ["came later"])
+    finished.run(*shard(2, 3))  # whose own file is as before
+    message = refusal(finished)
+    assert "y: shard-00000 and shard-00002 saw different files of the corpus (3 with digest " in message
+    assert ", 4 with " in message
+    assert "type `rm -f results/data/x-shard-*/manifest.json` and run the workflow again" in message
+    for number in range(3):
+        finished.run(*shard(number, 3))
+    token_stream.run(finished.context("y", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES))
+
+
+def refusal(finished: Project, split: str = "train", length: int = LENGTH) -> str:
+    config = {"kind": "token_stream", "split": split, "length": length}
+    with refused("") as caught:
+        token_stream.run(finished.context("y", config, ROLES))
+    return str(caught.value)
+
+
+def test_what_cannot_be_made_or_read_is_refused_in_one_line(finished: Project) -> None:
+    assert "not one row of 100000; add text, choose a shorter length" in refusal(finished, length=100_000)
+    assert "or raise test_fraction" in refusal(finished, split="test", length=100_000)
+    assert "y.split: the text 'valid' is not one of train, test" in refusal(finished, split="valid")
+    with pytest.raises(ValueError, match=r"length: 0 is out of range"):
+        stream_of(finished, "train", 0)
+
+
+def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    corpus = write_corpus(project.downloads, num_files=2)
+    write_jsonl(project.downloads / "part-1.jsonl.gz", [])
+    project.run_all(corpus, num_shards=2)
+    stream = stream_of(project, "train")
+    tokens = np.fromfile(project.work("x-shard-00000") / "train.bin", dtype="<u2")
+    rows = stream.fetch(np.arange(len(stream)))["input_ids"]
+    np.testing.assert_array_equal(rows.ravel(), tokens[: len(stream) * LENGTH])
