@@ -21,7 +21,6 @@ from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._yaml_loader import _import_func_in_yml
 from transformers import PreTrainedTokenizerFast
 
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
@@ -47,6 +46,7 @@ from tests.unit.evaluation.harness_models import (
     requests,
     tokenizer_in,
 )
+from tests.unit.evaluation.local_documents import MAKERS, text_of
 
 FAMILIES = ("mamba2", "llama3")
 
@@ -398,6 +398,5 @@ def test_the_last_word_is_less_of_a_surprise_to_a_model_that_read_the_library(mo
 
 
 def test_the_documents_are_those_that_their_generator_writes() -> None:
-    text_of = _import_func_in_yml("documents.text_of", LOCAL_FOLDER)
-    for name in ("last_word", "continuation", "cloze"):
+    for name in MAKERS:
         assert (LOCAL_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8") == text_of(name)
