@@ -1,6 +1,6 @@
 """Where the files of an experiment lie: models/, tasks/ and curricula/ beside it, or else those of the project."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,17 @@ class ConfigFiles:
         self.source = str(path)
         self._cache: dict[Path, dict[str, Any]] = {}
 
-    def read(
-        self, folder: str, name: str, key: str, check: Callable[[Mapping[str, Any], str], object]
-    ) -> tuple[Mapping[str, Any], str]:
-        """Values and path of <folder>/<name>.yaml, which are checked when the file is first read.
-
-        Raises: ConfigError that names `key` when there is no such file.
-        """
-        path = self._find(folder, name, key)
+    def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
+        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if there is none."""
+        folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
+        found = next((path for item in folders if (path := item / f"{name}.yaml").is_file()), None)
+        if found is None:
+            names = {path.stem for item in folders for path in item.glob("*.yaml")}
+            raise ConfigError(f"{where}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
+        path = shown_path(found)
         if path not in self._cache:
             self._cache[path] = read_yaml(path)
-            check(self._cache[path], str(path))
         return self._cache[path], str(path)
-
-    def _find(self, folder: str, name: str, key: str) -> Path:
-        folders = [root / folder for root in dict.fromkeys([self.path.resolve().parent, CONFIG_DIR])]
-        for item in folders:
-            if (item / f"{name}.yaml").is_file():
-                return shown_path(item / f"{name}.yaml")
-        names = sorted({path.stem for item in folders for path in item.glob("*.yaml")})
-        raise ConfigError(f"{self.source}: {key}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
 
 
 def experiment_path(name_or_path: str) -> Path:

@@ -53,10 +53,12 @@ class CurriculumFile:
     phases: Annotated[tuple[dict[str, Any], ...], SOME]
 
 
-def check_curriculum(values: Mapping[str, Any], path: str) -> None:
-    """Check the values of a curriculum's file. Raises: ConfigError."""
-    for index, phase in enumerate(fill(CurriculumFile, values, path).phases):
+def read_phases(values: Mapping[str, Any], path: str) -> Sequence[Mapping[str, Any]]:
+    """The phases in a curriculum's file, checked one by one. Raises: ConfigError."""
+    phases = fill(CurriculumFile, values, path).phases
+    for index, phase in enumerate(phases):
         fill_phase(phase, f"{path}: phases[{index}]")
+    return phases
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,13 @@ from implicit_llm_workflow.experiment_files.values import as_config, fill_entry,
 from implicit_llm_workflow.node import Node
 
 
+class _Prepared:
+    """A data set whose jobs read from no others."""
+
+    def sources(self) -> Iterator[Node]:
+        yield from ()
+
+
 @dataclass(frozen=True)
 class TrainSplit:
     """The training set. Several hard fractions are mixed in equal shares of the sequences."""
@@ -57,7 +64,7 @@ class TestSplit:
 
 
 @dataclass(frozen=True)
-class WordProblem:
+class WordProblem(_Prepared):
     """`group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product, "aperiodic" has four elements.
 
     A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
@@ -81,10 +88,6 @@ class WordProblem:
     def vocab_size(self) -> int:
         """Number of tokens: elements of the product."""
         return product_order(self.group, self.monoid)
-
-    def nodes(self) -> Iterator[Node]:
-        yield self.train_node()
-        yield from self.test_nodes()
 
     def train_node(self) -> Node:
         train = self.train
@@ -188,10 +191,8 @@ class Catbabi:
                 f"{' or '.join(self.text.collections)}, or leave the key out"
             )
 
-    def nodes(self) -> Iterator[Node]:
+    def sources(self) -> Iterator[Node]:
         yield self._text_node()
-        yield self.train_node()
-        yield from self.test_nodes()
 
     def train_node(self) -> Node:
         return self._node("train")
@@ -256,12 +257,6 @@ class LanguageModel:
             f"vocab_size: {self.vocab_size} is too small to train a tokenizer; bytes and end of text need 257",
         )
 
-    def nodes(self) -> Iterator[Node]:
-        yield self.tokenizer_node()
-        yield from self._shard_nodes()
-        yield self.train_node()
-        yield from self.test_nodes()
-
     def train_node(self) -> Node:
         return self._stream_node("train", self.train.length)
 
@@ -282,8 +277,10 @@ class LanguageModel:
                 del corpus[key]
         return {"corpus": corpus, "test_fraction": self.test_fraction, "seed": self.seed}
 
-    def _shard_nodes(self) -> Iterator[Node]:
-        upstream = {"tokenizer": self.tokenizer_node().key}
+    def sources(self) -> Iterator[Node]:
+        tokenizer = self.tokenizer_node()
+        yield tokenizer
+        upstream = {"tokenizer": tokenizer.key}
         shards = {"kind": "token_shard", "num_shards": self.num_shards, "vocab_size": self.vocab_size}
         shards |= self._split_config()
         for shard in range(self.num_shards):
@@ -305,7 +302,7 @@ def _shard_role(shard: int) -> str:
 
 
 @dataclass(frozen=True)
-class OwnData:
+class OwnData(_Prepared):
     """`train`, and `test` by the name of each test set: settings of the task, by default those that it declares."""
 
     name: str
@@ -314,10 +311,6 @@ class OwnData:
     train: dict[str, Any]
     test: Annotated[dict[Name, dict[str, Any]], SOME]
     seed: Seed = 0
-
-    def nodes(self) -> Iterator[Node]:
-        yield self.train_node()
-        yield from self.test_nodes()
 
     def train_node(self) -> Node:
         return self._node("train", self.train, "train")
@@ -334,8 +327,8 @@ class OwnData:
         return Node("data", f"{self.name}-{name}", config | as_config(settings))
 
 
-# `nodes`: all jobs of a data set, every one after those it reads from; `train_node`: that of the training set;
-# `test_nodes`: those of the held-out sets, on which its models are evaluated.
+# `sources`: jobs that the others read from; `train_node`: that of the training set; `test_nodes`: those of the held-out
+# sets, on which its models are evaluated.
 DataSet = WordProblem | Catbabi | LanguageModel | OwnData
 KINDS: dict[str, type[Any]] = {
     WORD_PROBLEM: WordProblem,

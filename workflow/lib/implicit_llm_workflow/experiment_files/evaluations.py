@@ -1,21 +1,19 @@
-"""The evaluations of an experiment, with the tasks of lm-eval's suites, and to which runs each of them applies."""
+"""The evaluations of an experiment, with the tasks of lm-eval's suites."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation import modes_of
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, EvaluationKind
 from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.values import as_given, check_keys, selected
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
@@ -23,36 +21,29 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
 TASK_FOLDERS = CONFIG_DIR / "lm_eval"
 SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 IGNORED = "__pycache__"
-
-
-@dataclass(frozen=True)
-class _Runs:
-    runs: Annotated[tuple[Text, ...], SOME] = ("*",)
+_MODES = ("modes", "sweep")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`runs`: patterns of the runs it is done for; `sweep`: values of a mode's fields, each of which is evaluated.
-
-    `settings`: those that belong to the kind, as its job is told them; what is left out keeps the job's default.
-    """
+    """`runs`: patterns of the runs it is done for. `config`: what its job is told; the rest keeps the job's default."""
 
     name: str
-    kind: str
-    runs: tuple[str, ...]
-    modes: tuple[Mapping[str, Any], ...]
-    sweep: Mapping[str, tuple[Any, ...]]
-    settings: Mapping[str, Any]
+    config: dict[str, Any]
+    runs: Annotated[tuple[Text, ...], SOME] = ("*",)
 
     @property
-    def modes_config(self) -> dict[str, Any]:
-        """Modes and sweep as the job is told them."""
-        found: dict[str, Any] = {"modes": [dict(mode) for mode in self.modes]} if self.modes else {}
-        return found | ({"sweep": {key: list(values) for key, values in self.sweep.items()}} if self.sweep else {})
+    def kind(self) -> EvaluationKind:
+        return EVALUATION_KINDS[self.config["kind"]]
 
-    def applies_to(self, run: str, data: DataSet) -> bool:
-        """Whether it is done for the run of this name, trained on `data`."""
-        return data.kind in EVALUATION_KINDS[self.kind].data and any(fnmatchcase(run, pattern) for pattern in self.runs)
+    @property
+    def modes(self) -> list[dict[str, Any]]:
+        return self.config.get("modes", [])
+
+    @property
+    def sweep(self) -> dict[str, list[Any]]:
+        """Values of a mode's fields, each of which is evaluated."""
+        return self.config.get("sweep", {})
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Whether both give the same number of a model they are done for; `is_implicit` None: not known.
@@ -61,10 +52,7 @@ class Evaluation:
         """
         if self.kind != other.kind or self.sweep or other.sweep or not self.modes:
             return False
-        mine, theirs = (
-            self.settings.get(EVALUATION_KINDS[self.kind].parts),
-            other.settings.get(EVALUATION_KINDS[self.kind].parts),
-        )
+        mine, theirs = (item.config.get(self.kind.parts) for item in (self, other))
         is_same_part = mine is None or theirs is None or not set(mine).isdisjoint(theirs)
         names = {mode["name"] for mode in self.modes}
         return is_same_part and (not is_implicit or any(mode["name"] in names for mode in other.modes))
@@ -74,29 +62,26 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
     at = f"{source}: evaluations.{name}"
     kind = selected(EVALUATION_KINDS, "kind", item, at)
-    settings: Mapping[str, Any] = {
-        key: value for key, value in item.items() if key not in ("kind", "runs", "modes", "sweep")
-    }
-    foreign = next((key for key in settings if key not in kind.settings), None)
+    given: Mapping[str, Any] = {key: value for key, value in item.items() if key not in ("kind", "runs", *_MODES)}
+    foreign = next((key for key in given if key not in kind.settings), None)
     owners = [other for other, its in EVALUATION_KINDS.items() if foreign in its.settings]
     if owners:
         raise ConfigError(f"{at}.{foreign}: belongs to kind {' or '.join(owners)}; remove it")
-    check_keys(settings, kind.settings, at)
-    settings = completed_settings(item["kind"], settings, at)
-    modes = {"modes": item.get("modes", [])} if kind.has_modes else {}
-    modes |= {key: item[key] for key in ("modes", "sweep") if key in item}
+    check_keys(given, kind.settings, at)
+    given = completed_settings(item["kind"], given, at)
+    modes: dict[str, Any] = {"modes": []} if kind.has_modes else {}
+    modes |= {key: item[key] for key in _MODES if key in item}
     lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
-    config: Any = fill(kind.config, {"kind": item["kind"], **modes, **lengths, **settings}, at)
+    filled: Any = fill(kind.config, {"kind": item["kind"], **modes, **lengths, **given}, at)
+    config = {"kind": item["kind"], **as_given(filled, given)}
     if kind.has_modes:
-        modes_of(config.modes, config.sweep, at)
-    return Evaluation(
-        name=name,
-        kind=item["kind"],
-        runs=fill(_Runs, {"runs": item["runs"]} if "runs" in item else {}, at).runs,
-        modes=tuple(as_given(config.modes[index], mode) for index, mode in enumerate(item.get("modes", ()))),
-        sweep={key: getattr(config.sweep, key) for key in sorted(item.get("sweep", ()))},
-        settings=as_given(config, settings),
-    )
+        modes_of(filled.modes, filled.sweep, at)
+        if filled.modes:
+            config["modes"] = [as_given(*pair) for pair in zip(filled.modes, item["modes"], strict=True)]
+        if "sweep" in item:
+            config["sweep"] = as_given(filled.sweep, sorted(item["sweep"]))
+    runs = {"runs": item["runs"]} if "runs" in item else {}
+    return fill(Evaluation, {"name": name, "config": config, **runs}, at)
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Annotated
 
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Text
-from implicit_llm_workflow.experiment_files.values import check_keys, check_patterns
+from implicit_llm_workflow.experiment_files.values import check_keys, matches
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"
@@ -27,9 +26,8 @@ class Origin:
 
     def has(self, run: str, evaluation: str | None) -> bool:
         """Whether it takes this evaluation of this model, or (None) its training."""
-        if not _matches(run, self.runs):
-            return False
-        return _matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
+        is_mine = matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
+        return is_mine and matches(run, self.runs)
 
 
 @dataclass(frozen=True)
@@ -60,26 +58,12 @@ class Excerpt:
         return Node(STAGE, self.name, {**report.config, **shown, "jobs": mine}, upstream)
 
 
-def check_origins(excerpts: Iterable[Excerpt], evaluated: Mapping[str, Sequence[str]], source: str) -> None:
-    """Refuse patterns that meet nothing. `evaluated`: evaluations of each run and peer. Raises: ConfigError."""
-    for excerpt in excerpts:
-        for index, origin in enumerate(excerpt.from_):
-            at = f"{source}: excerpts.{excerpt.name}.from[{index}]"
-            check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
-            done = {name for run, names in evaluated.items() if _matches(run, origin.runs) for name in names}
-            check_patterns(origin.evaluations, done, f"{at}.evaluations: none of these runs has one called")
-
-
 def check_shown(excerpts: Iterable[Excerpt], figures: Sequence[str], tables: Sequence[str], source: str) -> None:
     """Refuse what the report of the experiment does not have. Raises: ConfigError that names the nearest."""
     for excerpt in excerpts:
         at = f"{source}: excerpts.{excerpt.name}"
         check_keys(excerpt.figures, figures, f"{at}.figures")
         check_keys(excerpt.tables, tables, f"{at}.tables")
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:

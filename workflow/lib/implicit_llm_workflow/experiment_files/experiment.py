@@ -1,13 +1,13 @@
 """An experiment file with everything that it refers to, as frozen dataclasses."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
@@ -15,11 +15,11 @@ from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, build_evaluation
-from implicit_llm_workflow.experiment_files.excerpts import Excerpt, check_origins
-from implicit_llm_workflow.experiment_files.grids import GridPoint, expand_grids
-from implicit_llm_workflow.experiment_files.peers import Peer, build_peer, check_peers
+from implicit_llm_workflow.experiment_files.excerpts import Excerpt
+from implicit_llm_workflow.experiment_files.grids import expand_grids
+from implicit_llm_workflow.experiment_files.peers import Peer, build_peer
 from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry
-from implicit_llm_workflow.experiment_files.values import check_keys, fill_entry
+from implicit_llm_workflow.experiment_files.values import check_keys, check_patterns, fill_entry, matches
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 
 _Entry = dict[str, Any]
@@ -66,20 +66,14 @@ class Experiment:
     excerpts: Mapping[str, Excerpt] = field(default_factory=dict)
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
 
-    def evaluations_of(self, run: Run) -> list[Evaluation]:
-        """Those that are done for a run; a sweep is for implicit ones, an explicit one has nothing to sweep."""
-        mine = [item for item in self.evaluations.values() if item.applies_to(run.name, self.data[run.data])]
-        return [item for item in mine if run.is_implicit or not item.sweep]
-
-    def evaluations_of_peer(self, peer: Peer) -> list[Evaluation]:
-        """Those that are done for a peer."""
-        return [item for item in self.evaluations.values() if peer.has(item, self.data[peer.data])]
-
     @property
-    def models(self) -> Iterator[tuple[str, bool | None, list[Evaluation]]]:
-        """Name of each run and peer, whether it is implicit (None: not known), and the evaluations that are done."""
-        yield from ((run.name, run.is_implicit, self.evaluations_of(run)) for run in self.runs.values())
-        yield from ((peer.name, None, self.evaluations_of_peer(peer)) for peer in self.peers.values())
+    def models(self) -> list[Run | Peer]:
+        return [*self.runs.values(), *self.peers.values()]
+
+    def evaluations_of(self, model: Run | Peer) -> list[Evaluation]:
+        """Those that are done for it."""
+        data = self.data[model.data].kind
+        return [item for item in self.evaluations.values() if data in item.kind.data and model.takes(item)]
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -101,12 +95,8 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     }
     report = _report(file, source)
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins)
-    trained = {f"{run.name}-s{seed}" for run in runs.values() for seed in run.seeds}
-    check_peers(experiment.peers.values(), data, evaluations, trained, source)
-    _check_evaluations(experiment)
-    _check_repeated(experiment)
-    evaluated = {name: [item.name for item in evaluations] for name, _, evaluations in experiment.models}
-    check_origins(excerpts.values(), evaluated, source)
+    for check in (_check_peers, _check_evaluations, _check_repeated, _check_origins):
+        check(experiment)
     return experiment
 
 
@@ -126,11 +116,16 @@ def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:
 def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:
     for name, item in file.runs.items():
         fill(RunEntry, item, f"{files.source}: runs.{name}")
+    builder, found = RunBuilder(file.override, data, files), {}
     points = expand_grids(file.runs, files.source)
-    builder = RunBuilder(file.override, data, files)
     entries = {point.name: fill(RunEntry, point.item, f"{files.source}: runs.{point.name}") for point in points}
-    builder.check_shared(entries.items())
-    return {point.name: _run(point, entries[point.name], builder) for point in points}
+    builder.check_shared(entries)
+    for point in points:
+        try:
+            found[point.name] = builder.build(point.name, entries[point.name])
+        except ConfigError as error:
+            raise (ConfigError(f"{error} ({point.at})") if point.at else error) from error
+    return found
 
 
 def _report(file: ExperimentFile, source: str) -> dict[str, Any]:
@@ -140,39 +135,60 @@ def _report(file: ExperimentFile, source: str) -> dict[str, Any]:
     return file.report
 
 
-def _run(point: GridPoint, entry: RunEntry, builder: RunBuilder) -> Run:
-    try:
-        return builder.build(point.name, entry)
-    except ConfigError as error:
-        raise (ConfigError(f"{error} ({point.at})") if point.at else error) from error
+def _check_peers(experiment: Experiment) -> None:
+    trained = {f"{run.name}-s{seed}" for run in experiment.runs.values() for seed in run.seeds}
+    data = experiment.data
+    for peer in experiment.peers.values():
+        at = f"{experiment.source}: peers.{peer.name}"
+        if peer.name in trained:
+            raise ConfigError(f"{at}: is also the name of a trained model; rename the peer")
+        if peer.data not in data:
+            raise ConfigError(f"{at}.data: no data set {peer.data!r} in this file; {nearest(peer.data, data)}")
+        check_patterns(peer.evaluations or (), experiment.evaluations, f"{at}.evaluations: no evaluation is called")
+        if not experiment.evaluations_of(peer):
+            raise ConfigError(
+                f"{at}.evaluations: none fits its {data[peer.data].kind} data; add an evaluation or remove the peer"
+            )
 
 
 def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
-    done = {item.name for _, _, evaluations in experiment.models for item in evaluations}
+    done = {item.name for model in experiment.models for item in experiment.evaluations_of(model)}
     for name, item in experiment.evaluations.items():
-        kinds = EVALUATION_KINDS[item.kind].data
-        if name not in done and any(experiment.data[run.data].kind in kinds for run in experiment.runs.values()):
+        if name in done:
+            continue
+        kinds, at = " or ".join(item.kind.data), f"{experiment.source}: evaluations.{name}"
+        if any(experiment.data[run.data].kind in item.kind.data for run in experiment.runs.values()):
             run = "implicit run" if item.sweep else "run"
             raise ConfigError(
-                f"{experiment.source}: evaluations.{name}.runs: {', '.join(item.runs)} matches no {run} with "
-                f"{' or '.join(kinds)} data; runs are {', '.join(experiment.runs)}"
+                f"{at}.runs: {', '.join(item.runs)} matches no {run} with {kinds} data; runs are "
+                f"{', '.join(experiment.runs)}"
             )
-        if name not in done:
-            raise ConfigError(
-                f"{experiment.source}: evaluations.{name}.kind: no run has {' or '.join(kinds)} data, which "
-                f"{item.kind} is for; add a run or remove the evaluation"
-            )
+        raise ConfigError(
+            f"{at}.kind: no run has {kinds} data, which {item.config['kind']} is for; add a run or remove the "
+            "evaluation"
+        )
 
 
 def _check_repeated(experiment: Experiment) -> None:
     """A number that two evaluations give would count in the report as that of another seed."""
-    for model, is_implicit, evaluations in experiment.models:
-        for first, second in combinations(evaluations, 2):
-            if first.repeats(second, is_implicit=is_implicit):
-                parts = EVALUATION_KINDS[first.kind].parts
-                choose = f"peers.{model}.evaluations" if model in experiment.peers else "runs"
+    for model in experiment.models:
+        for first, second in combinations(experiment.evaluations_of(model), 2):
+            if first.repeats(second, is_implicit=model.is_implicit):
+                parts = first.kind.parts
+                choose = f"peers.{model.name}.evaluations" if model.name in experiment.peers else "runs"
                 raise ConfigError(
                     f"{experiment.source}: evaluations.{second.name}.{parts}: {first.name} gives the same numbers of "
-                    f"{model}; let them have different {parts}, or choose one by `{choose}`"
+                    f"{model.name}; let them have different {parts}, or choose one by `{choose}`"
                 )
+
+
+def _check_origins(experiment: Experiment) -> None:
+    """Refuse excerpts whose patterns match nothing."""
+    evaluated = {model.name: [item.name for item in experiment.evaluations_of(model)] for model in experiment.models}
+    for excerpt in experiment.excerpts.values():
+        for index, origin in enumerate(excerpt.from_):
+            at = f"{experiment.source}: excerpts.{excerpt.name}.from[{index}]"
+            check_patterns(origin.runs, evaluated, f"{at}.runs: no run or peer is called")
+            done = {name for run, names in evaluated.items() if matches(run, origin.runs) for name in names}
+            check_patterns(origin.evaluations, done, f"{at}.evaluations: none of these runs has one called")

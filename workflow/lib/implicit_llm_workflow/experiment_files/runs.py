@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.tasks import TASKS
@@ -15,12 +13,12 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_workflow.experiment_files.config_files import ConfigFiles
-from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, check_curriculum, fill_phase
+from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, fill_phase, read_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.grids import Axis, AxisName
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
-from implicit_llm_workflow.experiment_files.values import check_keys
-from implicit_llm_workflow.file_digests import safe_digests
+from implicit_llm_workflow.experiment_files.values import check_keys, matches
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,12 @@ class Run:
         """The phases after which the training is complete: one, or one for every branch. These are evaluated."""
         return tuple(phase for phase in self.phases if phase.end_step == self.task.total_steps)
 
-    def with_digests(self, digest: Callable[[Path], str | None]) -> Run:
-        """The same; a pretrained model in a folder with its files' sha256: other content there is another model."""
-        if "pretrained" not in self.model or "revision" in self.model:
-            return self
-        sha256 = safe_digests(Path(self.model["pretrained"]), digest)
-        return replace(self, model={**self.model, "sha256": sha256})
+    def takes(self, evaluation: Evaluation) -> bool:
+        """Whether an evaluation for its kind of data is done for it: an explicit run has nothing to sweep."""
+        return matches(self.name, evaluation.runs) and (self.is_implicit or not evaluation.sweep)
+
+
+_Layers = Sequence[tuple[Override, str]]  # changes, each with its key; the later win
 
 
 class RunBuilder:
@@ -113,65 +111,62 @@ class RunBuilder:
         self._data = data
         self._files = files
 
-    def check_shared(self, items: Iterable[tuple[str, RunEntry]]) -> None:
+    def check_shared(self, items: Mapping[str, RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
-        names = [phase["name"] for name, run in items for phase in self._read_phases(run, f"runs.{name}")]
-        check_keys(self._shared.curriculum, dict.fromkeys(names), f"{self._files.source}: override.curriculum")
+        source = self._files.source
+        names = [phase["name"] for name, run in items.items() for phase in self._phases(run, f"{source}: runs.{name}")]
+        check_keys(self._shared.curriculum, dict.fromkeys(names), f"{source}: override.curriculum")
 
     def build(self, name: str, item: RunEntry) -> Run:
         """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
-        at = f"runs.{name}"
-        where = f"{self._files.source}: {at}"
+        where = f"{self._files.source}: runs.{name}"
         if item.data not in self._data:
             raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self._data)}")
         data = self._data[item.data]
-        task = self._task(item, at)
+        layers = [(self._shared, f"{self._files.source}: override"), (item.override, f"{where}.override")]
+        task = self._task(item, where, layers)
         if task.kind != data.kind:
             raise ConfigError(
                 f"{where}.task: is for {task.kind} data, data set {item.data!r} is {data.kind}; "
                 "name another task or another data set"
             )
-        model = self._model(item, at)
+        model = self._model(item, where, layers)
         if "pretrained" not in model:
             model["vocab_size"] = data.vocab_size
             check_widths(model, f"{where}.model")
-        phases = self._phases(item, task, at)
-        _check_solvers(model, phases, item, f"{where}.curriculum")
-        return Run(name, item.data, model, task, phases, item.seeds)
+        phases = self._phases(item, where)
+        check_keys(item.override.curriculum, [phase["name"] for phase in phases], f"{where}.override.curriculum")
+        for changes, key in layers:
+            phases = [_changed_phase(phase, changes.curriculum, f"{key}.curriculum") for phase in phases]
+        built = build_phases(phases, task.total_steps, f"{where}.curriculum")
+        _check_solvers(model, built, item, f"{where}.curriculum")
+        return Run(name, item.data, model, task, built, item.seeds)
 
-    def _model(self, item: RunEntry, at: str) -> dict[str, Any]:
-        values, path = self._files.read("models", item.model, f"{at}.model", fill_model)
-        shared, own = self._shared.model, item.override.model
+    def _model(self, item: RunEntry, where: str, layers: _Layers) -> dict[str, Any]:
+        values, path = self._files.read("models", item.model, f"{where}.model")
         model = fill_model(values, path)
-        if isinstance(model, PretrainedModel) and (own or shared):
-            key = f"{at}.override.model" if own else "override.model"
+        overrides = [key for changes, key in layers if changes.model]
+        if isinstance(model, PretrainedModel) and overrides:
             raise ConfigError(
-                f"{self._files.source}: {key}: {path} is a pretrained model, whose fields are fixed; remove the "
-                "override"
+                f"{overrides[-1]}.model: {path} is a pretrained model, whose fields are fixed; remove the override"
             )
-        fields = override_fields(model.fields(path), shared, f"{self._files.source}: override.model")
-        return override_fields(fields, own, f"{self._files.source}: {at}.override.model")
+        fields = model.fields(path)
+        for changes, key in layers:
+            fields = override_fields(fields, changes.model, f"{key}.model")
+        return fields
 
-    def _task(self, item: RunEntry, at: str) -> Task:
-        values, path = self._files.read("tasks", item.task, f"{at}.task", partial(fill, Task))
+    def _task(self, item: RunEntry, where: str, layers: _Layers) -> Task:
+        values, path = self._files.read("tasks", item.task, f"{where}.task")
         task = fill(Task, values, path)
-        for changes, key in ((self._shared.task, "override.task"), (item.override.task, f"{at}.override.task")):
-            if changes:
-                values = overlay(values, changes)
-                task = fill(Task, values, f"{self._files.source}: {key}")
+        for changes, key in layers:
+            if changes.task:
+                values = overlay(values, changes.task)
+                task = fill(Task, values, f"{key}.task")
         return task
 
-    def _read_phases(self, item: RunEntry, at: str) -> list[Mapping[str, Any]]:
-        return self._files.read("curricula", item.curriculum, f"{at}.curriculum", check_curriculum)[0]["phases"]
-
-    def _phases(self, item: RunEntry, task: Task, at: str) -> tuple[Phase, ...]:
-        source = self._files.source
-        phases = self._read_phases(item, at)
-        own = item.override.curriculum
-        check_keys(own, [phase["name"] for phase in phases], f"{source}: {at}.override.curriculum")
-        for changes, key in ((self._shared.curriculum, "override"), (own, f"{at}.override")):
-            phases = [_changed_phase(phase, changes, f"{source}: {key}.curriculum") for phase in phases]
-        return build_phases(phases, task.total_steps, f"{source}: {at}.curriculum")
+    def _phases(self, item: RunEntry, where: str) -> Sequence[Mapping[str, Any]]:
+        """As the curriculum's file describes them."""
+        return read_phases(*self._files.read("curricula", item.curriculum, f"{where}.curriculum"))
 
 
 def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ def as_config(settings: Any) -> dict[str, Any]:
     return plain(asdict(settings))
 
 
-def as_given(settings: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def as_given(settings: Any, given: Iterable[str]) -> dict[str, Any]:
     """The fields that were given, without the defaults of the others, so that a default is in no identity."""
     return {key: plain(getattr(settings, key)) for key in given}
 
@@ -46,8 +46,13 @@ def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, names)}")
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether any of the patterns, such as `a5-*`, matches the name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def check_patterns(patterns: Iterable[str], names: Iterable[str], problem: str) -> None:
     """Raises: ConfigError that begins with `problem` for the first pattern that no name matches."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(f"{problem} {pattern!r}; {nearest(pattern, names)}")

@@ -5,27 +5,41 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
-from implicit_llm_workflow.experiment_files.data_sets import DataSet, LanguageModel, WordProblem
-from implicit_llm_workflow.experiment_files.evaluations import Evaluation
+from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
-from implicit_llm_workflow.experiment_files.peers import PHASE, Peer
+from implicit_llm_workflow.experiment_files.peers import STAGE as CHECKPOINT
+from implicit_llm_workflow.experiment_files.peers import Peer
 from implicit_llm_workflow.experiment_files.runs import Run
+from implicit_llm_workflow.experiment_files.values import as_config
+from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.staleness import PAGES
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
     """All nodes by key, every node after those it reads from. `digest`: sha256 of a file, None if unknown."""
-    nodes: dict[str, Node] = {}
-    for node in _all_nodes(experiment, digest):
-        nodes[node.key] = node
+    nodes = {node.key: _with_digests(node, digest) for node in _all_nodes(experiment)}
     return {key: _with_plugins(node, nodes, experiment.plugins) for key, node in nodes.items()}
+
+
+def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
+    """The job with the sha256 of the model files that it reads from a folder: other content there is another model.
+
+    A pickle has to be named by the user.
+    """
+    config, model = node.config, node.config.get("model", {})
+    if node.stage == CHECKPOINT and "path" in config:
+        found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
+        return replace(node, config={**config, "sha256": found})
+    if "pretrained" in model and "revision" not in model:
+        found = safe_digests(Path(model["pretrained"]), digest)
+        return replace(node, config={**config, "model": {**model, "sha256": found}})
+    return node
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
@@ -50,15 +64,16 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def _all_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[Node]:
+def _all_nodes(experiment: Experiment) -> Iterator[Node]:
     for data in experiment.data.values():
-        yield from data.nodes()
+        yield from (*data.sources(), data.train_node(), *data.test_nodes())
     shown: dict[str, Node] = {}
     jobs: dict[str, dict[str, Any]] = {}
-    for job, node in _model_nodes(experiment, digest):
-        role = f"{node.stage}:{node.name}"
-        shown[role], jobs[role] = node, job
-        yield node
+    for model in experiment.models:
+        for job, node in _run_nodes(experiment, model) if isinstance(model, Run) else _peer_nodes(experiment, model):
+            role = f"{node.stage}:{node.name}"
+            shown[role], jobs[role] = node, job
+            yield node
     config = {"experiment": experiment.name, **experiment.report}
     config |= {"jobs": jobs, "data": dict(_data_parts(experiment))}
     report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
@@ -79,75 +94,56 @@ def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
             yield data.tokenizer_node().name, {"data": data.name, "split": "tokenizer"}
 
 
-def _model_nodes(experiment: Experiment, digest: Callable[[Path], str | None]) -> Iterator[tuple[dict[str, Any], Node]]:
-    """What the report shows, all models with their training and their evaluations: what each job is, and the job."""
-    for run in experiment.runs.values():
-        identified = run.with_digests(digest)
-        for seed in run.seeds:
-            yield from _run_nodes(experiment, identified, seed)
-    for peer in experiment.peers.values():
-        yield from _peer_nodes(experiment, peer, digest)
+def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any], Node]]:
+    """The training of a run and its evaluations: for each job what the report shows it as, and the job."""
+    for seed in run.seeds:
+        trained: dict[str | None, tuple[dict[str, Any], Node]] = {}
+        for phase in run.phases:
+            upstream = {"data": experiment.data[run.data].train_node().key}
+            if phase.after is not None:
+                upstream["start"] = trained[phase.after][1].key
+            node = Node(
+                "train", f"{run.name}-s{seed}/{phase.name}", _training(run, seed, phase), upstream, run.name, seed
+            )
+            job = {"run": run.name, "seed": seed, "phase": phase.name, "solver": node.config["phase"]["solver"]}
+            trained[phase.name] = job, node
+            yield job, node
+        for phase in run.final_phases:
+            yield from _evaluate_nodes(experiment, run, *trained[phase.name])
 
 
-def _run_nodes(experiment: Experiment, run: Run, seed: int) -> Iterator[tuple[dict[str, Any], Node]]:
-    data = experiment.data[run.data]
-    trained: dict[str, tuple[dict[str, Any], Node]] = {}
-    for phase in run.phases:
-        previous = trained[phase.after][1] if phase.after is not None else None
-        job = {"run": run.name, "seed": seed, "phase": phase.name, "solver": phase.identity()["solver"]}
-        trained[phase.name] = (job, _train_node(run, seed, phase, previous, data))
-        yield trained[phase.name]
-    for phase in run.final_phases:
-        job, node = trained[phase.name]
-        for evaluation in experiment.evaluations_of(run):
-            yield job | {"evaluation": evaluation.name}, _evaluate_node(node, node.name, evaluation, data)
+def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
+    """Likewise the import of a peer and its evaluations, as those of a phase of a run of its name."""
+    job, node = {"run": peer.name, "phase": CHECKPOINT}, Node(CHECKPOINT, peer.name, as_config(peer.checkpoint))
+    yield job, node
+    yield from _evaluate_nodes(experiment, peer, job, node)
 
 
-def _peer_nodes(
-    experiment: Experiment, peer: Peer, digest: Callable[[Path], str | None]
+def _training(run: Run, seed: int, phase: Phase) -> dict[str, Any]:
+    """The config of a training job."""
+    config = asdict(run.task)
+    config["schedule"] = {key: value for key, value in config["schedule"].items() if value is not None}
+    return {"task": config.pop("kind"), **config, "model": dict(run.model), "phase": phase.identity(), "seed": seed}
+
+
+def _evaluate_nodes(
+    experiment: Experiment, model: Run | Peer, job: dict[str, Any], source: Node
 ) -> Iterator[tuple[dict[str, Any], Node]]:
-    job, imported = {"run": peer.name, "phase": PHASE}, peer.node(digest)
-    yield job, imported
-    for evaluation in experiment.evaluations_of_peer(peer):
-        node = _evaluate_node(imported, f"{peer.name}/{PHASE}", evaluation, experiment.data[peer.data])
+    """All evaluations of one of its phases, which is the job `source`."""
+    data = experiment.data[model.data]
+    name = source.name if source.stage == "train" else f"{source.name}/{CHECKPOINT}"
+    for evaluation in experiment.evaluations_of(model):
+        config, kind = evaluation.config, evaluation.kind
+        if isinstance(data, LanguageModel) and kind.lengths is not None:
+            lengths = data.test.lengths if kind.lengths == "all" else (min(data.test.lengths),)
+            config = {"lengths": list(lengths), **config}
+        if isinstance(data, LanguageModel) and "tokenizer" in kind.reads:
+            read = {"tokenizer": data.tokenizer_node().key}
+        else:
+            read = {node.name: node.key for node in data.test_nodes()}
+        upstream = {"model": source.key, **read}
+        node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node
-
-
-def _train_node(run: Run, seed: int, phase: Phase, previous: Node | None, data: DataSet) -> Node:
-    task = run.task
-    schedule = {key: value for key, value in asdict(task.schedule).items() if value is not None}
-    config = {
-        "task": task.kind,
-        "labels": task.labels,
-        "model": dict(run.model),
-        "phase": phase.identity(),
-        "total_steps": task.total_steps,
-        "schedule": schedule,
-        "optimizer": asdict(task.optimizer),
-        "batch_size": task.batch_size,
-        "precision": task.precision,
-        "reduction": task.reduction,
-        "seed": seed,
-    }
-    upstream = {"data": data.train_node().key}
-    if previous is not None:
-        upstream["start"] = previous.key
-    return Node("train", f"{run.name}-s{seed}/{phase.name}", config, upstream, run.name, seed)
-
-
-def _evaluate_node(model: Node, name: str, evaluation: Evaluation, data: DataSet) -> Node:
-    """`name`: of the model, with its phase."""
-    config: dict[str, Any] = {"kind": evaluation.kind, **evaluation.modes_config}
-    kind = EVALUATION_KINDS[evaluation.kind]
-    if isinstance(data, LanguageModel) and kind.lengths is not None:
-        config["lengths"] = list(data.test.lengths) if kind.lengths == "all" else [min(data.test.lengths)]
-    config |= evaluation.settings
-    if "tokenizer" in kind.reads and isinstance(data, LanguageModel):
-        read = {"tokenizer": data.tokenizer_node().key}
-    else:
-        read = {node.name: node.key for node in data.test_nodes()}
-    upstream = {"model": model.key, **read}
-    return Node("evaluate", f"{name}/{evaluation.name}", config, upstream, model.run, model.seed)
 
 
 def report_figures(experiment: Experiment) -> list[str]:
@@ -169,12 +165,14 @@ def _met(entries: Mapping[str, Entry], experiment: Experiment) -> list[str]:
 def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
     """One for each run, evaluation of a run or peer, and the report, with the fields that registry.yaml names."""
     yield {"kind": "report", "settings": tuple(experiment.report), "is_peer": False}
-    for run in experiment.runs.values():
-        about = _about(run, experiment)
-        yield {"kind": "train", **about}
-        yield from ({**about, **_about_evaluation(item)} for item in experiment.evaluations_of(run))
-    for peer in experiment.peers.values():
-        yield from ({"is_peer": True, **_about_evaluation(item)} for item in experiment.evaluations_of_peer(peer))
+    for model in experiment.models:
+        about: dict[str, Any] = {"is_peer": True}
+        if isinstance(model, Run):
+            about = _about(model, experiment)
+            yield {"kind": "train", **about}
+        for item in experiment.evaluations_of(model):
+            modes = tuple(mode["eval_mode"] for mode in item.modes)
+            yield about | {"kind": item.config["kind"], "swept": tuple(item.sweep), "eval_mode": modes}
 
 
 def _about(run: Run, experiment: Experiment) -> dict[str, Any]:
@@ -192,8 +190,3 @@ def _about(run: Run, experiment: Experiment) -> dict[str, Any]:
         about["test"] = (data.group, data.monoid, data.train.length, data.test)
         about["hard_fractions"] = data.train.hard_fractions
     return about
-
-
-def _about_evaluation(item: Evaluation) -> dict[str, Any]:
-    modes = tuple(mode["eval_mode"] for mode in item.modes)
-    return {"kind": item.kind, "swept": tuple(item.sweep), "eval_mode": modes}
