@@ -24,7 +24,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "fingerprint": context.fingerprint,
         "model": facts,
         "config": config,
-        "task": TASKS[config["task"]].learns.format(group=_group(data.identity["config"])),
+        "task": TASKS[config["task"]].learns.format(group=_group(data.config)),
         "limits": TASKS[config["task"]].limits,
         "pretrained": pretrained,
         "revision": revision,
@@ -32,8 +32,8 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "is_last": config["phase"]["end_step"] == config["total_steps"],
         "summary": summary,
         "data": data,
-        "upstream": sorted(data.identity["upstream"].items()) if len(data.identity["upstream"]) < 4 else [],
-        "num_upstream": len(data.identity["upstream"]),
+        "upstream": sorted(data.upstream.items()) if len(data.upstream) < 4 else [],
+        "num_upstream": len(data.upstream),
         "corpus": data.summary.get("corpus"),
     }
     head = ModelCardData(
@@ -53,10 +53,10 @@ def _phases(context: StageContext) -> list[dict[str, Any]]:
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:
         start = context.inputs[START].manifest
-        rows.insert(0, _phase(start.identity["config"]["phase"], phase["start_step"], start.fingerprint))
-        if START in start.identity["upstream"]:
+        rows.insert(0, _phase(start.config["phase"], phase["start_step"], start.fingerprint))
+        if START in start.upstream:
             earlier = {"name": "earlier phases", "first": 0, "last": rows[0]["first"], "solver": "see that run"}
-            rows.insert(0, {**earlier, "fingerprint": start.identity["upstream"][START]})
+            rows.insert(0, {**earlier, "fingerprint": start.upstream[START]})
     return rows
 
 

@@ -64,7 +64,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     device = choose_device(runtime.get("device") or "auto")
     select_kernels_for(device, runtime.get("kernels") or "auto")
     transformers_logging.disable_progress_bar()
-    import_package_of(trained.manifest.identity["config"].get("model") or {})
+    import_package_of(trained.manifest.config.get("model") or {})
     how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     return model.to(device).eval()

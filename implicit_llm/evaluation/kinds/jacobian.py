@@ -79,7 +79,7 @@ def run(context: StageContext) -> StageResult:
     ids_BL = dataset.fetch(np.arange(min(config.num_sequences, len(dataset))))["input_ids"]
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = Progress(where, len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
-    data = context.inputs[role].manifest.identity["config"]
+    data = context.inputs[role].manifest.config
     # Which tokens of a word problem are not the identity of the group.
     is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
     records: list[Record] = []
@@ -111,7 +111,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
 
     def order(role: str) -> tuple[int, float, str]:
-        hard = sources[role].manifest.identity["config"].get("hard_fraction", 0)
+        hard = sources[role].manifest.config.get("hard_fraction", 0)
         return datasets[role].length, -float(np.max(hard)), role
 
     role = min(datasets, key=order)

@@ -73,7 +73,7 @@ def test_the_card_says_what_the_model_is_and_how_it_was_trained_and_has_the_head
         f"| unrolled | 0 to 1 | unrolled: 2 iterations, all differentiated, damped by 0.8 | `{first.fingerprint[:16]}`",
         "| free | 1 to 2 | (4+2): up to 4 iterations (plain) until the relative residual of each sequence is below",
         f"| tokens, over all phases | {manifest.summary['tokens']:,} |",
-        f"| precision of the matrix products | {manifest.identity['config']['precision']};",
+        f"| precision of the matrix products | {manifest.config['precision']};",
         f"Fingerprint `{data.fingerprint}`:",
         f"| sha256 of `index.json` | `{index.sha256}` |",
         f"| `loss` | {manifest.summary['metrics']['loss']:.4g} |",

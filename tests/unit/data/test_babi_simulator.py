@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_data.babi.simulator.lexicon import CONTAINERS, THINGS, all_words
-from implicit_llm_data.babi.simulator.simulate import FAMILIES, SimulatorConfig, simulate
+from implicit_llm_data.babi.simulator.households import THINGS
+from implicit_llm_data.babi.simulator.relations import CONTAINERS
+from implicit_llm_data.babi.simulator.simulate import FAMILIES, SimulatorConfig, all_words, simulate
 from implicit_llm_data.babi.stories import SPLITS, Line, Story, format_stories, parse_stories, words_of
 from tests.refusals import refused
 from tests.unit.data.babi_answers import Contradiction, answer

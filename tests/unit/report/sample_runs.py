@@ -137,7 +137,7 @@ def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[Trainin
 def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:
     """What the workflow says of the inputs and of the missing results: their names are those that the samples give."""
     solvers = {
-        role.removeprefix("train:"): given.manifest.identity["config"]["phase"].get("solver")
+        role.removeprefix("train:"): given.manifest.config["phase"].get("solver")
         for role, given in inputs.items()
         if role.startswith("train:")
     }
@@ -268,8 +268,8 @@ def finish(
     for file, content in files.items():
         (work / file).write_text(json.dumps(content))
     records = tuple(FileRecord.of(work / file, run_dir) for file in files)
-    identity = {"config": config, "code": "c0de", "upstream": upstream}
-    Manifest(stage, name, fingerprint, identity, records, dict(summary or {})).write(run_dir / "manifest.json")
+    manifest = Manifest(stage, name, fingerprint, dict(config), "c0de", upstream, records, dict(summary or {}))
+    manifest.write(run_dir / "manifest.json")
     provenance = {
         "fingerprint": fingerprint,
         "attempts": [{"started": "2025-01-01T00:00:00+00:00", "host": "host", "busy_s": 61.2}],

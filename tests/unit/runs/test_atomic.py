@@ -31,22 +31,6 @@ def names(directory: Path) -> list[str]:
 
 
 @pytest.fixture
-def other_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A directory from which every rename to another directory fails as it does across file systems."""
-    source = tmp_path / "other"
-    source.mkdir()
-    rename = os.rename
-
-    def refuse(old: Path, new: Path) -> None:
-        if Path(old).is_relative_to(source) and not Path(new).is_relative_to(source):
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        rename(old, new)
-
-    monkeypatch.setattr(os, "rename", refuse)
-    return source
-
-
-@pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that would have been waited."""
     waited: list[float] = []
@@ -105,39 +89,13 @@ def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
     assert pauses == []
 
 
-def test_a_finished_file_moves_across_file_systems_into_folders_that_are_made_for_it(
-    tmp_path: Path, other_file_system: Path
-) -> None:
+def test_a_finished_file_moves_into_folders_that_are_made_for_it(tmp_path: Path) -> None:
     for content in (b"new", b"newer"):
-        (other_file_system / "a").write_bytes(content)
-        replace_file(other_file_system / "a", tmp_path / "x" / "y" / "b")
+        (tmp_path / "a").write_bytes(content)
+        replace_file(tmp_path / "a", tmp_path / "x" / "y" / "b")
         assert (tmp_path / "x" / "y" / "b").read_bytes() == content
-        assert names(other_file_system) == []
+        assert names(tmp_path) == ["x"]
     assert names(tmp_path / "x" / "y") == ["b"]
-
-
-def test_a_copy_from_another_file_system_that_fails_leaves_nothing(
-    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (other_file_system / "a").touch()
-    monkeypatch.setenv("FAULT", "atomic.after_copy:enospc@1+")
-    with refused("the disk is full", StorageError):
-        replace_file(other_file_system / "a", tmp_path / "b")
-    assert names(tmp_path) == ["other"]
-
-
-def test_a_finished_directory_moves_across_file_systems_and_its_copy_is_synced(
-    tmp_path: Path, other_file_system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
-    (other_file_system / "d" / "sub").mkdir(parents=True)
-    (other_file_system / "d" / "sub" / "a").write_bytes(b"new")
-    commit_directory(other_file_system / "d", tmp_path / "d")
-    assert (tmp_path / "d" / "sub" / "a").read_bytes() == b"new"
-    assert {path.name for path in synced if any(map(atomic.is_temporary, path.parents))} == {"a", "sub"}
-    assert names(other_file_system) == []
-    assert names(tmp_path) == ["d", "other"]
 
 
 def test_an_existing_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def manifest(run_dir: Path) -> Manifest:
     files = tuple(FileRecord.of(run_dir / "work" / name, run_dir) for name in ("b", "a"))
-    identity = {"config": {"z": 1, "a": [1.5, None]}, "code": "c", "upstream": {}}
-    return Manifest("train", "x/free", FINGERPRINT, identity, files, {"loss": 0.25})
+    return Manifest("train", "x/free", FINGERPRINT, {"z": 1, "a": [1.5, None]}, "c", {}, files, {"loss": 0.25})
 
 
 def test_reading_gives_what_was_written_with_the_files_in_the_order_of_their_paths(
@@ -36,30 +36,25 @@ def test_reading_gives_what_was_written_with_the_files_in_the_order_of_their_pat
     manifest.write(run_dir / "manifest.json")
     read = Manifest.read(run_dir / "manifest.json")
     assert [record.path for record in read.files] == ["work/a", "work/b"]
-    assert (read.stage, read.name, read.identity, read.summary) == (
-        "train",
-        "x/free",
-        manifest.identity,
-        {"loss": 0.25},
-    )
+    assert read == replace(manifest, files=manifest.files[::-1])
 
 
 def test_equal_manifests_give_equal_bytes_whatever_the_order(manifest: Manifest) -> None:
-    identity = dict(reversed(list(manifest.identity.items())))
-    other = Manifest("train", "x/free", FINGERPRINT, identity, manifest.files[::-1], {"loss": 0.25})
+    config = dict(reversed(list(manifest.config.items())))
+    other = replace(manifest, config=config, files=manifest.files[::-1])
     assert other.to_bytes() == manifest.to_bytes()
     assert manifest.to_bytes().endswith(b"}\n")
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
     summary = {"loss": math.nan, "list": [math.inf, 1], "deep": {"x": -math.inf}}
-    written = json.loads(Manifest("s", "n", FINGERPRINT, {}, (), summary).to_bytes())
+    written = json.loads(Manifest("s", "n", FINGERPRINT, {}, "c", {}, (), summary).to_bytes())
     assert written["summary"] == {"loss": None, "list": [None, 1], "deep": {"x": None}}
 
 
 def test_a_summary_that_is_not_json_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="object"):
-        Manifest("s", "n", FINGERPRINT, {}, (), {"model": object()}).to_bytes()
+        Manifest("s", "n", FINGERPRINT, {}, "c", {}, (), {"model": object()}).to_bytes()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import (
     FILE_NAME,
+    IDENTITY_KEYS,
     Level,
     Manifest,
     ManifestError,
@@ -186,9 +187,8 @@ def _tracked(request: StageRequest, run: RunDirectory) -> TrackedRun:
 def _about(identity: Identity, tracked: TrackedRun) -> dict[str, Any]:
     """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
     invocation = Invocation.current()
-    about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "config", "upstream")}
     return {
-        "identity": about,
+        "identity": {key: getattr(identity, key) for key in IDENTITY_KEYS},
         "commit": tracked.commit,
         "invocation": None if invocation is None else asdict(invocation),
     }
@@ -220,11 +220,7 @@ def _check_input(role: str, given: Input, wanted: str) -> None:
         raise ManifestError(
             f"{path}: as input '{role}' expected fingerprint {wanted[:16]}, found {found}; {advice}", path
         )
-    content = manifest.identity
-    try:
-        made = compute_fingerprint(manifest.stage, content["config"], content["code"], content["upstream"])
-    except (KeyError, ValueError) as error:
-        raise ManifestError(f"{path}: the identity was edited ({error!r}); {advice}", path) from error
+    made = compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream)
     if made != manifest.fingerprint:
         raise ManifestError(
             f"{path}: expected the identity of {wanted[:16]}, found that of {made[:16]}; {advice}", path

@@ -116,10 +116,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Move the finished file `source` to `target`, also from another file system.
-
-    Raises: StorageError, with `target` as it was before.
-    """
+    """Move the finished file `source` to `target`. Raises: StorageError, with `target` as it was before."""
     with storage_errors(target, source.stat().st_size):
         target.parent.mkdir(parents=True, exist_ok=True)
         faults.point("atomic.before_move")
@@ -208,31 +205,8 @@ def _write(path: Path, raw: bytes) -> None:
 
 def _rename(source: Path, target: Path) -> None:
     faults.point("atomic.before_rename")
-    try:
-        os.rename(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        _copy_and_rename(source, target)
+    os.rename(source, target)
     faults.point("atomic.after_rename")
-
-
-def _copy_and_rename(source: Path, target: Path) -> None:
-    """Rename across file systems: the copy gets a temporary name beside the target first."""
-    tmp = temporary_name(target)
-    try:
-        faults.point("atomic.before_copy")
-        if source.is_dir():
-            shutil.copytree(source, tmp, symlinks=True)
-            fsync_tree(tmp)
-        else:
-            shutil.copyfile(source, tmp)
-            fsync_file(tmp)
-        faults.point("atomic.after_copy")
-        os.rename(tmp, target)
-    finally:
-        remove_temporary(tmp)
-    remove_temporary(source)
 
 
 def require_space(path: Path, needed_bytes: int, what: str) -> None:

@@ -26,6 +26,7 @@ from implicit_llm_contracts.runs.identity import Identity
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
+IDENTITY_KEYS = ("stage", "name", "fingerprint", "config", "upstream")  # by which a run is known without its code
 Level = Literal["size", "sha256"]
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 
@@ -62,26 +63,22 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says; `identity` has the keys config, code and upstream."""
+    """What a manifest says; in the file `config`, `code` and `upstream` stand below `identity`."""
 
     stage: str
     name: str
     fingerprint: str
-    identity: dict[str, Any]
+    config: dict[str, Any]
+    code: str
+    upstream: dict[str, str]
     files: tuple[FileRecord, ...]
     summary: dict[str, Any]
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys, one indent a level, newline at the end; the files in the order of their paths."""
-        content = {
-            "format": FORMAT,
-            "stage": self.stage,
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-            "identity": self.identity,
-            "files": [asdict(record) for record in sorted(self.files, key=lambda record: record.path)],
-            "summary": finite(self.summary),
-        }
+        content = asdict(self) | {"format": FORMAT, "summary": finite(self.summary)}
+        content["identity"] = {key: content.pop(key) for key in ("config", "code", "upstream")}
+        content["files"] = sorted(content["files"], key=lambda record: record["path"])
         return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def write(self, path: Path) -> None:
@@ -107,13 +104,25 @@ class Manifest:
         except ValueError as error:
             found = "an empty file" if path.stat().st_size == 0 else f"no JSON ({error})"
             raise ManifestError(f"{path}: expected a manifest, found {found}; {_rebuild(path.parent)}", path) from error
-        return cls._from_content(content, path)
+        try:
+            found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
+            refuse_if(found != FORMAT, f"expected a manifest of format {FORMAT}, found {found!r}")
+            manifest = fill(cls, content | content.pop("identity", {}), str(path))
+            for record in manifest.files:
+                inside = PurePosixPath(record.path)
+                is_out = inside.is_absolute() or ".." in inside.parts
+                refuse_if(is_out, f"the path {record.path!r} leads out of the run directory")
+        except (UserError, TypeError) as error:
+            reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
+            raise ManifestError(f"{path}: {reason}; {_rebuild(path.parent)}", path) from error
+        return manifest
 
     @classmethod
     def of(cls, identity: Identity, files: Iterable[FileRecord], summary: Mapping[str, Any]) -> Manifest:
         """What the run of `identity` vouches for when it is finished."""
-        parts = {"config": dict(identity.config), "code": identity.code, "upstream": dict(identity.upstream)}
-        return cls(identity.stage, identity.name, identity.fingerprint, parts, tuple(files), dict(summary))
+        about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "code")}
+        config, upstream = dict(identity.config), dict(identity.upstream)
+        return cls(**about, config=config, upstream=upstream, files=tuple(files), summary=dict(summary))
 
     @classmethod
     def of_run(cls, run_dir: Path) -> Manifest | None:
@@ -122,16 +131,8 @@ class Manifest:
         return cls.read(path) if path.exists() else None
 
     @property
-    def config(self) -> dict[str, Any]:
-        return self.identity["config"]
-
-    @property
-    def code(self) -> str:
-        return self.identity["code"]
-
-    @property
-    def upstream(self) -> dict[str, str]:
-        return self.identity["upstream"]
+    def identity(self) -> dict[str, Any]:
+        return {"config": self.config, "code": self.code, "upstream": self.upstream}
 
     @classmethod
     def find(cls, path: Path) -> Manifest | None:
@@ -155,31 +156,6 @@ class Manifest:
     def records(self, reads: Reads | None = None) -> Iterator[FileRecord]:
         """The files, or those that `reads` says yes to."""
         return (record for record in self.files if reads is None or reads(PurePosixPath(record.path)))
-
-    @classmethod
-    def _from_content(cls, content: Any, path: Path) -> Manifest:
-        try:
-            found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
-            refuse_if(found != FORMAT, f"expected a manifest of format {FORMAT}, found {found!r}")
-            manifest = fill(cls, content, str(path))
-            fill(_Parts, manifest.identity, f"{path}: identity")
-            for record in manifest.files:
-                inside = PurePosixPath(record.path)
-                is_out = inside.is_absolute() or ".." in inside.parts
-                refuse_if(is_out, f"the path {record.path!r} leads out of the run directory")
-        except UserError as error:
-            reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
-            raise ManifestError(f"{path}: {reason}; {_rebuild(path.parent)}", path) from error
-        return manifest
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """The keys of `identity` in a manifest."""
-
-    config: dict[str, Any]
-    code: str
-    upstream: dict[str, str]
 
 
 def sha256_of(path: Path) -> str:

@@ -37,10 +37,6 @@ class StoryStream:
     columns: dict[str, np.ndarray]
     bounds: np.ndarray
 
-    @property
-    def num_stories(self) -> int:
-        return len(self.bounds) - 1
-
     @classmethod
     def open(cls, directory: Path) -> StoryStream:
         """Read the data set that a `catbabi` stage wrote to `directory`, all of it. Raises: DatasetError."""
@@ -48,18 +44,14 @@ class StoryStream:
         rows = dataset.fetch(np.arange(len(dataset)))
         columns = {name: values_NL.astype(np.int32).ravel() for name, values_NL in rows.items()}
         end = int(np.flatnonzero(columns["input_ids"] != PAD_ID)[-1]) + 1
-        return cls({name: values_T[:end] for name, values_T in columns.items()}, _read_bounds(directory, end))
-
-
-def _read_bounds(directory: Path, end: int) -> np.ndarray:
-    path = directory / STORIES_NAME
-    try:
-        bounds = np.append(np.load(path, allow_pickle=False)[:, 0], end)
-        if bounds[0] != 0 or not (np.diff(bounds) > 0).all():
-            raise ValueError("the stories do not follow one another")
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise DatasetError(f"{path}: cannot be read ({error}); {rebuild_hint(directory)}") from error
-    return bounds
+        path = directory / STORIES_NAME
+        try:
+            bounds = np.append(np.load(path, allow_pickle=False)[:, 0], end)
+            if bounds[0] != 0 or not (np.diff(bounds) > 0).all():
+                raise ValueError("the stories do not follow one another")
+        except (OSError, EOFError, ValueError, IndexError) as error:
+            raise DatasetError(f"{path}: cannot be read ({error}); {rebuild_hint(directory)}") from error
+        return cls({name: values_T[:end] for name, values_T in columns.items()}, bounds)
 
 
 @dataclass(frozen=True)
@@ -74,14 +66,6 @@ class StoryBatch:
     task: np.ndarray
     num_tokens_B: np.ndarray
     has_ended_B: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Row:
-    """The stories of one row; bounds: where each starts in the row, and the end."""
-
-    stories: np.ndarray
-    bounds: np.ndarray
 
 
 class StoryBatcher:
@@ -99,21 +83,19 @@ class StoryBatcher:
         self._order = order
         self._seed = seed
         self._epoch = -1  # of the rows that are at hand
-        self._rows: list[_Row] = []
-        self._epoch_ends: list[int] = []  # step at which each epoch counted so far ends
+        self._rows: list[np.ndarray] = []
+        self._counts: list[int] = []  # batches of each epoch counted so far
 
     def num_batches(self, epoch: int) -> int:
         """How many batches the epoch has: it ends when all rows have."""
-        longest = max(int(row.bounds[-1]) for row in self._rows_of(epoch))
-        return -(-longest // self.length)
+        return -(-max(map(len, self._rows_of(epoch))) // self.length)
 
     def locate(self, step: int) -> tuple[int, int]:
         """The epoch of a step and the number of its batch there, both from 0."""
-        while not self._epoch_ends or self._epoch_ends[-1] <= step:
-            start = self._epoch_ends[-1] if self._epoch_ends else 0
-            self._epoch_ends.append(start + self.num_batches(len(self._epoch_ends)))
-        epoch = int(np.searchsorted(self._epoch_ends, step, side="right"))
-        return epoch, step - (self._epoch_ends[epoch - 1] if epoch else 0)
+        while sum(self._counts) <= step:
+            self._counts.append(self.num_batches(len(self._counts)))
+        epoch = int(np.searchsorted(np.cumsum(self._counts), step, side="right"))
+        return epoch, step - sum(self._counts[:epoch])
 
     def at_step(self, step: int) -> StoryBatch:
         """The batch of a step that counts on over the epochs, from 0."""
@@ -123,43 +105,31 @@ class StoryBatcher:
         """Batch `number` of an epoch. Raises: IndexError when the epoch has fewer."""
         if not 0 <= number < self.num_batches(epoch):
             raise IndexError(f"batch {number} of an epoch of {self.num_batches(epoch)} batches")
-        shape = (self.batch_size, self.length)
+        shape, start = (self.batch_size, self.length), number * self.length
         fill = {"input_ids": PAD_ID, "labels": IGNORED_LABEL, "task": 0}
         columns = {name: np.full(shape, value, dtype=np.int64) for name, value in fill.items()}
         rows = self._rows_of(epoch)
-        row_ends_B = np.array([row.bounds[-1] for row in rows])
-        num_tokens_B = np.clip(row_ends_B - number * self.length, 0, self.length)
+        left_B = np.array([len(row) - start for row in rows])
         for number_of_row, row in enumerate(rows):
-            positions = number * self.length + np.arange(num_tokens_B[number_of_row])
-            sources = self._sources(row, positions)
+            sources = row[start : start + self.length]
             for name, values_BL in columns.items():
                 values_BL[number_of_row, : len(sources)] = self._stream.columns[name][sources]
-        return StoryBatch(**columns, num_tokens_B=num_tokens_B, has_ended_B=row_ends_B <= (number + 1) * self.length)
+        return StoryBatch(**columns, num_tokens_B=np.clip(left_B, 0, self.length), has_ended_B=left_B <= self.length)
 
-    def _sources(self, row: _Row, positions: np.ndarray) -> np.ndarray:
-        """Where in the stream the tokens at these positions of a row are."""
-        places = np.searchsorted(row.bounds, positions, side="right") - 1
-        return self._stream.bounds[row.stories[places]] + positions - row.bounds[places]
+    def _rows_of(self, epoch: int) -> list[np.ndarray]:
+        """Where in the stream the tokens of each row are.
 
-    def _rows_of(self, epoch: int) -> list[_Row]:
+        Each story goes to the row that is the shortest, the first of them where several are.
+        """
         if epoch != self._epoch:
-            self._rows = self._assign(epoch)
-            self._epoch = epoch
+            bounds = self._stream.bounds
+            count = len(bounds) - 1
+            order = shuffled(count, self._seed, epoch) if self._order == "shuffled" else np.arange(count)
+            stories: list[list[np.ndarray]] = [[np.arange(0)] for _ in range(self.batch_size)]
+            shortest = [(0, row) for row in range(self.batch_size)]  # a heap: equal lengths in the order of the rows
+            for start, end in zip(bounds[order].tolist(), bounds[order + 1].tolist(), strict=True):
+                filled, row = shortest[0]
+                stories[row].append(np.arange(start, end))
+                heapq.heapreplace(shortest, (filled + end - start, row))
+            self._epoch, self._rows = epoch, [np.concatenate(of_row) for of_row in stories]
         return self._rows
-
-    def _assign(self, epoch: int) -> list[_Row]:
-        """Give each story to the row that is the shortest, the first of them where several are."""
-        lengths_S = np.diff(self._stream.bounds)
-        count = self._stream.num_stories
-        order = shuffled(count, self._seed, epoch) if self._order == "shuffled" else np.arange(count)
-        stories: list[list[int]] = [[] for _ in range(self.batch_size)]
-        shortest = [(0, row) for row in range(self.batch_size)]  # a heap: equal lengths in the order of the rows
-        for story, length in zip(order.tolist(), lengths_S[order].tolist(), strict=True):
-            filled, row = shortest[0]
-            stories[row].append(story)
-            heapq.heapreplace(shortest, (filled + length, row))
-        return [_row(np.array(of_row, dtype=np.int64), lengths_S) for of_row in stories]
-
-
-def _row(stories: np.ndarray, lengths_S: np.ndarray) -> _Row:
-    return _Row(stories, np.concatenate([[0], np.cumsum(lengths_S[stories])]))

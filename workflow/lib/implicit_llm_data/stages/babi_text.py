@@ -11,8 +11,7 @@ from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.simulator.lexicon import all_words
-from implicit_llm_data.babi.simulator.simulate import SimulatorConfig, simulate
+from implicit_llm_data.babi.simulator.simulate import SimulatorConfig, all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
     VOCABULARY_NAME,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs.journal import JournalError, read_records
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.manifest import FILE_NAME, IDENTITY_KEYS, Manifest
 from implicit_llm_contracts.runs.run_directory import JOURNAL, WORK, work_directory
 from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun
 
@@ -40,23 +40,12 @@ class KeptRuns:
         """The run of a work directory; None when neither manifest nor journal names it."""
         manifest = Manifest.find(work / FILE_NAME)
         start = _start_of(work / JOURNAL)
-        if manifest is not None:
-            about = {key: getattr(manifest, key) for key in ("stage", "name", "fingerprint")} | manifest.identity
-        else:
-            about = start.get("identity") or {}
+        about = start.get("identity") if manifest is None else {key: getattr(manifest, key) for key in IDENTITY_KEYS}
         if not about:
             return None
-        inputs = {role: self._input(given, work) for role, given in about["upstream"].items()}
-        return TrackedRun(
-            work.parents[1],
-            work,
-            about["stage"],
-            about["name"],
-            about["fingerprint"],
-            about["config"],
-            {role: given for role, given in inputs.items() if given is not None},
-            start.get("commit"),
-        )
+        inputs = {role: self._input(given, work) for role, given in about.pop("upstream").items()}
+        known = {role: given for role, given in inputs.items() if given is not None}
+        return TrackedRun(work.parents[1], work, **about, inputs=known, commit=start.get("commit"))
 
     def _with_inputs(self, work: Path, done: set[Path]) -> Iterator[TrackedRun]:
         run = None if work in done else self.run_in(work)

@@ -109,7 +109,7 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
     Raises: ManifestError.
     """
     manifest = Manifest.read(path)
-    if compute_fingerprint(manifest.stage, **manifest.identity) != manifest.fingerprint:
+    if compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream) != manifest.fingerprint:
         raise ManifestError("its fingerprint is not that of its identity", path)
     run_dir = run_dir_of(path)
     work = work_directory(run_dir, manifest.fingerprint)

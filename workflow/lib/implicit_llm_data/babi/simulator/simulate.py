@@ -3,31 +3,30 @@
 Written from the description of the tasks in Weston et al. 2015 (arXiv:1502.05698).
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from implicit_llm_contracts.config.values import DISTINCT, Count, Number
 from implicit_llm_contracts.runs.fill import Only
-from implicit_llm_data.babi.simulator.carrying import Counting, Lists, RoomBefore, RoomOfThing
-from implicit_llm_data.babi.simulator.people import Conjunction, Coreference, Walks, YesOrNo
-from implicit_llm_data.babi.simulator.relations import Deduction, Sizes, Village
-from implicit_llm_data.babi.simulator.telling import Dice, World, tell_story
+from implicit_llm_data.babi.simulator import households, relations
+from implicit_llm_data.babi.simulator.telling import YES_NO, Dice, World
 from implicit_llm_data.babi.stories import SPLITS, Story
 
-# By task number of bAbI. The second argument is the number of statements.
-FAMILIES: Mapping[int, Callable[[Dice, int], World]] = {
-    1: Walks,
-    2: RoomOfThing,
-    3: RoomBefore,
-    6: YesOrNo,
-    7: Counting,
-    8: Lists,
-    11: Coreference,
-    12: Conjunction,
-    15: Deduction,
-    18: Sizes,
-    19: Village,
+# By task number of bAbI.
+FAMILIES: Mapping[int, type[World]] = {
+    1: households.Walks,
+    2: households.RoomOfThing,
+    3: households.RoomBefore,
+    6: households.YesOrNo,
+    7: households.Counting,
+    8: households.Lists,
+    11: households.Coreference,
+    12: households.Conjunction,
+    15: relations.Deduction,
+    18: relations.Sizes,
+    19: relations.Village,
 }
 
 Family = Annotated[int, Only(FAMILIES.__contains__, f"some of {', '.join(map(str, FAMILIES))}")]
@@ -51,6 +50,14 @@ class SimulatorConfig:
 
 def simulate(config: SimulatorConfig, family: int, split: str) -> list[Story]:
     """The stories of one file."""
-    length = config.story_length
     all_dice = (Dice(config.seed, family, SPLITS.index(split), number) for number in range(config.stories[split]))
-    return [tell_story(FAMILIES[family](dice, length), dice, length) for dice in all_dice]
+    return [FAMILIES[family](dice, config.story_length).story() for dice in all_dice]
+
+
+def all_words() -> set[str]:
+    """Every word that a story can hold, in lower case, with the marks "." and "?".
+
+    They are the same for every seed, family and story length.
+    """
+    texts = [*YES_NO, *households.TEXTS, *relations.TEXTS]
+    return {".", "?"}.union(*(re.sub(r"{\w+}|[.?]$", " ", text).lower().split() for text in texts))

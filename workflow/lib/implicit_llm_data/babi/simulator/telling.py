@@ -1,7 +1,7 @@
 """The plan of a story, statements with questions between them and one at the end, and its random choices."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from implicit_llm_data.babi.stories import Line, Story
 T = TypeVar("T")
 
 Question = tuple[str, str, Iterable[int]]  # its text, its answer, and the lines that prove it
+YES_NO = ("no", "yes")  # by whether it is true
 
 _MOST_STATEMENTS_BETWEEN_QUESTIONS = 3
 _WORDS_AT_ONCE = 64
@@ -29,9 +30,12 @@ class Dice:
     def below(self, count: int) -> int:
         """One of 0..count - 1."""
         accepted = (1 << 64) // count * count  # above it some numbers would be more likely than others
-        while (word := self._word()) >= accepted:
-            pass
-        return word % count
+        while True:
+            if not self._words:
+                self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
+            word = self._words.pop()
+            if word < accepted:
+                return word % count
 
     def chance(self, percent: int) -> bool:
         """True with a probability of `percent` / 100."""
@@ -41,61 +45,44 @@ class Dice:
         """One of `items`."""
         return items[self.below(len(items))]
 
-    def draw(self, items: Sequence[T], count: int) -> list[T]:
-        """`count` of `items` in random order, none twice."""
+    def draw(self, items: Iterable[T], count: int | None = None) -> list[T]:
+        """`count` of `items`, by default all, in random order, none twice."""
         left = list(items)
-        return [left.pop(self.below(len(left))) for _ in range(count)]
-
-    def _word(self) -> int:
-        if not self._words:
-            self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
-        return self._words.pop()
+        return [left.pop(self.below(len(left))) for _ in range(len(left) if count is None else count)]
 
 
-class StoryWriter:
-    """The lines of a story so far."""
+class World:
+    """What a story of one family is about, and the lines of the story so far."""
 
-    def __init__(self, dice: Dice) -> None:
-        self._dice = dice
-        self.lines: list[Line] = []
+    def __init__(self, dice: Dice, length: int) -> None:
+        self.dice = dice
+        self.length = length
+        self.lines: Story = []
         self.num_statements = 0
 
-    @property
-    def ends_with_question(self) -> bool:
-        return bool(self.lines) and self.lines[-1].answer is not None
-
-    def state(self, sentences: Sequence[str], **words: str) -> int:
-        """Add one of `sentences` with these words as a statement; return its number, by which questions name it."""
-        self.lines.append(Line(len(self.lines) + 1, self._dice.pick(sentences).format(**words)))
-        self.num_statements += 1
-        return len(self.lines)
-
-    def ask(self, text: str, answer: str, supports: Iterable[int]) -> None:
-        """Add a question."""
-        self.lines.append(Line(len(self.lines) + 1, text, answer, tuple(supports)))
-
-
-class World(Protocol):
-    """What a story of one family is about."""
-
-    def tell(self, story: StoryWriter) -> None:
+    def tell(self) -> None:
         """Let something happen, or tell of something: one or two statements."""
-        ...
+        raise NotImplementedError
 
     def ask(self) -> Question | None:
         """A question that the story so far answers, None if there is none of the family's kind yet."""
-        ...
+        raise NotImplementedError
 
+    def state(self, sentences: Sequence[str], **words: str) -> int:
+        """Add one of `sentences` with these words as a statement; return its number, by which questions name it."""
+        self.lines.append(Line(len(self.lines) + 1, self.dice.pick(sentences).format(**words)))
+        self.num_statements += 1
+        return len(self.lines)
 
-def tell_story(world: World, dice: Dice, length: int) -> Story:
-    """A story of `length` statements, and a few more where the family needs them for its first question."""
-    story = StoryWriter(dice)
-    left_until_question = 1 + dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
-    while story.num_statements < length or not story.ends_with_question:
-        world.tell(story)
-        left_until_question -= 1
-        is_due = left_until_question <= 0 or story.num_statements >= length
-        if is_due and (question := world.ask()) is not None:
-            story.ask(*question)
-            left_until_question = 1 + dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
-    return story.lines
+    def story(self) -> Story:
+        """A story of `length` statements, and a few more where the family needs them for its first question."""
+        left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
+        while self.num_statements < self.length or self.lines[-1].answer is None:
+            self.tell()
+            left_until_question -= 1
+            is_due = left_until_question <= 0 or self.num_statements >= self.length
+            if is_due and (question := self.ask()) is not None:
+                text, answer, supports = question
+                self.lines.append(Line(len(self.lines) + 1, text, answer, tuple(supports)))
+                left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
+        return self.lines
