@@ -34,13 +34,16 @@ def is_main() -> bool:
 
 
 def join_world(device_type: str) -> torch.device:
-    """Join the process group if torchrun started several processes; return this process's device."""
+    """Join the process group if torchrun started several processes; return this process's device.
+
+    Numbers in host memory are exchanged by gloo: by NCCL each would make the host wait for all work of its GPU.
+    """
     has_gpu = device_type == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
     if has_gpu:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
     return device
 
 
@@ -93,14 +96,14 @@ def max_tensor_over_ranks(tensor: Tensor) -> Tensor:
     return _reduced(tensor, dist.ReduceOp.MAX)
 
 
-def total_over_ranks(number: int, device: torch.device) -> int | Tensor:
-    """Sum of the numbers of all ranks, left on the device. Collective."""
-    return number if world_size() == 1 else _reduced(torch.tensor(number, device=device), dist.ReduceOp.SUM)
+def total_over_ranks(number: int) -> int:
+    """Sum of the numbers of all ranks. Collective."""
+    return int(_reduced(torch.tensor(number), dist.ReduceOp.SUM))
 
 
-def max_over_ranks(number: int, device: torch.device) -> int:
+def max_over_ranks(number: int) -> int:
     """Largest of the numbers of all ranks, so that one rank's wish is known to all at the same step. Collective."""
-    return number if world_size() == 1 else int(max_tensor_over_ranks(torch.tensor(number, device=device)))
+    return int(max_tensor_over_ranks(torch.tensor(number)))
 
 
 def gather_objects(value: Any) -> list[Any]:

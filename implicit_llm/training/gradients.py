@@ -53,7 +53,7 @@ class GradientReducer:
 
     def is_true_anywhere(self, is_true: bool) -> bool:
         """Whether it is true on any rank. Collective."""
-        return max_over_ranks(int(is_true), self._parameters[0].device) > 0
+        return max_over_ranks(int(is_true)) > 0
 
 
 class _Backward:

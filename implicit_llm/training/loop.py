@@ -141,8 +141,7 @@ class TrainingLoop:
         rate = learning_rate(config.schedule, step, config.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        total = total_over_ranks(sum(batch["num_labels"] for batch in batches), self.job.device)
-        num_labels = max(total, 1) if isinstance(total, int) else total.clamp_min(1)
+        num_labels = max(1, total_over_ranks(sum(batch["num_labels"] for batch in batches)))
         for number, batch in enumerate(batches, start=1):
             faults.point("train.micro_step")
             is_last = number == len(batches)
@@ -160,7 +159,7 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         self.global_step = step + 1
 
-    def compute_loss(self, batch: dict[str, Any], num_labels: int | Tensor) -> Tensor:
+    def compute_loss(self, batch: dict[str, Any], num_labels: int) -> Tensor:
         """Cross entropy in fp32 of the logits at each position against the label at that position.
 
         The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size

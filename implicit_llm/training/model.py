@@ -69,6 +69,7 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        model.disable_input_require_grads()  # a hook for the other way, which would rule out fused products and graphs
 
 
 def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:

@@ -135,7 +135,7 @@ def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Wat
         identity=dict(setup.store.identity),
         work=context.work,
         device=setup.device,
-        saves=SaveSchedule(runtime, stop, config.phase.end_step, setup.store, setup.device, context.journal),
+        saves=SaveSchedule(runtime, stop, config.phase.end_step, setup.store, context.journal),
         status=StatusLine(context.name, context.log, bar=wants_bar(runtime.progress)),
         watchdog=watchdog,
         journal=context.journal,

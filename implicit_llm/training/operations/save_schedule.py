@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-import torch
-
 from implicit_llm.training.distributed import is_main, max_over_ranks
 from implicit_llm.training.operations.checkpoint import Staging, TrainingState
 from implicit_llm.training.operations.checkpoint_store import CheckpointStore
@@ -42,10 +40,9 @@ class SaveSchedule:
         stop: StopRequest,
         end_step: int,
         store: CheckpointStore,
-        device: torch.device,
         journal: Journal,
     ) -> None:
-        self._runtime, self._stop, self._store, self._device = runtime, stop, store, device
+        self._runtime, self._stop, self._store = runtime, stop, store
         self._end_step, self._journal = end_step, journal
         self._must_save = self._is_last_try = False
         self._write: Future[None] | None = None
@@ -69,7 +66,7 @@ class SaveSchedule:
         if self._write is not None and self._write.done():
             self._finish_write()
         self._due_at = time.monotonic()
-        wish = max_over_ranks(self._wish(step), self._device)
+        wish = max_over_ranks(self._wish(step))
         must_stop = bool(wish & _STOP)
         self._must_save = step >= self._end_step or step in self._store.keep or must_stop
         return bool(wish) or self._must_save, must_stop

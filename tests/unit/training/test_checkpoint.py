@@ -240,9 +240,6 @@ def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(store: Ch
     assert names(store) == ["step-00000015", "step-00000020"]
 
 
-CPU = torch.device("cpu")
-
-
 def at_once(work: Callable[[], object]) -> Future[None]:
     """In place of a thread, so that only the clock decides."""
     work()
@@ -266,7 +263,7 @@ def test_saves_are_made_at_every_interval_and_at_given_steps(
     clock, found = SimpleNamespace(now=100.0), []
     monkeypatch.setattr(save_schedule, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(save_schedule, "in_background", at_once)
-    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, 10**6, store, CPU, Journal(None)) as schedule:
+    with StopRequest() as stop, SaveSchedule(Runtime(**runtime), stop, 10**6, store, Journal(None)) as schedule:
         for step in range(1, 32):
             clock.now += 1.0
             if schedule.after_step(step)[0]:
@@ -309,7 +306,7 @@ def disk(tmp_path: Path) -> SlowDisk:
 
 
 def schedule_of(disk: SlowDisk, stop: StopRequest, end_step: int) -> SaveSchedule:
-    return SaveSchedule(Runtime(save_every_s=0.0), stop, end_step, disk, CPU, Journal(None))
+    return SaveSchedule(Runtime(save_every_s=0.0), stop, end_step, disk, Journal(None))
 
 
 def test_training_goes_on_while_a_state_is_written_as_it_was(disk: SlowDisk) -> None:
