@@ -9,7 +9,7 @@ rule data_set:
     benchmark:
         "results/{config}/data/{data}/benchmark.tsv"
     wildcard_constraints:
-        data=job.names_but("data", "tokenizer", "token_shard", "token_stream"),
+        data=job.names("data", "tokenizer", "token_shard", "token_stream", is_others=True),
     threads: 1
     resources:
         mem_mb=2000,

@@ -1,6 +1,5 @@
 """The harness's tasks by name, its own and those of a folder, ready to be asked."""
 
-import hashlib
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,7 @@ from lm_eval.tasks import TaskManager
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.places import PROJECT_DIR
-
-TASK_FOLDERS = PROJECT_DIR / "workflow" / "config" / "lm_eval"
-IGNORED = "__pycache__"
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
 
 
 class TaskError(UserError):
@@ -46,12 +42,12 @@ def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
 
 def task_folder(name: str) -> Path:
     """A folder of tasks by its path, or by its name below workflow/config/lm_eval. Raises: TaskError."""
-    for folder in (Path(name), TASK_FOLDERS / name):
-        if folder.is_dir():
-            return folder
-    raise TaskError(
-        f"task_path: neither {name} nor {TASK_FOLDERS / name} is a folder; give one with YAML files of tasks"
-    )
+    folder = find_task_folder(name)
+    if folder is None:
+        raise TaskError(
+            f"task_path: neither {name} nor {TASK_FOLDERS / name} is a folder; give one with YAML files of tasks"
+        )
+    return folder
 
 
 def check_files(folder: Path, digests: Mapping[str, str] | None) -> None:
@@ -63,12 +59,6 @@ def check_files(folder: Path, digests: Mapping[str, str] | None) -> None:
         if found.get(name) != digests.get(name):
             what = "is missing" if name not in found else "is new" if name not in digests else "changed"
             raise TaskError(f"{folder / name}: {what} after the workflow was planned; run the workflow again")
-
-
-def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file below `folder`, by its path there."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import implicit_llm
-from implicit_llm.evaluation.lm_eval_harness.tasks import TASK_FOLDERS
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB = 257

@@ -27,11 +27,12 @@ from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, Un
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.lm_eval_harness import command_line
 from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
-from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, file_digests, load_tasks
+from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.task_folders import file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs

@@ -19,6 +19,11 @@ def plain_table(*headings: str, whole: Collection[str] = (), right: Collection[s
     return table
 
 
+def first_line(error: Exception) -> str:
+    """The first line of its message, or else its kind."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def time_text(seconds: float | None) -> str:
     """ "40 s", "12 min", "3.4 h", "5 d"."""
     if seconds is None:

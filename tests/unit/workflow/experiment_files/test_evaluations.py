@@ -7,7 +7,7 @@ import pytest
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_workflow.experiment_files.evaluations import TASK_FOLDERS
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from tests.unit.workflow.console_calls import output, run

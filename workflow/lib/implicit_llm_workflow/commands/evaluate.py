@@ -257,13 +257,11 @@ def _digest(option: str) -> tuple[str, str]:
 
 def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
     """Print the numbers, a line for each record, and the path of their file."""
-    from rich.table import Table
+    from implicit_llm_workflow.text import plain_table
 
     files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
     path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
-    table = Table("data", "mode", "length", box=None, pad_edge=False)
-    for heading in columns.values():
-        table.add_column(heading, justify="right")
+    table = plain_table("data", "mode", "length", *columns.values(), right=columns.values())
     for record in json.loads(path.read_bytes())["records"]:
         table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
     console = options.wide_console()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -98,13 +99,7 @@ def with_options(command: Callable[..., None], options: Mapping[str, inspect.Par
 
 
 def print_json(values: Any) -> None:
-    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=_of_path))
-
-
-def _of_path(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r:.60} is no JSON")
+    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=os.fspath))
 
 
 def wide_console(is_error: bool = False) -> Console:
@@ -112,7 +107,9 @@ def wide_console(is_error: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False, stderr=is_error)
-    return console if console.is_terminal else Console(width=240, highlight=False, stderr=is_error)
+    if not console.is_terminal:
+        console.width = 240
+    return console
 
 
 class OptionError(UserError):
@@ -128,18 +125,13 @@ def make_plan(config: str, results: Path) -> Plan:
     from implicit_llm_workflow.experiment_files.experiment import load_experiment
     from implicit_llm_workflow.planning.plan import Plan
 
-    _require_results(results)
-    return Plan(load_experiment(experiment_path(config)), results)
-
-
-def _require_results(results: Path) -> None:
-    """A folder of results is there, or its place before the first run: beside a Snakefile. Raises: NoResults."""
+    # A folder of results is there, or its place before the first run: beside a Snakefile.
     is_before_first_run = results.name == DEFAULT_RESULTS.name and (results.parent / SNAKEFILE).is_file()
-    if results.is_dir() or is_before_first_run:
-        return
-    root = nearest_with(SNAKEFILE, Path.cwd())
-    if root is None:
-        advice = "work in the folder of the Snakefile, or name its results by --results DIR"
-    else:
-        advice = f"the results of {root} are in {root / DEFAULT_RESULTS}: type `cd {root}` and leave out --results"
-    raise NoResults(f"{results}: there is no such folder of results; {advice}")
+    if not (results.is_dir() or is_before_first_run):
+        root = nearest_with(SNAKEFILE, Path.cwd())
+        if root is None:
+            advice = "work in the folder of the Snakefile, or name its results by --results DIR"
+        else:
+            advice = f"the results of {root} are in {root / DEFAULT_RESULTS}: type `cd {root}` and leave out --results"
+        raise NoResults(f"{results}: there is no such folder of results; {advice}")
+    return Plan(load_experiment(experiment_path(config)), results)

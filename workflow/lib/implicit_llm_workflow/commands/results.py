@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import Job, run_job
 
@@ -209,18 +210,19 @@ def verify(
     from implicit_llm_workflow.results.verify import (
         check_files,
         check_lines,
-        files_of_jobs,
         rebuild_commands,
+        recorded_files,
         with_shards,
     )
 
     plan, console = options.make_plan(config, results), options.wide_console()
     nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
-    files, damaged, unfinished = files_of_jobs(plan, nodes)
+    manifests = {node.key: path for node in nodes if (path := plan.run_dir(node) / MANIFEST).exists()}
+    files, damaged = recorded_files(manifests.items())
     broken = [*damaged, *check_files(files)]
-    if unfinished:
-        console.print(f"not made yet: {len(unfinished)} of {len(nodes)} jobs")
-    for line in check_lines(f"{len(nodes) - len(unfinished)} jobs", files, broken):
+    if unfinished := len(nodes) - len(manifests):
+        console.print(f"not made yet: {unfinished} of {len(nodes)} jobs")
+    for line in check_lines(f"{len(manifests)} jobs", files, broken):
         console.print(line, soft_wrap=True)
     if broken:
         console.print("To make them again:")

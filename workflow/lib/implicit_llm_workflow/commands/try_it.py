@@ -152,13 +152,13 @@ def show(console: Console, trial: Trial) -> None:
 def accuracy_table(trial: Trial) -> Table:
     """A row for each model, a column for some of the tokens."""
     import numpy as np
-    from rich.table import Table
+
+    from implicit_llm_workflow.text import plain_table
 
     length = trial.is_right_BL.shape[1]
     positions = sorted({*(2**power for power in range(2, 14) if 2**power < length), length})[-8:]
-    table = Table("percent right at token", box=None, header_style="dim", pad_edge=False)
-    for title in ("size", *map(str, positions)):
-        table.add_column(title, justify="right")
+    right = ["size", *map(str, positions)]
+    table = plain_table("percent right at token", *right, right=right, header_style="dim")
     implicit, *explicit = trial.kept
     cells = percent_at(positions, trial.is_right_BL.mean(0))
     table.add_row("implicit, 1 layer, now", millions(implicit), *cells, style="bold green")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.evaluation import modes_of
@@ -14,13 +12,12 @@ from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_workflow.experiment_files.values import as_given, check_keys, selected
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
-from implicit_llm_workflow.project_dirs import CONFIG_DIR, REPORT, package_dir
+from implicit_llm_workflow.project_dirs import REPORT, package_dir
 
-TASK_FOLDERS = CONFIG_DIR / "lm_eval"
 SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
-IGNORED = "__pycache__"
 _MODES = ("modes", "sweep")
 
 
@@ -102,19 +99,9 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
         names = list(dict.fromkeys(column["task"] for column in suites[names[0]]["columns"]))
     if "task_path" not in settings:
         return {**settings, "tasks": names}
-    return {**settings, "tasks": names, "task_files": _digests(_folder(settings["task_path"], at))}
-
-
-def _folder(name: str, at: str) -> Path:
-    """As the job finds it: by path, or by its name in workflow/config/lm_eval/."""
-    for folder in (Path(name), TASK_FOLDERS / name):
-        if folder.is_dir():
-            return folder
-    names = [path.name for path in TASK_FOLDERS.iterdir() if path.is_dir()]
-    raise ConfigError(f"{at}.task_path: there is no folder {name!r}; {nearest(name, names)}")
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """sha256 of the files below a folder, so that other content makes another identity."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    path = settings["task_path"]
+    folder = find_task_folder(path)
+    if folder is None:
+        folders = [item.name for item in TASK_FOLDERS.iterdir() if item.is_dir()]
+        raise ConfigError(f"{at}.task_path: there is no folder {path!r}; {nearest(path, folders)}")
+    return {**settings, "tasks": names, "task_files": file_digests(folder)}

@@ -118,13 +118,13 @@ def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles)
         fill(RunEntry, item, f"{files.source}: runs.{name}")
     builder, found = RunBuilder(file.override, data, files), {}
     points = expand_grids(file.runs, files.source)
-    entries = {point.name: fill(RunEntry, point.item, f"{files.source}: runs.{point.name}") for point in points}
+    entries = {name: fill(RunEntry, item, f"{files.source}: runs.{name}") for name, (item, _) in points.items()}
     builder.check_shared(entries)
-    for point in points:
+    for name, (_, at) in points.items():
         try:
-            found[point.name] = builder.build(point.name, entries[point.name])
+            found[name] = builder.build(name, entries[name])
         except ConfigError as error:
-            raise (ConfigError(f"{error} ({point.at})") if point.at else error) from error
+            raise (ConfigError(f"{error} ({at})") if at else error) from error
     return found
 
 

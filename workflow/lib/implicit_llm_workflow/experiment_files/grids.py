@@ -32,49 +32,36 @@ class Axis:
     values: Annotated[tuple[int | float | str, ...], SOME]
 
 
-@dataclass(frozen=True)
-class GridPoint:
-    """One run of a grid; `at` says for messages which one it is, empty for an entry without a grid."""
+def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[Mapping[str, Any], str]]:
+    """All runs by name, each entry with a grid replaced by its points, in the order of the file.
 
-    name: str
-    item: Mapping[str, Any]
-    at: str = ""
-
-
-def expand_grids(runs: Mapping[str, Any], source: str) -> list[GridPoint]:
-    """All runs, each entry with a grid replaced by its points, in the order of the file.
-
-    Raises: ConfigError that names the axis, or for two runs of one name.
+    Beside each run, for messages, which point it is, "" for an entry without a grid. Raises: ConfigError that names the
+    axis, or for two runs of one name.
     """
-    points: list[GridPoint] = []
-    for name, item in runs.items():
-        points += _points(name, item, source)
-    seen: set[str] = set()
-    for point in points:
-        if point.name in seen:
-            raise ConfigError(f"{source}: runs: two runs are called {point.name!r}; rename a run or a grid axis")
-        seen.add(point.name)
-    return points
+    found: dict[str, tuple[Mapping[str, Any], str]] = {}
+    for entry, item in runs.items():
+        for name, run, at in _points(entry, item, source):
+            if name in found:
+                raise ConfigError(f"{source}: runs: two runs are called {name!r}; rename a run or a grid axis")
+            found[name] = run, at
+    return found
 
 
-def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[GridPoint]:
+def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     axes: Mapping[str, Any] = item.get("grid", {})
     base = {key: value for key, value in item.items() if key != "grid"}
-    if not axes:
-        yield GridPoint(name, base)
-        return
     where = f"{source}: runs.{name}.grid"
     keys = [axis["key"] for axis in axes.values()]
     for axis, values in axes.items():
         _check_axis(values, keys, f"{where}.{axis}")
     for combination in itertools.product(*(axis["values"] for axis in axes.values())):
-        chosen = dict(zip(axes, combination, strict=True))
-        point: Mapping[str, Any] = base
-        for axis, value in chosen.items():
-            point = _with_value(point, axes[axis]["key"].split("."), value, f"{where}.{axis}.key")
-        labels = [f"{axis}{_label(value)}" for axis, value in chosen.items()]
-        shown = ", ".join(f"{axis} = {_label(value)}" for axis, value in chosen.items())
-        yield GridPoint("-".join([name, *labels]), point, f"runs.{name}.grid: {shown}")
+        point, labels = base, {}
+        for (axis, values), value in zip(axes.items(), combination, strict=True):
+            point = _with_value(point, values["key"].split("."), value, f"{where}.{axis}.key")
+            labels[axis] = _label(value)
+        at = ", ".join(f"{axis} = {label}" for axis, label in labels.items())
+        chosen = [f"{axis}{label}" for axis, label in labels.items()]
+        yield "-".join([name, *chosen]), point, f"runs.{name}.grid: {at}" if at else ""
 
 
 def _check_axis(axis: Mapping[str, Any], keys: list[str], where: str) -> None:

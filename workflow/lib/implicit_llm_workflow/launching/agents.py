@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.launched import (
     FOLDER_VARIABLE,
     NODE_VARIABLE,
@@ -74,13 +75,12 @@ class NodeJob:
     threads: int = 0
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "folder": str(self.folder)})
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def of_json(cls, text: str, node: int) -> NodeJob:
         """The part of another node in the same job."""
-        values = json.loads(text)
-        return cls(**{**values, "folder": Path(values["folder"]), "worker": tuple(values["worker"]), "node": node})
+        return fill(cls, {**json.loads(text), "node": node}, "node")
 
 
 class StopSignals:

@@ -17,6 +17,7 @@ from typing import Any
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.project_dirs import package_dir
+from implicit_llm_workflow.text import first_line
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Preflight:
             properties = torch.cuda.get_device_properties(0)
         except RuntimeError as error:
             raise self._failed(
-                f"the GPU cannot be used ({_first_line(error)}); the driver may be older than PyTorch's CUDA or ROCm: "
+                f"the GPU cannot be used ({first_line(error)}); the driver may be older than PyTorch's CUDA or ROCm: "
                 "install the build of PyTorch that the driver runs"
             ) from error
         return {
@@ -105,7 +106,7 @@ class Preflight:
             raise self._failed(str(error)) from error
         except RuntimeError as error:
             raise self._failed(
-                f"no kernel runs on {device} ({_first_line(error)}); install a PyTorch that is built for this GPU "
+                f"no kernel runs on {device} ({first_line(error)}); install a PyTorch that is built for this GPU "
                 "(docs/cluster.md), or take --kernels torch"
             ) from error
         release = f"triton {_version('triton')}"
@@ -126,7 +127,7 @@ class Preflight:
             probe.unlink()
         except OSError as error:
             raise self._failed(
-                f"results cannot be written to {self.results} ({_first_line(error)}); make the folder writable, or put "
+                f"results cannot be written to {self.results} ({first_line(error)}); make the folder writable, or put "
                 "results on another disk by a link"
             ) from error
         free, needed = shutil.disk_usage(self.results).free, int(SPACE_FACTOR * self.checkpoint_bytes)
@@ -186,7 +187,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -243,32 +243,25 @@ def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path
 
 
-def tree_text(node: ast.AST) -> str:
+def tree_text(value: object) -> str:
     """A syntax tree as text without docstrings, positions and empty fields: the same for every Python version."""
+    if isinstance(value, list):
+        return f"[{','.join(map(tree_text, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
     parts = []
-    for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(value, list) and isinstance(node, _WITH_DOCSTRING):
-            value = value[1:] if is_docstring(value) else value
-        if value is not None and value != [] and name not in ("kind", "type_comment", "ctx"):
-            parts.append(f"{name}={_value_text(value)}")
-    return f"{type(node).__name__}({','.join(parts)})"
+    for name, item in ast.iter_fields(value):
+        if name == "body":
+            item = body_of(value)
+        if item is not None and item != [] and name not in ("kind", "type_comment", "ctx"):
+            parts.append(f"{name}={tree_text(item)}")
+    return f"{type(value).__name__}({','.join(parts)})"
+
+
+def body_of(node: Any) -> Any:
+    """The body of a syntax tree's node without its docstring."""
+    is_documented = isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None
+    return node.body[1:] if is_documented else node.body
 
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def is_docstring(body: list[ast.stmt]) -> bool:
-    return (
-        bool(body)
-        and isinstance(body[0], ast.Expr)
-        and isinstance(body[0].value, ast.Constant)
-        and isinstance(body[0].value.value, str)
-    )
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, ast.AST):
-        return tree_text(value)
-    if isinstance(value, list):
-        return f"[{','.join(_value_text(item) for item in value)}]"
-    return repr(value)

@@ -18,8 +18,8 @@ from pathlib import Path
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_workflow.planning.code_digest import (
     JobCode,
+    body_of,
     file_digests,
-    is_docstring,
     job_sources,
     total_digest,
     tree_text,
@@ -69,6 +69,12 @@ def read_code_record(root: Path, digest: str) -> CodeRecord | None:
         return None
 
 
+def changes_since(root: Path, digest: str, code: JobCode) -> tuple[str, ...] | None:
+    """What differs on disk from the code with this digest; None where that was not recorded. Raises: SourceError."""
+    record = read_code_record(root, digest)
+    return None if record is None else tuple(changed_files(record, code_now(code)))
+
+
 def record_path(root: Path, digest: str) -> Path:
     return root / FOLDER / f"{digest[:DIGITS]}.json"
 
@@ -103,7 +109,7 @@ def _collect(node: ast.Module | ast.ClassDef, prefix: str, texts: dict[str, list
     if isinstance(node, ast.ClassDef):
         header = [*node.bases, *node.keywords, *node.decorator_list]
         texts.setdefault(own, []).extend(tree_text(item) for item in header)
-    for child in node.body[1:] if is_docstring(node.body) else node.body:
+    for child in body_of(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             texts.setdefault(prefix + child.name, []).append(tree_text(child))
         elif isinstance(child, ast.ClassDef):

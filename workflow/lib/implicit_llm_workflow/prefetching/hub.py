@@ -21,6 +21,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     words_of,
 )
 from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
+from implicit_llm_workflow.text import first_line
 
 MODEL_FILES = (
     CONFIG_FILE,
@@ -127,10 +128,6 @@ def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
             f"model {need.name}: has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE} on the hub; name another"
         )
     return [name for name in names if name in weights or name in MODEL_FILES]
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _advice(need: HubFiles, folder: Path) -> str:

@@ -19,10 +19,10 @@ from implicit_llm_workflow.prefetching.hub import (
     FetchError,
     fetch_hub_files,
     fetched_before,
-    first_line,
     put_by_hand,
 )
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
+from implicit_llm_workflow.text import first_line
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"

@@ -9,7 +9,7 @@ from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
-from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
+from implicit_llm_workflow.planning.code_record import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import difference_of
 
@@ -114,12 +114,4 @@ def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: 
             f"{key}: its inputs changed too ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); accept these "
             "as well if only their code changed, or run the workflow"
         )
-    return code_changes(plan, key, recorded.code)
-
-
-def code_changes(plan: Plan, key: str, recorded_code: str) -> tuple[str, ...] | None:
-    """Modules and functions that differ from the recorded code of a job; None where that was not recorded."""
-    old = read_code_record(plan.root, recorded_code)
-    if old is None:
-        return None
-    return tuple(changed_files(old, code_now(plan.code(plan.nodes[key]))))
+    return changes_since(plan.root, recorded.code, plan.code(plan.nodes[key]))

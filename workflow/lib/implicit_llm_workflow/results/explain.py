@@ -11,7 +11,7 @@ from rich.table import Table
 
 from implicit_llm_workflow.estimates.cost import Cost, CostModel, total_text
 from implicit_llm_workflow.planning.code_digest import JobCode
-from implicit_llm_workflow.planning.code_record import changed_files, code_now, read_code_record
+from implicit_llm_workflow.planning.code_record import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.status import STATE_STYLE
@@ -59,9 +59,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[ExplainedJob]:
 
     @cache
     def code_change(code: JobCode, old: str, new: str) -> CodeChange:
-        record = read_code_record(plan.root, old)
-        files = None if record is None else tuple(changed_files(record, code_now(code)))
-        return CodeChange(code.module, old, new, files)
+        return CodeChange(code.module, old, new, changes_since(plan.root, old, code))
 
     found = []
     for key in reached:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError, sha256_of
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, WORK, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
@@ -23,12 +23,11 @@ MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A file as the manifest of the job `job` records it."""
+    """A file of the job `job`, which its manifest records."""
 
     job: str
     path: Path
-    size: int
-    sha256: str
+    record: FileRecord
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,6 @@ class Broken:
     job: str
     path: Path
     why: str
-
-
-def files_of_jobs(plan: Plan, nodes: Iterable[Node]) -> tuple[list[RecordedFile], list[Broken], list[str]]:
-    """Files of the finished jobs, their damaged manifests, and the jobs that have not finished."""
-    manifests = {node.key: plan.run_dir(node) / MANIFEST for node in nodes}
-    files, broken = recorded_files((key, path) for key, path in manifests.items() if path.exists())
-    return files, broken, [key for key, path in manifests.items() if not path.exists()]
 
 
 def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[RecordedFile], list[Broken]]:
@@ -63,19 +55,19 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
     """Files that are missing or differ from their record, in order; a terminal shows the progress."""
     from tqdm import tqdm
 
-    size = sum(file.size for file in files)
+    size = sum(file.record.size for file in files)
     bar = tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="verify", disable=None)
     broken = []
     with bar, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         for file, why in zip(files, pool.map(_difference, files), strict=True):
-            bar.update(file.size)
+            bar.update(file.record.size)
             broken += [Broken(file.job, file.path, why)] if why else []
     return broken
 
 
 def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> Iterator[str]:
     """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file, with colour."""
-    size = size_text(sum(file.size for file in files))
+    size = size_text(sum(file.record.size for file in files))
     yield f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken"
     for item in broken:
         yield f"[red]broken[/red] {item.path}: {item.why} (job {item.job})"
@@ -123,7 +115,7 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
             places.append(run_dir / file.relative_to(work / DECLARED))
         for place in places:
             if place.exists() or not is_freed:
-                yield RecordedFile(job, place, record.size, record.sha256)
+                yield RecordedFile(job, place, record)
 
 
 def run_dir_of(manifest: Path) -> Path:
@@ -138,15 +130,9 @@ def _are_equal(one: Path, other: Path) -> bool:
         return False
 
 
-def _difference(file: RecordedFile) -> str | None:
-    """How the file differs from its record; None if it does not."""
+def _difference(file: RecordedFile) -> str:
+    """How the file differs from its record, "" if it does not."""
     try:
-        size = file.path.stat().st_size
-        if size != file.size:
-            return f"expected {file.size} bytes, found {size}"
-        found = sha256_of(file.path)
-    except FileNotFoundError:
-        return f"expected {file.size} bytes, found no file"
+        return file.record.difference(file.path, "sha256")
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return None if found == file.sha256 else f"expected sha256 {file.sha256[:16]}, found {found[:16]}"

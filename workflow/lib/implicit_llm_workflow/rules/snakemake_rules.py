@@ -86,24 +86,17 @@ class RuleInputs:
         names = dict.fromkeys(("data", "run", "phase", "evaluation", "peer", "hardware", "excerpt"), r"[A-Za-z0-9._-]+")
         return {"config": re.escape(self._plan.experiment.name), **names}
 
-    def names(self, stage: str, kind: str) -> str:
-        """A wildcard constraint for jobs of one kind: what data or evaluation is called, or a run of training jobs.
+    def names(self, stage: str, *kinds: str, is_others: bool = False) -> str:
+        """A wildcard constraint for jobs of these kinds: what data or evaluation is called, or a run of training jobs.
 
         The kind of a training job is its task. So each path has one rule, although the kinds of a stage share their
         folder. Numbered jobs are one pattern: Snakemake searches the text of a constraint for every job, and with
-        thousands of names in it takes seconds.
+        thousands of names in it takes seconds. `is_others`: for jobs of all other kinds.
         """
-        return self._names(stage, lambda found: found == kind)
-
-    def names_but(self, stage: str, *kinds: str) -> str:
-        """Likewise for jobs of all other kinds."""
-        return self._names(stage, lambda found: found not in kinds)
-
-    def _names(self, stage: str, is_wanted: Callable[[str], bool]) -> str:
         found = {
             node.name.split("/")[_KIND_WILDCARD[stage]]
             for node in self._plan.nodes.values()
-            if node.stage == stage and is_wanted(node.config.get("kind", node.config.get("task")))
+            if node.stage == stage and (node.config.get("kind", node.config.get("task")) in kinds) != is_others
         }
         patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
         return "|".join(sorted(patterns)) or _NOTHING
