@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.mlflow_store import initialise
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.stored import Stored

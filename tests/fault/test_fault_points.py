@@ -15,7 +15,7 @@ import pytest
 from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from tests.fault.forks import CONTRACTS, JOBS, Server
 from tests.fault.points import passage, registered, sample
 

@@ -12,7 +12,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import Body, StageRequest, run_stage
-from implicit_llm_jobs.tracking.invocation import VARIABLE
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 
 WEIGHTS = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"  # a safetensors file without tensors
 MODEL = {"model_type": "implicit_mamba2", "is_implicit": True, "num_hidden_layers": 1, "hidden_size": 32}

@@ -10,10 +10,9 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
-from implicit_llm_jobs.tracking.kept_runs import KeptRuns
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge
 from implicit_llm_jobs.tracking.mlflow_client import flatten
-from implicit_llm_jobs.tracking.tracked_run import TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import KeptRuns, TrackedRun
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train
 from tests.unit.tracking.stored import Stored

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.journal import Journal, read
-from implicit_llm_jobs.tracking import machine, mlflow_writer
-from implicit_llm_jobs.tracking.machine import MachineMonitor
+from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
-from implicit_llm_jobs.tracking.mlflow_writer import catch_up, open_run
+from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.stored import another_database
@@ -247,6 +246,6 @@ def test_what_cannot_be_measured_or_written_stops_nothing(tmp_path: Path, monkey
     def fail() -> list[object]:
         raise RuntimeError("no such driver")
 
-    monkeypatch.setattr(machine, "_monitors", fail)
+    monkeypatch.setattr(mlflow_writer, "_monitors", fail)
     start_and_stop(tmp_path / "machine.jsonl")
     assert not (tmp_path / "machine.jsonl").exists()

@@ -7,7 +7,7 @@ from implicit_llm.training.metrics import StepMetrics
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_jobs.tracking.metric_keys import SECTIONS, TRAINING, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_bridge import SECTIONS, TRAINING, mlflow_key
 from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun, model_labels
 
 LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_layers": 12, "hidden_size": 768}

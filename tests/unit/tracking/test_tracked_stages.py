@@ -10,8 +10,8 @@ import pytest
 
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking import rebuild
-from implicit_llm_jobs.tracking.invocation import VARIABLE
 from implicit_llm_jobs.tracking.rebuild import bring_late, late_works
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_data, make_model, start_invocation

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_jobs.tracking.trajectory import Trajectory
+from implicit_llm_jobs.tracking.mlflow_bridge import Trajectory
 
 NAN = float("nan")
 

@@ -33,8 +33,7 @@ from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
-from implicit_llm_jobs.tracking.invocation import Invocation
-from implicit_llm_jobs.tracking.tracked_run import TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedInput, TrackedRun
 
 log = logging.getLogger(__name__)
 

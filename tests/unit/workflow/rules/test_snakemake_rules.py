@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_jobs.tracking import invocation as jobs_side
+from implicit_llm_jobs.tracking import tracked_run as jobs_side
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget

@@ -13,10 +13,9 @@ from tqdm import tqdm
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.logs import without_password
-from implicit_llm_jobs.tracking.kept_runs import KeptRuns, status_of
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, repair
-from implicit_llm_jobs.tracking.tracked_run import TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import KeptRuns, TrackedRun, status_of
 
 log = logging.getLogger(__name__)
 

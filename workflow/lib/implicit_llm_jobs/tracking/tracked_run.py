@@ -1,18 +1,67 @@
-"""A run as MLflow is told of it, and the finished runs that it reads."""
+"""A run as MLflow is told of it, the finished runs that it reads, and the invocation of Snakemake that it belongs to.
 
+All runs of a results directory are found by their manifests and journals alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from implicit_llm_contracts.runs.identity import run_and_phase
-from implicit_llm_contracts.runs.journal import read_records
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
-from implicit_llm_contracts.runs.run_directory import JOURNAL, work_directory
-from implicit_llm_jobs.tracking.invocation import TAG, Invocation
+from implicit_llm_contracts.runs.journal import JournalError, read_records
+from implicit_llm_contracts.runs.manifest import FILE_NAME, IDENTITY_KEYS, Manifest
+from implicit_llm_contracts.runs.run_directory import JOURNAL, WORK, work_directory
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
+
+VARIABLE = "IMPLICIT_LLM_INVOCATION"
+TAG = "invocations"  # of a run: the ids of all that worked on it, the first one first
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """`started`: ISO time in UTC; `command`: what was typed; `commit` of the source tree, None outside of git."""
+
+    id: str
+    started: str
+    command: str
+    commit: str | None = None
+    user: str | None = None
+
+    @classmethod
+    def current(cls) -> Invocation | None:
+        """That of this process; None for a job that was started by hand."""
+        try:
+            return cls(**json.loads(os.environ[VARIABLE]))
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    @property
+    def name(self) -> str:
+        return f"snakemake {self.started[:16].replace('T', ' ')}"
+
+    def tags(self, config: str) -> dict[str, str]:
+        """What its run in MLflow carries; `config` is the experiment's name."""
+        tags = {
+            "stage": "workflow",
+            "config": config,
+            "invocation": self.id,
+            "command": self.command,
+            "mlflow.source.name": self.command,
+            "mlflow.source.type": "PROJECT",
+            "mlflow.note.content": f"`{self.command}`\n\nRuns that began here are nested below this one. All it worked "
+            f"on, those that another one had begun included: search for `tags.{TAG} LIKE '%{self.id}%'`.",
+        }
+        if self.commit:
+            tags["mlflow.source.git.commit"] = self.commit
+        return tags | ({"mlflow.user": self.user} if self.user else {})
+
 
 MODEL_ROLE = "model"
 MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
@@ -195,3 +244,88 @@ def _size(run: str, model: Mapping[str, Any]) -> str | None:
         return found.group(1).lower()
     layers, width = model.get("num_hidden_layers"), model.get("hidden_size")
     return f"{layers}x{width}" if layers and width else None
+
+
+# How the stage ended that wrote such an event last; one that was killed has written nothing.
+_STATUS = {
+    "stage_started": None,
+    "stage_finished": None,  # the manifest is still to come
+    "stage_failed": "FAILED",
+    "stage_stopped": "KILLED",
+    "stage_preempted": "SCHEDULED",
+}
+
+
+class KeptRuns:
+    """The runs below a directory, those of former settings too."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def in_order(self, works: Iterable[Path] | None = None) -> Iterator[TrackedRun]:
+        """The runs in these work directories, by default all, each after those that it reads.
+
+        A directory that does not say whose it is has no run.
+        """
+        done: set[Path] = set()
+        for work in self.works if works is None else works:
+            yield from self._with_inputs(work, done)
+
+    def run_in(self, work: Path) -> TrackedRun | None:
+        """The run of a work directory; None when neither manifest nor journal names it."""
+        manifest = Manifest.find(work / FILE_NAME)
+        start = _start_of(work / JOURNAL)
+        about = start.get("identity") if manifest is None else {key: getattr(manifest, key) for key in IDENTITY_KEYS}
+        if not about:
+            return None
+        inputs = {role: self._input(given, work) for role, given in about.pop("upstream").items()}
+        known = {role: given for role, given in inputs.items() if given is not None}
+        return TrackedRun(work.parents[1], work, **about, inputs=known, commit=start.get("commit"))
+
+    def _with_inputs(self, work: Path, done: set[Path]) -> Iterator[TrackedRun]:
+        run = None if work in done else self.run_in(work)
+        done.add(work)
+        if run is not None:
+            for given in run.inputs.values():
+                yield from self._with_inputs(given.work, done)
+            yield run
+
+    def _input(self, fingerprint: str, work: Path) -> TrackedInput | None:
+        """Of several runs that are called so, one of the same experiment."""
+        found = self._by_name.get(work_directory(Path(), fingerprint).name, [])
+        nearest = max(found, key=lambda other: len(os.path.commonpath([other, work])), default=None)
+        return None if nearest is None else TrackedInput(nearest.parents[1], fingerprint)
+
+    @cached_property
+    def works(self) -> list[Path]:
+        """Work directories with a journal."""
+        found: list[Path] = []
+        for folder, names, _ in os.walk(self._root):
+            if WORK in names:
+                names.remove(WORK)
+                found.extend(path.parent for path in Path(folder, WORK).glob(f"*/{JOURNAL}"))
+        return sorted(found)
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for work in self.works:
+            found.setdefault(work.name, []).append(work)
+        return found
+
+
+def status_of(run: TrackedRun) -> str | None:
+    """How the run ended, as far as its files tell; None for one that may still be going on."""
+    if Manifest.find(run.work / FILE_NAME) is not None:
+        return "FINISHED"
+    names = [record.get("name") for record in read_records(run.journal)]
+    return next((_STATUS[name] for name in reversed(names) if name in _STATUS), None)
+
+
+def _start_of(journal: Path) -> Mapping[str, Any]:
+    """The last start that tells who it is; nothing of a damaged journal, which whoever brings it will name."""
+    try:
+        starts = [record for record in read_records(journal) if record.get("name") == "stage_started"]
+    except JournalError:
+        return {}
+    return next((record for record in reversed(starts) if record.get("identity")), {})

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from implicit_llm_jobs.provenance import git_state
-from implicit_llm_jobs.tracking.invocation import VARIABLE, Invocation
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 
 COMMAND_CHARS = 2000
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit import attempts
-from snakemake_executor_plugin_submitit.attempts import CLASSES, End
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, is_worth_another, message
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmState
-from snakemake_executor_plugin_submitit.store import JobFiles, Record, write_json
+from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, add_attempt, write_json
 
 
 class Slurm:
@@ -42,7 +40,7 @@ def job(tmp_path: Path) -> Tracked:
     files = JobFiles(tmp_path / "job")
     record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), "submitted", "7")
     (tmp_path / "job" / "1").mkdir(parents=True)
-    attempts.add(files.attempts, "start", submission=1, nodes="node3", progress=None)
+    add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
     prepared: Any = SimpleNamespace(files=files)
     return Tracked(SimpleNamespace(), prepared, record)  # type: ignore[arg-type]
 

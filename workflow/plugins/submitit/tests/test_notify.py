@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.notify import Notifier
+from snakemake_executor_plugin_submitit.executor import Notifier
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.store import JobFiles
 
@@ -54,7 +54,7 @@ def test_a_stall_is_told_once_and_again_after_something_has_moved(tmp_path: Path
 def test_a_command_that_fails_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str, said: str
 ) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_submitit.notify.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("snakemake_executor_plugin_submitit.executor.TIMEOUT_S", 0.2)
     notifier(command, Clock()).send("done", "40 jobs done")
     assert caplog.messages == [f"--submitit-notify-command: {said}"]
 

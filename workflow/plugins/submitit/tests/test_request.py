@@ -13,9 +13,9 @@ import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from snakemake_executor_plugin_submitit.attempts import CLASSES
 from snakemake_executor_plugin_submitit.request import not_understood, sbatch_options, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.store import CLASSES
 
 
 def request(settings: ExecutorSettings | None = None, threads: int = 1, **resources: Any) -> dict[str, Any]:

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.cluster import Cluster, check_place, read_cluster
 from snakemake_executor_plugin_submitit.request import sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, find_by_name
+from snakemake_executor_plugin_submitit.slurm import (
+    Cluster,
+    NoAnswer,
+    SlurmQueue,
+    check_place,
+    find_by_name,
+    read_cluster,
+)
 
 LOG = logging.getLogger("test")
 AWAY = "Unable to contact slurm controller"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit import attempts, processes
+from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, read_json, write_json
+from snakemake_executor_plugin_submitit.store import Attempt, JobFiles, read_attempts, read_json, unfruitful, write_json
 
 Requeued = type("Requeued", (Exception,), {})
 
@@ -188,7 +188,7 @@ def test_a_signal_reaches_the_training_once_also_before_it_is_ready(tmp_path: Pa
     with pytest.raises(Requeued):
         in_background(step, (tmp_path / when).exists, signal.SIGUSR2)
     assert (tmp_path / "got").read_text() == "1"
-    ((_, end),) = attempts.read(step.files.attempts)
+    ((_, end),) = read_attempts(step.files.attempts)
     assert end is not None
     assert (end["asked"], end["exit_code"], end["is_time_limit"]) == ("SIGUSR2", 75, False)
 
@@ -235,8 +235,8 @@ def test_attempts_without_progress_up_to_the_time_limit_are_counted_from_the_las
     before: list[object], end: object, count: int, is_time_limit: bool
 ) -> None:
     """Attempts that began with each of `before`, the last one ending with `end`."""
-    done: list[attempts.Attempt] = [({"progress": item}, {"is_time_limit": is_time_limit}) for item in before]
-    assert attempts.unfruitful(done, end) == (count if is_time_limit else 0)
+    done: list[Attempt] = [({"progress": item}, {"is_time_limit": is_time_limit}) for item in before]
+    assert unfruitful(done, end) == (count if is_time_limit else 0)
 
 
 def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
 
     def send_to_shell() -> bool:
         if (tmp_path / "handler-is-there").exists():
-            ((start, _),) = attempts.read(step.files.attempts)
+            ((start, _),) = read_attempts(step.files.attempts)
             processes.kill(processes.descendants(start["pid"]), signal.SIGTERM)
             return True
         return False

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import store
-from snakemake_executor_plugin_submitit.cluster import Cluster
 from snakemake_executor_plugin_submitit.executor import batches
 from snakemake_executor_plugin_submitit.monitor import Tracked
 from snakemake_executor_plugin_submitit.request import Prepared, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import Cluster, NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import digest, private_folder, write_json
 from snakemake_executor_plugin_submitit.submission import Dispatcher, NotSubmitted, submit_script, visible_gpus
 

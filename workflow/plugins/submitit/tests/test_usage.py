@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_submitit import attempts, store, usage
+from snakemake_executor_plugin_submitit import store, usage
 from snakemake_executor_plugin_submitit.__main__ import main
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import JobFiles
@@ -24,15 +24,15 @@ def make_job(folder: Path, name: str, **requested: object) -> JobFiles:
 
 
 def add_attempt(files: JobFiles, number: int, seconds: float, exit_code: int = 0, **used: float) -> None:
-    attempts.add(files.attempts, "start", unix_s=2000.0 * number, waited_s=360.0)
-    attempts.add(files.attempts, "end", exit_code=exit_code, seconds=seconds, used=used)
+    store.add_attempt(files.attempts, "start", unix_s=2000.0 * number, waited_s=360.0)
+    store.add_attempt(files.attempts, "end", exit_code=exit_code, seconds=seconds, used=used)
 
 
 def used_by(folder: Path, command: str, gpus: int = 0) -> dict[str, float]:
     files = JobFiles(folder / "job")
     files.path.mkdir()
     JobStep(files, 1, command, str(folder), (), 3600.0, 60.0, 5, gpus=gpus)()
-    ((_, end),) = attempts.read(files.attempts)
+    ((_, end),) = store.read_attempts(files.attempts)
     assert end is not None
     return end["used"]
 

@@ -1,11 +1,17 @@
 """The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
 
+import json
+import logging
+import os
 import shutil
+import subprocess
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -15,13 +21,11 @@ from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
 from snakemake_executor_plugin_submitit import slurm, store, usage
-from snakemake_executor_plugin_submitit.attempts import ELSEWHERE, End
-from snakemake_executor_plugin_submitit.cluster import PLACE, Cluster, check_place, read_cluster
 from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, is_worth_another, message, stop_all
-from snakemake_executor_plugin_submitit.notify import Event, Notifier
 from snakemake_executor_plugin_submitit.request import Prepared, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import PLACE, Cluster, NoAnswer, SlurmQueue, check_place, read_cluster
+from snakemake_executor_plugin_submitit.store import ELSEWHERE, End, JobFiles
 from snakemake_executor_plugin_submitit.submission import Dispatcher
 
 common_settings = CommonSettings(
@@ -242,3 +246,57 @@ def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared
     for group in groups.values():
         for first in range(0, len(group), size):
             yield group[first : first + size]
+
+
+Event = Literal["done", "failed", "stalled"]
+TIMEOUT_S = 20
+LOOK_EVERY_S = 60
+
+
+class Notifier:
+    """`clock` in seconds since the epoch, for tests. The webhook's URL may be a secret and is never shown."""
+
+    def __init__(self, settings: ExecutorSettings, log: logging.Logger, clock: Callable[[], float] = time.time) -> None:
+        if not (settings.notify_url or "https://").startswith(("https://", "http://")):
+            raise WorkflowError("--submitit-notify-url: not an http or https URL")
+        self._settings, self._log, self._clock = settings, log, clock
+        self._moved = self._looked = clock()
+        self._is_stalled = False
+
+    def send(self, event: Event, text: str, **facts: Any) -> None:
+        """Run the command with SUBMITIT_EVENT and SUBMITIT_TEXT in its environment, and JSON on its standard input.
+        Send the same JSON to the webhook."""
+        text = f"Snakemake in {os.getcwd()}: {text}"
+        message = json.dumps({"event": event, "text": text, **facts})
+        if command := self._settings.notify_command:
+            env = {**os.environ, "SUBMITIT_EVENT": event, "SUBMITIT_TEXT": text}
+            words = ["bash", "-c", command]
+            try:
+                subprocess.run(words, input=message, text=True, env=env, timeout=TIMEOUT_S, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                code = getattr(error, "returncode", None)
+                self._log.warning(f"--submitit-notify-command: {f'exit code {code}' if code else type(error).__name__}")
+        if url := self._settings.notify_url:
+            try:
+                request = urllib.request.Request(url, message.encode(), {"Content-Type": "application/json"})
+                urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
+            except urllib.error.HTTPError as error:
+                self._log.warning(f"--submitit-notify-url: the server answered {error.code}")
+            except Exception as error:  # an impossible URL raises one of many, with the URL in its text
+                self._log.warning(f"--submitit-notify-url: {type(error).__name__}")
+
+    def look(self, jobs: Sequence[JobFiles], has_moved: bool) -> None:
+        """Notify once if for a while no job was submitted, ended, printed or made progress."""
+        now = self._clock()
+        if has_moved:
+            self._moved, self._is_stalled = now, False
+        limit_s = 60 * self._settings.stalled_after_min
+        if not limit_s or self._is_stalled or now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        self._moved = max([self._moved, *(files.last_change() for files in jobs)])
+        if now - self._moved >= limit_s:
+            self._is_stalled = True
+            text = f"no change for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs are pending or running"
+            self._log.warning(text)
+            self.send("stalled", text, jobs=len(jobs))

@@ -14,11 +14,25 @@ from typing import Any
 import psutil
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import attempts, processes
-from snakemake_executor_plugin_submitit.attempts import CLASSES, UNFRUITFUL_LIMIT, End, is_provisional
+from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.request import Prepared
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState
-from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, read_json, tail
+from snakemake_executor_plugin_submitit.store import (
+    CLASSES,
+    PREEMPTED_EXIT,
+    SLURM_CLASSES,
+    STATUS_VARIABLE,
+    UNFRUITFUL_LIMIT,
+    End,
+    JobFiles,
+    Record,
+    class_of_state,
+    is_provisional,
+    read_attempts,
+    read_json,
+    tail,
+    unfruitful,
+)
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
@@ -60,7 +74,7 @@ class Tracked:
     def unfruitful(self) -> int | None:
         """Attempts in a row without progress; None for a job that states none."""
         progress = read_json(self.files.status).get("progress")
-        return None if progress is None else attempts.unfruitful(attempts.read(self.files.attempts), progress)
+        return None if progress is None else unfruitful(read_attempts(self.files.attempts), progress)
 
 
 class Monitor:
@@ -118,7 +132,7 @@ class Monitor:
         if self._clock() - job.ended_since < settle_s:
             return None
         outcome = job.outcome
-        if outcome and not (is_provisional(outcome) and state in attempts.SLURM_CLASSES):
+        if outcome and not (is_provisional(outcome) and state in SLURM_CLASSES):
             return end_of(outcome, state)
         return failure_of(job, state)
 
@@ -133,16 +147,16 @@ def end_of(outcome: dict[str, Any], state: str = "") -> End:
 
 def failure_of(job: Tracked, state: str) -> End:
     """The failure of a job that wrote no outcome, or was killed while it stopped, so that Slurm's state counts."""
-    begun = [pair for pair in attempts.read(job.files.attempts) if pair[0]["submission"] == job.record.number]
+    begun = [pair for pair in read_attempts(job.files.attempts) if pair[0]["submission"] == job.record.number]
     start, end = begun[-1] if begun else ({"nodes": ""}, None)
     if not state and end is not None and end["asked"] == "SIGINT":
         state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
-    if not state and end is not None and end["exit_code"] == attempts.PREEMPTED_EXIT:
+    if not state and end is not None and end["exit_code"] == PREEMPTED_EXIT:
         state = "PREEMPTED"  # submitit's local controller starts a job at most six times
-    kind = attempts.class_of_state(state, tail(job.stderr))
+    kind = class_of_state(state, tail(job.stderr))
     exit_code = job.outcome.get("exit_code")
     is_fruitful = job.unfruitful is not None and job.unfruitful < UNFRUITFUL_LIMIT
-    if kind == "timeout" and (is_fruitful or exit_code == attempts.PREEMPTED_EXIT):
+    if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
     message = {
         "lost": "it ended without an outcome",
@@ -160,7 +174,7 @@ def is_worth_another(job: Tracked, kind: str, requeue_limit: int) -> bool:
     limit = CLASSES[kind].retries
     if limit is not None:
         return job.record.retries.get(kind, 0) < limit
-    return len(attempts.read(job.files.attempts)) <= requeue_limit and (job.unfruitful or 0) < UNFRUITFUL_LIMIT
+    return len(read_attempts(job.files.attempts)) <= requeue_limit and (job.unfruitful or 0) < UNFRUITFUL_LIMIT
 
 
 def message(job: Tracked, why: End) -> str:

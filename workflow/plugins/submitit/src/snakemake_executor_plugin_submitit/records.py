@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snakemake_executor_plugin_submitit import processes, store
-from snakemake_executor_plugin_submitit.attempts import CLASSES, is_provisional
 from snakemake_executor_plugin_submitit.slurm import PENDING, NoAnswer, SlurmQueue, SlurmState
-from snakemake_executor_plugin_submitit.store import DEFAULT_FOLDER, JobFiles, Record, read_json
+from snakemake_executor_plugin_submitit.store import (
+    CLASSES,
+    DEFAULT_FOLDER,
+    JobFiles,
+    Record,
+    is_provisional,
+    read_json,
+)
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
 

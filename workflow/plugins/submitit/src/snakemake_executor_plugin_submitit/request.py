@@ -12,8 +12,8 @@ from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.cluster import Cluster, Partition, choose
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.slurm import Cluster, Partition, choose
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import JobFiles, digest, job_files
 

@@ -16,15 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snakemake_executor_plugin_submitit import attempts, processes, usage
-from snakemake_executor_plugin_submitit.attempts import SIGNAL_EARLY_S, UNFRUITFUL_LIMIT, Attempt
+from snakemake_executor_plugin_submitit import processes, usage
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel, StopSignals
 from snakemake_executor_plugin_submitit.store import (
+    ENV_EXIT,
+    SIGNAL_EARLY_S,
     STATUS_VARIABLE,
+    UNFRUITFUL_LIMIT,
+    Attempt,
     JobFiles,
+    add_attempt,
+    class_of_exit,
+    exit_code_of_command,
     logs_of_all_attempts,
+    read_attempts,
     read_json,
     tail,
+    unfruitful,
     write_json,
 )
 
@@ -123,10 +131,10 @@ def is_superseded(step: JobStep) -> bool:
 def run_attempt(step: JobStep) -> dict[str, Any] | None:
     """Start the job, pass signals on, wait for its end.
 
-    Returns: the end as `attempts.add` describes it, None if this process is being killed too, so that nothing can be
+    Returns: the end as `add_attempt` describes it, None if this process is being killed too, so that nothing can be
     decided here.
     """
-    files, earlier, before = step.files, attempts.read(step.files.attempts), _progress(step)
+    files, earlier, before = step.files, read_attempts(step.files.attempts), _progress(step)
     attempt = len(earlier) + 1
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
@@ -149,7 +157,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        attempts.add(
+        add_attempt(
             files.attempts,
             "start",
             attempt=attempt,
@@ -168,13 +176,13 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         seconds = time.monotonic() - begin
         if code != 0:
             printed = tail(files.output_log, limit_bytes=1 << 20, since=offset)
-            code = attempts.exit_code_of_command(printed) or (code if code > 0 else 128 - code)
+            code = exit_code_of_command(printed) or (code if code > 0 else 128 - code)
         if usage.oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
         asked = signal.SIGINT if signals.is_ended else signals.asked
         limit_s = step.limit_s - step.signal_delay_s - SIGNAL_EARLY_S  # a signal before it is that of a preemption
-        end = attempts.add(
+        end = add_attempt(
             files.attempts,
             "end",
             attempt=attempt,
@@ -233,13 +241,13 @@ def decide(step: JobStep, end: dict[str, Any]) -> dict[str, Any] | None:
     if end["exit_code"] == 0:
         return _outcome(end, None, "")
     stated, message = status.get("failure_class"), str(status.get("message") or "")
-    kind = attempts.class_of_exit(end["exit_code"], stated)
+    kind = class_of_exit(end["exit_code"], stated)
     if kind == "bug" and stated is None and end["asked"] is not None:
         # it stopped on a signal in its own way; without a checkpoint the next attempt would meet its time limit too
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
-    if attempts.unfruitful(attempts.read(step.files.attempts), end["progress"]) >= UNFRUITFUL_LIMIT:
+    if unfruitful(read_attempts(step.files.attempts), end["progress"]) >= UNFRUITFUL_LIMIT:
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
         # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
@@ -254,7 +262,7 @@ def script(step: JobStep) -> str:
     """The job's shell script; a failed setup has an exit code of its own."""
     lines = []
     if step.setup or step.venv or step.container:
-        lines.append(f"trap 'exit {attempts.ENV_EXIT}' ERR")
+        lines.append(f"trap 'exit {ENV_EXIT}' ERR")
         lines.extend(step.setup.splitlines())
     if step.venv:
         path = shlex.quote(os.path.join(step.workdir, os.path.expanduser(step.venv)))

@@ -20,14 +20,20 @@ from typing import Any
 
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import attempts, processes, store
-from snakemake_executor_plugin_submitit.attempts import MORE_MEMORY, is_provisional
+from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
 from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
-from snakemake_executor_plugin_submitit.store import JobFiles, Record, read_json
+from snakemake_executor_plugin_submitit.store import (
+    MORE_MEMORY,
+    JobFiles,
+    Record,
+    is_provisional,
+    read_attempts,
+    read_json,
+)
 
 SBATCH_TIMEOUT_S = 120
 # In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
@@ -147,7 +153,7 @@ class Dispatcher:
     def _find(self, files: JobFiles, found: Record) -> str | None:
         """The id of a submission whose record has none, None if there is no such job."""
         if found.cluster != "slurm":
-            starts = [start["job_id"] for start, _ in attempts.read(files.attempts)]
+            starts = [start["job_id"] for start, _ in read_attempts(files.attempts)]
             return starts[-1] if starts and files.is_running_here() else None
         job_id = find_by_name(found.name, found.submitted_unix_s)
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"

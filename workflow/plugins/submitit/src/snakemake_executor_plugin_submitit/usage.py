@@ -16,9 +16,16 @@ from typing import Any
 
 import psutil
 
-from snakemake_executor_plugin_submitit import attempts, processes
-from snakemake_executor_plugin_submitit.attempts import Attempt
-from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record, load_all
+from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit.store import (
+    PREEMPTED_EXIT,
+    STATUS_VARIABLE,
+    Attempt,
+    JobFiles,
+    Record,
+    load_all,
+    read_attempts,
+)
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0  # short jobs are seen too, long ones are left alone
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
@@ -174,7 +181,7 @@ class RuleUse:
             self.hours += seconds / 3600
             used = {} if end is None else end["used"]
             self.start_hours += (used.get("start_s") or 0.0) / 3600
-            if end is None or end["exit_code"] not in (0, attempts.PREEMPTED_EXIT):
+            if end is None or end["exit_code"] not in (0, PREEMPTED_EXIT):
                 self.failure_hours += seconds / 3600
                 continue
             used = {**used, "minutes": seconds / 60}
@@ -210,7 +217,7 @@ def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
     """By rule, from the attempts that started after `since_unix_s`; those without an end yet count as waiting only."""
     rules: dict[str, RuleUse] = {}
     for files, record in load_all(folder):
-        every = attempts.read(files.history, files.attempts)
+        every = read_attempts(files.history, files.attempts)
         done = [(start, end) for start, end in every if start["unix_s"] >= since_unix_s]
         if record is not None and done:
             rules.setdefault(record.rule, RuleUse(record.rule)).add(files, record, done)
