@@ -1,13 +1,15 @@
 """Tokens per second of training on 1, 2, 4, ... devices of this machine, through the training stage under torchrun.
 
-    python -m tests.benchmarks.training_scaling mamba2-130m-pretrain --micro-batch 8
+    python -m tests.benchmarks.training_scaling mamba2-130m-pretrain llama3-130m-pretrain --micro-batch 8
 
 Random tokens, and the efficiency against one device. Weak scaling: every device has the same work, `--accumulate`
-micro-batches a step. The first steps, which compile and warm up, do not count; the median is over the others. Without a
-GPU the defaults are one layer and a few short steps, which show no more than that it works.
+micro-batches a step. Metrics are read every ten steps, as in training. The first ten, which compile and warm up, do not
+count; the median is over the later tens. Without a GPU the defaults are one layer and a few short steps, which show no
+more than that it works.
 """
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402
 from tests.measuring import card, keep, options_of, show, spread  # noqa: E402
 from tests.unit.training.small_runs import request, train_config  # noqa: E402
 
-WARM_UP = 4
+WARM_UP = 10  # steps
 ROWS = 1 << 10  # of random tokens; more steps begin another epoch
 
 
@@ -41,18 +43,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             compare(options, Path(work))
     else:
-        train(options)
+        for name in options.configs:
+            train(name, options)
 
 
 def parse() -> argparse.Namespace:
     is_large = torch.cuda.is_available()
     parser = options_of(__doc__)
-    parser.add_argument("config", nargs="?", default="mamba2-130m-pretrain", help="of implicit_llm.list_configs()")
+    parser.add_argument("configs", nargs="*", default=["mamba2-130m-pretrain"], help="of implicit_llm.list_configs()")
     parser.add_argument("--layers", type=int, default=None if is_large else 1, help="fewer than the config has")
     parser.add_argument("--micro-batch", type=int, default=8 if is_large else 1)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--length", type=int, default=2048 if is_large else 64)
-    parser.add_argument("--steps", type=int, default=20 if is_large else 3)
+    parser.add_argument("--steps", type=int, default=30 if is_large else 3)
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--reduction", default="fp32", choices=("fp32", "bf16"), help="in what gradients are summed")
     parser.add_argument("--kernels", default="auto", choices=("auto", "torch", "triton"))
@@ -65,26 +68,31 @@ def parse() -> argparse.Namespace:
 
 def compare(options: argparse.Namespace, work: Path) -> None:
     """Measure every number of processes in torchrun, one after the other, and show them together."""
-    make_tokens(work / "data", options.length, implicit_llm.load_config(options.config).vocab_size)
+    vocab_size = min(implicit_llm.load_config(name).vocab_size for name in options.configs)
+    make_tokens(work / "data", options.length, vocab_size)
     devices = torch.cuda.device_count() or 2
-    rows: list[dict[str, Any]] = []
-    for count in options.processes or [2**power for power in range(8) if 2**power <= devices]:
+    counts = options.processes or [2**power for power in range(8) if 2**power <= devices]
+    for count in counts:
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         command = [*torchrun, "-m", "tests.benchmarks.training_scaling", *sys.argv[1:], "--work", str(work)]
         subprocess.run([sys.executable, "-m", *command], check=True)
-        (path,) = (work / "train" / str(count)).glob("work/*/journal.jsonl")
-        points = [point.values for point in journal.read(path)][WARM_UP:]
-        tokens = count * options.micro_batch * options.accumulate * options.length
-        found = spread([1e3 * tokens / point["tokens_per_s"] for point in points], "ms")
-        rate = 1e3 * tokens / found["ms"]
-        last = {key: points[-1].get(key) for key in ("memory_gib", "mfu", "loss")}
-        row = {"devices": count, "tokens_per_s": rate, **found, **last}
-        first = rows[0] if rows else row
-        rows.append(row | {"efficiency": rate / count / first["tokens_per_s"] * first["devices"]})
+    rows = [measured(work / "train" / name / str(count), name, count) for name in options.configs for count in counts]
+    for row in rows:
+        first = next(other for other in rows if other["config"] == row["config"])
+        row["efficiency"] = row["tokens_per_s"] / row["devices"] / first["tokens_per_s"] * first["devices"]
     batch = f"micro-batch {options.micro_batch} x {options.accumulate}"
-    about = f"{options.config}, {options.precision}, L {options.length}, {batch}, {card()}, torch {torch.__version__}"
+    about = f"{options.precision}, L {options.length}, {batch}, {card()}, torch {torch.__version__}"
     show(rows, about)
     keep(options.out, rows, about=about)
+
+
+def measured(run_dir: Path, name: str, count: int) -> dict[str, Any]:
+    (path,) = run_dir.glob("work/*/journal.jsonl")
+    points = [point for point in journal.read(path) if point.step > WARM_UP]
+    tokens = points[-1].values["tokens"] / points[-1].step
+    found = spread([1e3 * tokens / point.values["tokens_per_s"] for point in points], "ms")
+    last = {key: points[-1].values.get(key) for key in ("f_evaluations", "memory_gib", "mfu", "loss")}
+    return {"config": name, "devices": count, "tokens_per_s": 1e3 * tokens / found["ms"], **found, **last}
 
 
 def make_tokens(run_dir: Path, length: int, vocab_size: int) -> None:
@@ -97,9 +105,12 @@ def make_tokens(run_dir: Path, length: int, vocab_size: int) -> None:
     run_stage(StageRequest(run_dir, Identity("data", "tokens", {}, "", {}).to_json()), body)
 
 
-def train(options: argparse.Namespace) -> None:
+def train(name: str, options: argparse.Namespace) -> None:
     """Train in this process of torchrun: some steps at the very beginning of a long curriculum."""
-    model = implicit_llm.load_config(options.config).to_diff_dict()
+    gc.collect()  # the model before, with its graphs
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    model = implicit_llm.load_config(name).to_diff_dict()
     solver = model.pop("solver", None)
     for key in ("transformers_version", "architectures", "dtype"):
         model.pop(key, None)
@@ -114,9 +125,9 @@ def train(options: argparse.Namespace) -> None:
     runtime = {
         "device": "auto", "threads": None, "micro_batch_size": options.micro_batch, "kernels": options.kernels,
         "gradient_checkpointing": options.gradient_checkpointing, "shard_optimizer": options.shard_optimizer,
-        "save_every_s": 86400.0,  # not while it is measured
+        "log_every_steps": WARM_UP, "save_every_s": 86400.0,  # not while it is measured
     }  # fmt: skip
-    run_stage(request(options.work / "train" / str(count), config, options.work / "data", **runtime), stage.run)
+    run_stage(request(options.work / "train" / name / str(count), config, options.work / "data", **runtime), stage.run)
 
 
 if __name__ == "__main__":
