@@ -12,12 +12,9 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
-from implicit_llm.checkpoint import stage as checkpoint_stage
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_jobs.stage import run_stage
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
-from tests.unit.checkpoint.foreign import save_foreign
-from tests.unit.evaluation.finished_runs import request
+from tests.unit.checkpoint.foreign import import_checkpoint, save_foreign
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
 from tests.unit.training.small_runs import train as train_phase
 
@@ -140,16 +137,9 @@ def test_a_model_that_began_as_one_of_the_hub_names_it_and_its_commit(
     assert of_hub.data.license == mine.data.license == "unknown"
 
 
-def import_checkpoint(run_dir: Path, source: dict[str, Any], downloads: Path) -> ModelCard:
-    asked = request(run_dir, "checkpoint", "peer", source, {})
-    asked.runtime["downloads"] = downloads
-    run_stage(asked, checkpoint_stage.run)
-    return ModelCard.load(card_of(run_dir))
-
-
 def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_path: Path) -> None:
-    save_foreign("gpt_neox", tmp_path / "neox")
-    card = import_checkpoint(tmp_path / "run", {"path": "neox"}, tmp_path)
+    save_foreign("gpt_neox", tmp_path / "source")
+    card = ModelCard.load(card_of(import_checkpoint(tmp_path)))
     manifest = Manifest.read(tmp_path / "run" / "manifest.json")
     assert card.data.to_dict() == {
         "license": "unknown",
@@ -164,8 +154,8 @@ def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_pa
 
 
 def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) -> None:
-    save_foreign("gpt_neox", tmp_path / "models" / "owner" / "neox" / "main")
-    card = import_checkpoint(tmp_path / "run", {"hub": "owner/neox"}, tmp_path)
+    save_foreign("gpt_neox", tmp_path / "downloads" / "models" / "owner" / "neox" / "main")
+    card = ModelCard.load(card_of(import_checkpoint(tmp_path, hub="owner/neox")))
     assert card.data.base_model == "owner/neox"
     assert "`owner/neox` of Hugging Face's hub, commit not known." in card.text
 

@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Mamba2Config
 
+from implicit_llm.checkpoint import stage
+from implicit_llm_jobs.stage import run_stage
+from tests.unit.evaluation.finished_runs import request
+
 VOCAB = 40
 SIZES: dict[str, int] = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2}
 ATTENTION: dict[str, int] = {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 256}
@@ -25,7 +29,12 @@ CONFIGS: dict[str, Any] = {
 
 
 def save_foreign(kind: str, folder: Path, *, vocab_size: int | None = None, **how: Any) -> Any:
-    """An untrained model of transformers, saved there with sharpened outputs; returned in evaluation mode."""
+    """An untrained model of transformers, saved there with sharpened outputs; returned in evaluation mode.
+
+    kind: one of CONFIGS, or "original" for `save_original_mamba2`.
+    """
+    if kind == "original":
+        return save_original_mamba2(folder)
     torch.manual_seed(0)
     config = CONFIGS[kind]()
     config.vocab_size = vocab_size or config.vocab_size
@@ -54,3 +63,13 @@ def save_original_mamba2(folder: Path, *, is_pickle: bool = False) -> Any:
     model = save_foreign("mamba2", folder / "unused")
     write_original_mamba2(model, folder, is_pickle=is_pickle)
     return model
+
+
+def import_checkpoint(folder: Path, **config: Any) -> Path:
+    """Run the stage in `folder`, by default on what is in `source` there; returns the run directory."""
+    if "hub" not in config:
+        config = {"path": str(folder / "source")} | config
+    asked = request(folder / "run", "checkpoint", "peer", config, {})
+    asked.runtime["downloads"] = folder / "downloads"
+    run_stage(asked, stage.run)
+    return folder / "run"

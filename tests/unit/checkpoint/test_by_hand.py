@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.checkpoint.foreign import VOCAB, save_foreign, save_original_mamba2
+from tests.unit.checkpoint.foreign import VOCAB, save_foreign
 from tests.unit.evaluation.finished_runs import train_nothing, word_problems
 from tests.unit.workflow.console_calls import run
 
@@ -31,7 +31,7 @@ def test_any_checkpoint_is_evaluated_and_found_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, problems: Path, kind: str
 ) -> None:
     folder = tmp_path / "models" / kind
-    save_original_mamba2(folder) if kind == "original" else save_foreign(kind, folder)
+    save_foreign(kind, folder)
     words = ("evaluate", "word-problem", "--model", str(folder), "--data", str(problems), "--device", "cpu")
     code, out, err = run(capsys, *words)
     assert code == 0, err

@@ -27,6 +27,8 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_submitit.processes import start_ticks
+
 PROGRAMS = {
     "munged": "munge",
     "slurmctld": "slurmctld",
@@ -43,30 +45,28 @@ MEMORY_MB = 32000
 HOSTS = Path("/etc/hosts")
 
 
-def why_not() -> str | None:
-    """Why no Slurm can be started here, or None if one can."""
-    if os.geteuid() != 0:
-        return "a Slurm for tests is started by root only"
-    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
-    return f"packages are missing: apt-get install {' '.join(missing)}" if missing else None
-
-
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
     """A running Slurm; skips where none can be started."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="slurm-") as root, SlurmCluster(Path(root)) as cluster:
-        yield cluster
+    if os.geteuid() != 0:
+        pytest.skip("a Slurm for tests is started by root only")
+    missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program)})
+    if missing:
+        pytest.skip(f"packages are missing: apt-get install {' '.join(missing)}")
+    with tempfile.TemporaryDirectory(prefix="slurm-") as root:
+        cluster = SlurmCluster(Path(root))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 @dataclass
 class SlurmCluster:
-    """`root`: of its files. `start` before, `stop` after; or as a context."""
+    """`root`: of its files. `start` before, `stop` after, also after a start that failed."""
 
     root: Path
-    grace_s: int = 30
     ports: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -78,17 +78,6 @@ class SlurmCluster:
         """The environment for commands that are to use this Slurm."""
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         return {**outer, "SLURM_CONF": str(self.conf)}
-
-    def __enter__(self) -> SlurmCluster:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         for name in ("etc", "log", "run", "state", "dev", "mysql", *(f"spool.{node}" for node in NODES)):
@@ -123,10 +112,6 @@ class SlurmCluster:
         rows += self.run("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T").splitlines()  # the accounting lags behind
         return {job_id: state.split()[0] for job_id, _, state in (row.partition("|") for row in rows)}
 
-    def job_count(self) -> int:
-        """How many jobs were ever submitted."""
-        return len(self.states())
-
     def resume_nodes(self) -> None:
         for node in NODES:
             if self.run("sinfo", "-h", "-n", node, "-o", "%T").split()[0].startswith(("down", "drain")):
@@ -145,8 +130,8 @@ class SlurmCluster:
             f"RealMemory={MEMORY_MB} Gres=gpu:{kind}:{GPUS} Feature={kind} State=UNKNOWN"
             for node, kind in NODES.items()
         ]
-        text = CONFIGURATION.format(host=host, root=root, grace_s=self.grace_s, **ports)
-        self.conf.write_text(text + "\n".join([*nodes, PARTITIONS.format(grace_s=self.grace_s)]))
+        text = CONFIGURATION.format(host=host, root=root, **ports)
+        self.conf.write_text(text + "\n".join([*nodes, PARTITIONS]))
         dbd = root / "etc" / "slurmdbd.conf"
         dbd.write_text(DATABASE.format(root=root, **ports))
         dbd.chmod(0o600)
@@ -188,17 +173,14 @@ class SlurmCluster:
         self._wait("nodes", lambda: self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split().__len__() >= 4)
 
     def _stop(self, daemon: str) -> None:
-        try:
+        with suppress(OSError, ValueError):
             pid = int((self.root / "run" / f"{daemon}.pid").read_text())
             os.kill(pid, signal.SIGTERM)
-        except (OSError, ValueError):
-            return
-        deadline = time.monotonic() + 10
-        while is_running(pid):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                deadline += 10
-            time.sleep(0.05)
+            deadline = time.monotonic() + 10
+            while start_ticks(pid) is not None:
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
 
     def _succeeds(self, *command: str) -> bool:
         return subprocess.run(command, env=self.env, capture_output=True, timeout=30, check=False).returncode == 0
@@ -221,19 +203,8 @@ class SlurmCluster:
             HOSTS.write_text("\n".join(lines) + "\n")  # in place: the file may be a mount
 
 
-def is_running(pid: int) -> bool:
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # mariadbd is our child
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
         one.close()
@@ -295,7 +266,7 @@ PARTITIONS = """\
 PartitionName=mi300x Nodes=mi300x1,mi300x2 Default=YES PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 PartitionName=v100 Nodes=v100n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 PartitionName=h100 Nodes=h100n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
-PartitionName=low Nodes=mi300x1,mi300x2 PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace_s} MaxTime=INFINITE State=UP
+PartitionName=low Nodes=mi300x1,mi300x2 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30 MaxTime=INFINITE State=UP
 """
 DATABASE = """\
 AuthType=auth/munge

@@ -86,9 +86,17 @@ def test_a_misspelt_resource_or_an_option_of_sbatch_is_refused(name: str, hint: 
         not_understood([name], [None], ())
 
 
-@pytest.mark.parametrize("resources", [{"clusters": "b"}, {"slurm_extra": "--clusters=b"}])
-def test_another_cluster_is_refused_since_its_jobs_would_count_as_lost(resources: dict[str, str]) -> None:
-    with pytest.raises(WorkflowError, match="--clusters=b: only the cluster of SLURM_CONF"):
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"clusters": "b"}, "--clusters=b: only the cluster of SLURM_CONF"),  # elsewhere its jobs would count as lost
+        ({"slurm_extra": "--clusters=b"}, "--clusters=b: only the cluster of SLURM_CONF"),
+        ({"runtime": -1}, "runtime"),
+        ({"slurm_extra": "-p gpu"}, "resource slurm_extra: '-p'"),
+    ],
+)
+def test_what_cannot_be_asked_of_slurm_is_refused(resources: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkflowError, match=message):
         request(**resources)
 
 
@@ -102,13 +110,6 @@ def test_a_resource_that_nobody_uses_is_named_and_one_of_the_rule_or_of_a_limit_
 def test_options_of_sbatch_are_read_in_both_spellings() -> None:
     found = sbatch_options("--nice 3 --exclusive --comment='a b'", "x")
     assert found == {"nice": "3", "exclusive": True, "comment": "a b"}
-    with pytest.raises(WorkflowError, match="resource slurm_extra: '-p'"):
-        sbatch_options("-p gpu", "resource slurm_extra")
-
-
-def test_a_time_limit_below_a_minute_is_refused() -> None:
-    with pytest.raises(WorkflowError, match="runtime"):
-        request(runtime=-1)
 
 
 @pytest.mark.parametrize(

@@ -19,23 +19,25 @@ from snakemake_executor_plugin_submitit.slurm import (
     find_by_name,
     read_cluster,
 )
+from toy_project import write_program
 
 LOG = logging.getLogger("test")
 AWAY = "Unable to contact slurm controller"
 
 
 class Programs:
-    """A folder that is first on PATH; `asked` in it lists the calls."""
+    """A folder that is first on PATH, with programs that know of nothing; `asked` in it lists the calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir()
+        for program in ("sacct", "squeue"):
+            self.answer(program)
 
     def answer(self, program: str, *lines: str, error: str = "") -> None:
-        text = [f"#!/bin/bash\necho {program} >> {self.folder}/asked", "cat <<'END'", *lines, "END"]
         fail = [f"echo '{error}' >&2", "exit 1"] if error else []
-        (self.folder / program).write_text("\n".join([*text, *fail, ""]))
-        (self.folder / program).chmod(0o755)
+        write_program(
+            self.folder, program, f"echo {program} >> {self.folder}/asked", "cat <<'END'", *lines, "END", *fail
+        )
 
     @property
     def asked(self) -> list[str]:
@@ -44,23 +46,31 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """squeue and sacct know of nothing."""
-    found = Programs(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    for program in ("sacct", "squeue"):
-        found.answer(program)
-    return found
+    return Programs(tmp_path / "bin")
 
 
-def states(*ids: str) -> dict[str, str]:
-    return {job: state.state for job, state in SlurmQueue(1, LOG).ask(ids).items()}
+ARRAY = ["7|RUNNING||n1|None", "8_[0-1,3%2]|PENDING|||Priority", "8_2|RUNNING||n2|None"]
 
 
-def test_running_jobs_and_arrays_take_one_question(programs: Programs) -> None:
-    programs.answer("squeue", "7|RUNNING||n1|None", "8_[0-1,3%2]|PENDING|||Priority", "8_2|RUNNING||n2|None")
-    found = states("7", "8_0", "8_1", "8_2", "8_3")
-    assert found == {"7": "RUNNING", "8_0": "PENDING", "8_1": "PENDING", "8_2": "RUNNING", "8_3": "PENDING"}
-    assert programs.asked == ["squeue"]
+@pytest.mark.parametrize(
+    ("squeue", "error", "sacct", "found"),
+    [
+        (ARRAY, "", [], {"7": "RUNNING", **dict.fromkeys(("8_0", "8_1", "8_3"), "PENDING"), "8_2": "RUNNING"}),
+        # no end is believed while squeue does not answer
+        ([], AWAY, ["7|PREEMPTED|0:0|n1", "8_0|RUNNING|0:0|n2"], {"8_0": "RUNNING"}),
+        ([], "slurm_load_jobs error: Invalid job id specified", [], {}),  # it has forgotten all of them
+        *(([], "", [f"7|{unknown}|0:0|n1"], {}) for unknown in ("UNKNOWN", "", "?", "COMPLETEDISH")),
+    ],
+)
+def test_the_states_of_all_jobs_take_one_question_to_squeue_and_one_to_the_accounting_if_jobs_are_missing(
+    programs: Programs, squeue: list[str], error: str, sacct: list[str], found: dict[str, str]
+) -> None:
+    programs.answer("squeue", *squeue, error=error)
+    programs.answer("sacct", *sacct)
+    states = SlurmQueue(1, LOG).ask(["7", *(f"8_{task}" for task in range(4))])
+    assert {job: state.state for job, state in states.items()} == found
+    assert programs.asked == (["squeue"] if squeue else ["squeue", "sacct"])
 
 
 def test_the_accounting_is_asked_about_jobs_that_squeue_has_forgotten(programs: Programs) -> None:
@@ -76,18 +86,6 @@ def test_the_accounting_is_asked_about_jobs_that_squeue_has_forgotten(programs: 
     )
 
 
-def test_no_end_is_believed_while_squeue_does_not_answer(programs: Programs) -> None:
-    programs.answer("sacct", "7|PREEMPTED|0:0|n1", "8|RUNNING|0:0|n2")
-    programs.answer("squeue", error=AWAY)
-    assert states("7", "8") == {"8": "RUNNING"}
-
-
-@pytest.mark.parametrize("state", ["UNKNOWN", "", "?", "COMPLETEDISH"])
-def test_an_unknown_state_is_no_state(programs: Programs, state: str) -> None:
-    programs.answer("sacct", f"7|{state}|0:0|n1")
-    assert states("7") == {}
-
-
 @pytest.mark.parametrize(
     ("error", "asked"),
     [
@@ -101,11 +99,6 @@ def test_a_cluster_without_accounting_is_asked_for_it_once(programs: Programs, e
     queue = SlurmQueue(1, LOG)
     assert queue.ask(["7", "8"]).keys() == queue.ask(["7", "8"]).keys() == {"7"}
     assert programs.asked == asked
-
-
-def test_a_job_that_slurm_has_forgotten_is_just_not_there(programs: Programs) -> None:
-    programs.answer("squeue", error="slurm_load_jobs error: Invalid job id specified")
-    assert states("7") == {}
 
 
 def test_questions_become_rare_while_nobody_answers(programs: Programs) -> None:

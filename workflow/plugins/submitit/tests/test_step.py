@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import Attempt, JobFiles, read_attempts, read_json, unfruitful, write_json
+from toy_project import write_program
 
 Requeued = type("Requeued", (Exception,), {})
 
@@ -29,16 +31,24 @@ def make_step(path: Path, command: str, **changes: object) -> JobStep:
     return JobStep(files=files, number=1, command=command, workdir=str(path), **values)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def requeues() -> object:
-    """submitit's handler, which ends the process, as one that raises."""
+@contextmanager
+def requeue_raises(error: Exception) -> Iterator[None]:
+    """In place of submitit's handler, which ends the process."""
 
     def requeue(number: int, frame: object) -> None:
-        raise Requeued
+        raise error
 
     previous = signal.signal(signal.SIGUSR2, requeue)
-    yield
-    signal.signal(signal.SIGUSR2, previous)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+
+
+@pytest.fixture
+def requeues() -> Iterator[None]:
+    with requeue_raises(Requeued()):
+        yield
 
 
 def run(step: JobStep) -> dict[str, object]:
@@ -80,11 +90,8 @@ def test_a_job_runs_in_a_container_with_its_folders_and_its_gpus(
     """With a stand-in for Apptainer, which runs the command outside of any image."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    apptainer = tmp_path / "bin" / "apptainer"
-    apptainer.write_text(
-        f'#!/bin/bash\nwhile [ "$1" != bash ]; do echo "$1" >> {tmp_path}/words; shift; done\nexec "$@"\n'
-    )
-    apptainer.chmod(0o755)
+    note_words = f'while [ "$1" != bash ]; do echo "$1" >> {tmp_path}/words; shift; done'
+    write_program(tmp_path / "bin", "apptainer", note_words, 'exec "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     command = f"{sys.executable} -c 'print(\"it is\", 6 * 7)'"
     assert run(make_step(tmp_path, command, container="image.sif", gpus=1))["exit_code"] == 0
@@ -125,14 +132,8 @@ def test_exit_code_75_asks_to_be_started_again_up_to_the_requeue_limit(tmp_path:
 
 
 def test_a_job_that_cannot_be_requeued_leaves_that_to_the_driver(tmp_path: Path) -> None:
-    def refuse(number: int, frame: object) -> None:
-        raise subprocess.CalledProcessError(1, ["scontrol", "requeue"])
-
-    previous = signal.signal(signal.SIGUSR2, refuse)
-    try:
+    with requeue_raises(subprocess.CalledProcessError(1, ["scontrol", "requeue"])):
         outcome = run(make_step(tmp_path, failing(tmp_path, 75)))
-    finally:
-        signal.signal(signal.SIGUSR2, previous)
     assert outcome["failure_class"] == "preempted"
     assert "could not be requeued" in str(outcome["message"])
 
@@ -216,14 +217,10 @@ def test_snakemake_and_srun_are_not_told(command: str, is_manager: bool) -> None
 
 
 def test_a_process_without_a_handler_is_left_alone() -> None:
-    process = subprocess.Popen(["sleep", "100"])
-    try:
-        with Sentinel() as sentinel:
-            assert Relay(process.pid, "nowhere", sentinel).send(signal.SIGUSR2) == []
+    with Sentinel() as sentinel, subprocess.Popen(["sleep", "100"]) as process:
+        assert Relay(process.pid, "nowhere", sentinel).send(signal.SIGUSR2) == []
         assert process.poll() is None
-    finally:
         process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -253,10 +250,10 @@ def test_a_signal_that_slurm_sent_to_all_processes_is_not_sent_again(tmp_path: P
     step = make_step(tmp_path, f"bash -c 'true; {sys.executable} train.py'")
 
     def send_to_all() -> bool:
-        if (tmp_path / "handler-is-there").exists():
+        is_there = (tmp_path / "handler-is-there").exists()
+        if is_there:
             processes.kill(processes.descendants(os.getpid())[1:], signal.SIGUSR2)
-            return True
-        return False
+        return is_there
 
     with pytest.raises(Requeued):
         in_background(step, send_to_all, signal.SIGUSR2)
@@ -269,11 +266,11 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     step = make_step(tmp_path, f"true; {sys.executable} train.py")
 
     def send_to_shell() -> bool:
-        if (tmp_path / "handler-is-there").exists():
+        is_there = (tmp_path / "handler-is-there").exists()
+        if is_there:
             ((start, _),) = read_attempts(step.files.attempts)
             processes.kill(processes.descendants(start["pid"]), signal.SIGTERM)
-            return True
-        return False
+        return is_there
 
     in_background(step, send_to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()

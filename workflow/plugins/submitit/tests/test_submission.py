@@ -2,9 +2,8 @@
 
 import logging
 import os
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import Cluster, NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import digest, private_folder, write_json
 from snakemake_executor_plugin_submitit.submission import Dispatcher, NotSubmitted, submit_script, visible_gpus
+from toy_project import write_program
 
 LOG = logging.getLogger("test")
 AWAY = "echo 'Unable to contact slurm controller' >&2; exit 1"
@@ -26,25 +26,19 @@ ACCEPT_AND_FAIL = "echo 'Socket timed out on send/recv operation' >&2; exit 1"
 REFUSE = "echo 'invalid partition specified: moon' >&2; exit 1"
 
 
-@dataclass
-class Job:
+def job(name: str = "train", **changes: Any) -> Any:
     """A job of Snakemake, as far as it matters."""
-
-    output: Sequence[str] = ("a",)
-    params: Sequence[Any] = ()
-    resources: dict[str, Any] = field(default_factory=dict)
-    input: Sequence[str] = ()
-    name: str = "train"
-    threads: int = 1
-    log: Sequence[str] = ()
-    wildcards_dict: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def rule(self) -> Any:
-        return SimpleNamespace(name=self.name, shellcmd="train {output}")
-
-    def is_group(self) -> bool:
-        return False
+    rule = SimpleNamespace(name=name, shellcmd="train {output}")
+    fields = {
+        "output": ["a"],
+        "params": [],
+        "resources": {},
+        "input": [],
+        "threads": 1,
+        "log": [],
+        "wildcards_dict": {},
+    }
+    return SimpleNamespace(**{"name": name, "rule": rule, "is_group": lambda: False, **fields, **changes})
 
 
 class Slurm:
@@ -52,14 +46,11 @@ class Slurm:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "bin").mkdir()
         self.sbatch("echo 100")
         self.state("RUNNING")
 
     def answers(self, program: str, *lines: str) -> None:
-        path = self.root / "bin" / program
-        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        path.chmod(0o755)
+        write_program(self.root / "bin", program, *lines)
 
     def sbatch(self, *lines: str) -> None:
         name = f"grep -o 'job-name=.*' \"$2\" | cut -d= -f2 > {self.root}/name"
@@ -77,15 +68,15 @@ class Slurm:
     def driver(self, **settings: Any) -> Dispatcher:
         return Dispatcher(ExecutorSettings(**settings), private_folder(self.root / "folder"), SlurmQueue(1, LOG), LOG)
 
-    def start(self, job: Job = Job(), *, is_forced: bool = False) -> Tracked:  # noqa: B008  immutable here
-        """Of a driver of its own."""
-        (tracked,), failed = dispatch(self.driver(), job, is_forced=is_forced)
+    def start(self, *, is_forced: bool = False, **changes: Any) -> Tracked:
+        """A job, by a driver of its own."""
+        (tracked,), failed = dispatch(self.driver(), job(**changes), is_forced=is_forced)
         assert not failed
         return tracked
 
-    def fail(self, job: Job = Job()) -> str:  # noqa: B008
+    def fail(self, **changes: Any) -> str:
         """Why a driver of its own can neither submit the job nor take it over."""
-        tracked, ((_, why),) = dispatch(self.driver(), job)
+        tracked, ((_, why),) = dispatch(self.driver(), job(**changes))
         assert not tracked
         return why
 
@@ -97,23 +88,23 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(tmp_path)
 
 
-def prepared(driver: Dispatcher, *jobs: Job, is_forced: bool = False) -> list[Prepared]:
-    return [prepare(job, "true", driver.folder, driver.settings, is_forced) for job in jobs]  # type: ignore[arg-type]
+def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Prepared]:
+    return [prepare(job, "true", driver.folder, driver.settings, is_forced) for job in jobs]
 
 
-def dispatch(driver: Dispatcher, *jobs: Job, is_forced: bool = False) -> tuple[list[Tracked], list[Any]]:
+def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Tracked], list[Any]]:
     given = prepared(driver, *jobs, is_forced=is_forced)
     return driver.dispatch(given, driver.known(given))
 
 
-def finish(job: Tracked, exit_code: int, kind: str | None) -> None:
-    write_json(job.files.outcome(job.record.number), {"exit_code": exit_code, "failure_class": kind})
+def finish(tracked: Tracked, exit_code: int, kind: str | None) -> None:
+    write_json(tracked.files.outcome(tracked.record.number), {"exit_code": exit_code, "failure_class": kind})
 
 
-def test_what_was_submitted_is_taken_over_by_the_next_driver(slurm: Slurm) -> None:
-    first = slurm.start()
+def test_what_was_submitted_is_taken_over_by_the_next_driver_also_with_other_resources(slurm: Slurm) -> None:
+    first = slurm.start(resources={"runtime": 5})
     assert first.record.job_id == "100"
-    assert slurm.start().record == first.record
+    assert slurm.start(resources={"runtime": 50}, threads=4).record == first.record
     assert slurm.submissions == 1
 
 
@@ -146,31 +137,25 @@ def test_a_refused_job_fails_with_what_sbatch_said(slurm: Slurm) -> None:
 
 def test_two_drivers_at_the_same_time_submit_once(slurm: Slurm) -> None:
     slurm.sbatch("sleep 0.5; echo 100")
-    results: list[Tracked] = []
-    threads = [threading.Thread(target=lambda: results.append(slurm.start())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [tracked.record.job_id for tracked in results] == ["100"] * 3
+    with ThreadPoolExecutor() as pool:
+        started = [pool.submit(slurm.start) for _ in range(3)]
+    assert [tracked.result().record.job_id for tracked in started] == ["100"] * 3
     assert slurm.submissions == 1
 
 
 def test_a_finished_job_is_taken_over_if_its_outputs_are_there_and_newer_than_its_inputs(slurm: Slurm) -> None:
     Path("input").touch()
-    job = Job(input=["input"])
-    finish(slurm.start(job), 0, None)
-    second = slurm.start(job)  # without outputs
-    assert second.record.number == 2
-    finish(second, 0, None)
+    finish(slurm.start(input=["input"]), 0, None)
+    finish(slurm.start(input=["input"]), 0, None)
+    assert slurm.submissions == 2  # without outputs
     Path("a").touch()
-    slurm.start(job)
+    slurm.start(input=["input"])
     assert slurm.submissions == 2
     os.utime("a", (1, 1))
-    finish(slurm.start(job), 0, None)
+    finish(slurm.start(input=["input"]), 0, None)
     assert slurm.submissions == 3
     Path("a").touch()
-    slurm.start(job, is_forced=True)
+    slurm.start(input=["input"], is_forced=True)
     assert slurm.submissions == 4
 
 
@@ -195,23 +180,17 @@ def test_while_slurm_does_not_answer_a_job_counts_as_alive(slurm: Slurm) -> None
 
 
 def test_other_parameters_are_refused_while_the_job_runs_and_submitted_after_it(slurm: Slurm) -> None:
-    slurm.start(Job(params=[0.1]))
-    why = slurm.fail(Job(params=[0.2]))
+    slurm.start(params=[0.1])
+    why = slurm.fail(params=[0.2])
     assert "job 100 still makes these outputs with other parameters; wait for it or type `scancel 100`" in why
     slurm.state("FAILED")
-    slurm.start(Job(params=[0.2]))
+    slurm.start(params=[0.2])
     assert slurm.submissions == 2
-
-
-def test_other_resources_are_the_same_job(slurm: Slurm) -> None:
-    slurm.start(Job(resources={"runtime": 5}))
-    slurm.start(Job(resources={"runtime": 50}, threads=4))
-    assert slurm.submissions == 1
 
 
 def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slurm) -> None:
     one = slurm.driver()
-    (first,), _ = dispatch(one, Job(resources={"mem_mb": 1000, "exclude": "n7"}))
+    (first,), _ = dispatch(one, job(resources={"mem_mb": 1000, "exclude": "n7"}))
     one.submit_again(first, "node_fail", ["n[1-2]"])
     again = one.submit_again(first, "oom", ["n3"])
     script = (Path(again.record.folder) / "submission.sh").read_text()
@@ -222,26 +201,24 @@ def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slu
 
 def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) -> None:
     one, short = slurm.driver(array_size=3), {"runtime": 10}
-    jobs = [Job([f"a{i}"], resources=short) for i in range(4)]
-    jobs += [Job(["b"], name="other", resources=short), Job(["c"], resources={**short, "nodes": 2})]
-    jobs += [Job([f"long{i}"], resources={"runtime": 11}) for i in (1, 2)]
+    jobs = [job(output=[f"a{i}"], resources=short) for i in range(4)]
+    jobs += [job("other", output=["b"], resources=short), job(output=["c"], resources={**short, "nodes": 2})]
+    jobs += [job(output=[f"long{i}"], resources={"runtime": 11}) for i in (1, 2)]
     given = prepared(one, *jobs)
     assert sorted(len(batch) for batch in batches(given, 3)) == [1, 1, 1, 1, 1, 3]
     assert all(len(batch) == 1 for batch in batches(given, 0))
     tracked, _ = one.dispatch(given[:3], one.known(given[:3]))
-    assert [job.record.job_id for job in tracked] == ["100_0", "100_1", "100_2"]
+    assert [one.record.job_id for one in tracked] == ["100_0", "100_1", "100_2"]
     assert slurm.submissions == 1
     assert "#SBATCH --array=0-2" in (Path(tracked[0].record.folder) / "submission.sh").read_text()
 
 
 def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slurm) -> None:
     one = slurm.driver()
-    scripts = []
-    cluster = Cluster(needs_srun=True)
+    scripts, cluster = [], Cluster(needs_srun=True)
     for runtime in (10, 11):
-        given = Job([f"{runtime}"], resources={"runtime": runtime})
-        job = prepare(given, "true", one.folder, one.settings, False, cluster)  # type: ignore[arg-type]
-        (tracked,), _ = one.dispatch([job], {})
+        given = job(output=[f"{runtime}"], resources={"runtime": runtime})
+        (tracked,), _ = one.dispatch([prepare(given, "true", one.folder, one.settings, False, cluster)], {})
         scripts.append((Path(tracked.record.folder) / "submission.sh").read_text())
     assert ["exec srun" in script for script in scripts] == ["--signal=USR2" in script for script in scripts]
     assert ["exec srun" in script for script in scripts] == [False, True]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class ToyProject:
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._jobs_before = self.cluster.job_count() if self.cluster else 0
+        self._jobs_before = len(self.cluster.states()) if self.cluster else 0
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "train.py").write_text(TRAIN)
         (self.path / "Snakefile").write_text(SNAKEFILE)
@@ -123,6 +123,12 @@ class ToyProject:
         self.drivers.append(driver)
         return driver
 
+    def start_until(self, num_steps: int, *options: str, **config: Any) -> subprocess.Popen[str]:
+        """Start a driver; return when the training has done more steps than that."""
+        driver = self.start(*options, **config)
+        self.wait_until(lambda: len(self.steps()) > num_steps)
+        return driver
+
     def run(self, *options: str, code: int = 0, **config: Any) -> str:
         """Run a driver to its end, which must be this exit code; what it printed."""
         self.start(*options, **config)
@@ -137,7 +143,7 @@ class ToyProject:
     def submitted(self) -> int:
         """How many jobs Slurm got since this project was made."""
         assert self.cluster is not None
-        return self.cluster.job_count() - self._jobs_before
+        return len(self.cluster.states()) - self._jobs_before
 
     def said(self) -> str:
         return (self.path / f"driver-{len(self.drivers) - 1}.log").read_text()
@@ -173,7 +179,7 @@ class ToyProject:
 
     def shim(self, program: str, *lines: str) -> None:
         """Put lines of shell in the place of one of Slurm's programs; $REAL is the real one."""
-        write_shim(self.path / "shims", program, lines)
+        write_program(self.path / "shims", program, *lines)
 
     def journal(self) -> list[dict[str, Any]]:
         path = self.path / "journal"
@@ -192,14 +198,13 @@ class ToyProject:
         return found
 
     def record(self, rule: str) -> dict[str, Any]:
-        return json.loads((self.job(rule) / "record.json").read_text())
+        """What the executor has recorded; nothing before it submits the job."""
+        found = list((self.path / ".snakemake" / "submitit" / "jobs").glob(f"{rule}-*/record.json"))
+        return json.loads(found[0].read_text()) if found else {}
 
-    def has_record(self, rule: str) -> bool:
-        return bool(list((self.path / ".snakemake" / "submitit" / "jobs").glob(f"{rule}-*/record.json")))
 
-
-def write_shim(folder: Path, program: str, lines: Sequence[str]) -> None:
-    """A program of the same name, first on PATH, in which $REAL is the real one."""
+def write_program(folder: Path, program: str, *lines: str) -> None:
+    """Lines of shell under a name; with the folder first on PATH they stand in for $REAL, the program of that name."""
     folder.mkdir(exist_ok=True)
     path = folder / program
     path.write_text("\n".join(["#!/bin/bash", f"REAL={shutil.which(program)}", *lines, ""]))
