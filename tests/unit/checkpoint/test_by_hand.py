@@ -66,28 +66,23 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("", "Missing option '--model'; type `implicit-llm evaluate word-problem --help`"),
-        ("--model gone --data DATA", "--model gone: has neither manifest.json nor config.json"),
-        ("--model DATA --data DATA", "which has no model; give that of a training phase"),
-        ("--model gone", "--data: is missing"),
-        ("--model gone --data .", "no manifest there"),
-        ("--model gone --data DATA --data DATA", "given already"),
-        ("--model gone --data DATA --mode blokwise", "did you mean 'blockwise'"),
-        ("--model gone --data DATA --mode sequential --block-len 4", "--block-len: is for"),
-        ("--model gone --data DATA --sweep iter=1", "no setting 'iter' is swept"),
-        ("--model gone --data DATA --sweep max-iter=a", "--sweep max-iter=a: must be numbers"),
+        ("word-problem", "Missing option '--model'; type `implicit-llm evaluate word-problem --help`"),
+        ("word-problem --model gone --data DATA", "--model gone: has neither manifest.json nor config.json"),
+        ("word-problem --model DATA --data DATA", "which has no model; give that of a training phase"),
+        ("word-problem --model gone", "--data: is missing"),
+        ("word-problem --model gone --data .", "no manifest there"),
+        ("word-problem --model gone --data DATA --data DATA", "given already"),
+        ("word-problem --model gone --data DATA --mode blokwise", "did you mean 'blockwise'"),
+        ("word-problem --model gone --data DATA --mode sequential --block-len 4", "--block-len: is for"),
+        ("word-problem --model gone --data DATA --sweep iter=1", "no setting 'iter' is swept"),
+        ("perplexity --model x --data DATA", "is of kind word_problem, and perplexity reads token_stream"),
+        ("word-problem --model gone --data DATA --sweep max-iter=a", "--sweep max-iter=a: must be numbers"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_type(
     capsys: pytest.CaptureFixture[str], problems: Path, words: str, named: str
 ) -> None:
     given = [str(problems) if word == "DATA" else word for word in words.split()]
-    code, _, err = run(capsys, "evaluate", "word-problem", *given)
+    code, _, err = run(capsys, "evaluate", *given)
     assert code == 2
     assert named in err.splitlines()[-1]
-
-
-def test_data_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str], problems: Path) -> None:
-    code, _, err = run(capsys, "evaluate", "perplexity", "--model", "x", "--data", str(problems))
-    assert code == 2
-    assert "is of kind word_problem, and perplexity reads token_stream" in err

@@ -29,17 +29,13 @@ def make_model(results: Path, inputs: dict[str, Path], body: Body | None = None,
     return make(results / "demo" / "train" / run / "free", TRAIN_CONFIG, inputs, body or train)
 
 
-def make_evaluation(results: Path, inputs: dict[str, Path]) -> Path:
-    """Run directory of an evaluation of `model` on `s3-test`."""
-    run_dir = results / "demo" / "evaluate" / "s3-implicit-s3" / "free" / "word-problem"
-    return make(run_dir, {"kind": "word_problem", "modes": [{"name": "blockwise"}]}, inputs, evaluate)
-
-
 def make_chain(results: Path) -> tuple[Path, Path, Path]:
-    """All three."""
+    """All of them: also an evaluation of `model` on `s3-test`."""
     made = make_data(results)
     model = make_model(results, {"data": made})
-    return made, model, make_evaluation(results, {"model": model, "s3-test": made})
+    run_dir = results / "demo" / "evaluate" / "s3-implicit-s3" / "free" / "word-problem"
+    config = {"kind": "word_problem", "modes": [{"name": "blockwise"}]}
+    return made, model, make(run_dir, config, {"model": model, "s3-test": made}, evaluate)
 
 
 def make(

@@ -29,11 +29,6 @@ def run(results: Path) -> TrackedRun:
     return run
 
 
-@pytest.fixture
-def journal(run: TrackedRun) -> Journal:
-    return Journal(run.journal)
-
-
 NAME = "train/a5-s0/free"
 
 
@@ -45,14 +40,15 @@ def history(run: TrackedRun, key: str = "loss") -> list[tuple[int, float]]:
     return Stored(run.uri).history(NAME, key)
 
 
-def write(journal: Journal, first: int, last: int, scale: float = 1.0, speed: float = 1.0) -> None:
+def write(run: TrackedRun, first: int, last: int, scale: float = 1.0, speed: float = 1.0) -> Journal:
+    journal = Journal(run.journal)
     for step in range(first, last + 1):
         journal.metrics(step, {"loss": scale / step, "tokens_per_s": speed})
+    return journal
 
 
-def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journal: Journal, results: Path) -> None:
-    write(journal, 1, 3)
-    journal.event("stage_finished", summary={"accuracy": 0.75})
+def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, results: Path) -> None:
+    write(run, 1, 3).event("stage_finished", summary={"accuracy": 0.75})
     Bridge(run).bring("FINISHED")
     (found,) = runs(run)
     assert (found.info.run_name, found.info.status) == (NAME, "FINISHED")
@@ -76,31 +72,25 @@ def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, journa
     assert (state["run_id"], state["lines_written"]) == (found.info.run_id, 4)
 
 
-def test_more_points_than_one_call_takes_all_arrive(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 1200)
-    Bridge(run).bring()
-    assert [step for step, _ in history(run)] == list(range(1, 1201))
-
-
-def test_points_come_while_the_journal_grows_each_once_and_when_their_line_is_whole(
-    run: TrackedRun, journal: Journal
+def test_points_of_any_number_come_while_the_journal_grows_each_once_and_when_their_line_is_whole(
+    run: TrackedRun,
 ) -> None:
-    write(journal, 1, 1)
+    write(run, 1, 1200)  # more than one call takes
     whole = run.journal.read_bytes()
-    run.journal.write_bytes(whole + whole[:20])
+    run.journal.write_bytes(whole[:-20])
     bridge = Bridge(run)
     for _ in range(2):
         bridge.bring()
-    run.journal.write_bytes(whole + whole.replace(b'"step": 1', b'"step": 2'))
+    assert [step for step, _ in history(run)] == list(range(1, 1200))
+    run.journal.write_bytes(whole)
     bridge.bring()
-    assert [step for step, _ in history(run)] == [1, 2]
+    assert [step for step, _ in history(run)] == list(range(1, 1201))
 
 
-def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 4)
+def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun) -> None:
+    write(run, 1, 4).rewind(2)
     Bridge(run).bring("SCHEDULED")
-    journal.rewind(2)
-    write(journal, 3, 6, speed=2.0)
+    write(run, 3, 6, speed=2.0)
     Bridge(run).bring()
     assert runs(run)[0].info.status == "RUNNING"
     Bridge(run).bring("FINISHED")
@@ -141,31 +131,22 @@ def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
 def goes_another_way(context: StageContext) -> StageResult:
     result = train(context)
     context.journal.rewind(1)
-    write(context.journal, 2, 3, scale=2.0)
+    for step in (2, 3):
+        context.journal.metrics(step, {"loss": 2 / step, "tokens_per_s": 1.0})
     return result
 
 
-def test_another_config_under_the_same_run_is_refused(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 1)
+def test_another_config_under_the_same_run_is_refused(run: TrackedRun) -> None:
+    write(run, 1, 1)
     Bridge(run).bring()
-    write(journal, 2, 2)
+    write(run, 2, 2)
     with pytest.raises(Exception, match="Changing param values is not allowed"):
         Bridge(replace(run, config={"model": {"hidden_size": 128}})).bring()
     assert history(run) == [(1, 1.0)]
 
 
-def test_after_the_offset_was_lost_every_point_is_there_once(run: TrackedRun, journal: Journal) -> None:
-    write(journal, 1, 2)
-    Bridge(run).bring()
-    state = json.loads((run.work / "mlflow.json").read_text())
-    (run.work / "mlflow.json").write_text(json.dumps({**state, "lines_written": 0}))
-    write(journal, 3, 3)
-    Bridge(run).bring()
-    assert [step for step, _ in history(run)] == [1, 2, 3]
-
-
-def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, journal: Journal, tmp_path: Path) -> None:
-    write(journal, 1, 2)
+def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, tmp_path: Path) -> None:
+    write(run, 1, 2)
     Bridge(run).bring()
     shutil.copytree(tmp_path / "results", tmp_path / "copy" / "results")
     run_dir = tmp_path / "copy" / "results" / "demo" / "train" / "a5-s0" / "free"
@@ -176,14 +157,21 @@ def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, jo
     assert [step for step, _ in history(copy)] == [1, 2, 3]
 
 
-def test_results_and_config_are_found_from_the_run_directory(results: Path) -> None:
-    def config_dir(path: str, stage: str, name: str) -> Path:
-        return TrackedRun(results / path, results, stage, name, "f", {}).config_dir
+@pytest.mark.parametrize(
+    ("run_dir", "stage", "name", "config_dir"),
+    [
+        ("results/demo/train/a/free", "train", "a/free", "results/demo"),
+        ("results/demo/report", "report", "", "results/demo"),
+        ("results/demo/report", "report", "report", "results/demo"),
+        ("results/by-hand", "train", "a/free", "results"),
+    ],
+)
+def test_the_config_is_found_from_the_run_directory(run_dir: str, stage: str, name: str, config_dir: str) -> None:
+    run = TrackedRun(Path(run_dir), Path("results"), stage, name, "f", {})
+    assert run.config_dir == Path(config_dir)
 
-    assert config_dir("demo/train/a/free", "train", "a/free") == results / "demo"
-    assert config_dir("demo/report", "report", "") == results / "demo"
-    assert config_dir("demo/report", "report", "report") == results / "demo"
-    assert config_dir("by-hand", "train", "a/free") == results
+
+def test_a_run_elsewhere_is_tagged_with_its_whole_path(results: Path) -> None:
     elsewhere = TrackedRun(results.parent / "by-hand", results, "evaluate", "word-problem", "f00d" * 16, {})
     assert elsewhere.tags({})["run_dir"] == (results.parent / "by-hand").as_posix()
 

@@ -57,34 +57,33 @@ def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(results: Path, dam
     assert Stored(results).content() == before
 
 
-def test_a_lost_store_is_rebuilt_with_new_ids(results: Path) -> None:
-    before = Stored(results)
-    content = before.content()
-    shutil.move(results / "mlflow.db", results / "lost.db")
-    assert rebuild.rebuild(results).set_aside is None
-    after = Stored(results)
-    assert after.content() == content
-    assert len(after.runs) == 5, "four jobs and their invocation"
-    assert len({run.info.run_id for stored in (before, after) for run in stored.runs.values()}) == 10
-
-
-def test_a_store_that_lacks_nothing_stays_as_it_is(results: Path) -> None:
-    before = Stored(results)
-    content = before.content()
-    assert rebuild.rebuild(results).num_runs == 4
-    after = Stored(results)
-    assert after.content() == content
-    assert {run.info.run_id for run in after.runs.values()} == {run.info.run_id for run in before.runs.values()}
-    assert [path.name for path in results.glob("mlflow.db*")] == ["mlflow.db"]
-
-
-def test_a_run_and_an_experiment_that_were_deleted_in_mlflow_come_back(results: Path) -> None:
-    stored = Stored(results)
-    before = stored.content()
+def delete(stored: Stored, results: Path) -> None:
     stored.client.delete_run(stored.runs["train/s3-implicit-s3/free"].info.run_id)
     stored.client.delete_experiment(stored.experiment_ids[0])
-    rebuild.rebuild(results)
-    assert Stored(results).content() == before
+
+
+@pytest.mark.parametrize(
+    ("lose", "num_known"),
+    [
+        (lambda stored, results: (results / "mlflow.db").rename(results / "lost.db"), 0),
+        (lambda stored, results: None, 5),  # four jobs and their invocation
+        (delete, 5),
+    ],
+    ids=["the store", "nothing", "a run and the experiment, deleted in MLflow"],
+)
+def test_what_is_lost_comes_back_and_what_is_there_stays(
+    results: Path, lose: Callable[[Stored, Path], object], num_known: int
+) -> None:
+    before = Stored(results)
+    content = before.content()
+    lose(before, results)
+    done = rebuild.rebuild(results)
+    assert (done.num_runs, done.set_aside) == (4, None)
+    after = Stored(results)
+    assert after.content() == content
+    known = {run.info.run_id for run in before.runs.values()} & {run.info.run_id for run in after.runs.values()}
+    assert (len(after.runs), len(known)) == (5, num_known)
+    assert [path.name for path in results.glob("mlflow.db*")] == ["mlflow.db"]
 
 
 def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(results: Path) -> None:
