@@ -1,6 +1,6 @@
 from snakemake.utils import min_version
 
-from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_path
+from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path
 
 min_version("9.12")
 

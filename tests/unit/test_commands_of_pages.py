@@ -17,8 +17,12 @@ from snakemake.cli import get_argument_parser
 
 from implicit_llm_workflow.commands.experiments import write_project
 from implicit_llm_workflow.console import app
-from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_names, experiment_path
-from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import (
+    DEFAULT_EXPERIMENT,
+    experiment_names,
+    experiment_path,
+    read_yaml,
+)
 from tests.pages import PAGES, ROOT, commands_of
 
 COMMANDS = [(page, shlex.join(words)) for page in PAGES for words in commands_of(page)]

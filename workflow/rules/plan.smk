@@ -2,8 +2,7 @@
 from snakemake.logging import logger
 
 from implicit_llm_workflow.project_dirs import require_own_package
-from implicit_llm_workflow.rules.invocation import announce
-from implicit_llm_workflow.rules.snakemake_driver import Driver, errors_in_one_line
+from implicit_llm_workflow.rules.snakemake_driver import Driver, announce, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 with errors_in_one_line(logger):

@@ -4,8 +4,8 @@ import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_report.registry import registry
-from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from implicit_llm_workflow.results.explain import upstream_closure
 from tests.unit.workflow.experiments import ExperimentFile

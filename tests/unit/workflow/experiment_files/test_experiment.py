@@ -6,10 +6,9 @@ import pytest
 from implicit_llm_contracts.config.tasks import group_order
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_data.groups import load_group
-from implicit_llm_workflow.experiment_files.config_files import experiment_path
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import override_fields
-from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path, plain, read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.refusals import refused
 from tests.unit.workflow.experiments import ExperimentFile

@@ -8,7 +8,7 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.graph import report_tables
-from implicit_llm_workflow.prefetching.prefetch import HubCheckpoint, needs_of
+from implicit_llm_workflow.prefetch import HubCheckpoint, needs_of
 from implicit_llm_workflow.results.missing import find_missing
 from tests.unit.workflow.experiments import ExperimentFile, finish
 from tests.unit.workflow.run_dirs import event, write_journal

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.launched import Death, End, judge
-from implicit_llm_workflow.launching import agents, launch
-from implicit_llm_workflow.launching.agents import LaunchError
-from implicit_llm_workflow.launching.launch import Allocation, require_nodes
+from implicit_llm_workflow.launching import launch
+from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 
 NODES = Allocation("7", 2, "n[1-2]", 16)
 
@@ -66,12 +65,12 @@ def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, m
 def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
     tmp_path: Path,
 ) -> None:
-    job = agents.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1:29500", threads=2)
+    job = launch.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1:29500", threads=2)
     words = launch._srun(job, cpus=16)
     all_cpus = "--cpus-per-task=16"  # of a node, which its processes share
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", all_cpus} <= {*words}
     assert words[-2] == "node"
-    assert agents.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
+    assert launch.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
 
 
 def test_what_a_killed_attempt_left_between_nodes_is_deleted_by_the_next_one(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ sys.exit(75)
 
 
 def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> None:
-    with agents.StopSignals() as stop:
+    with launch.StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR2)
         process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
@@ -106,15 +105,15 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
                 told.append(process.pid)
                 process.send_signal(signal.SIGUSR2)
 
-        assert agents.wait(process, stop, tell) == 75
+        assert launch.wait(process, stop, tell) == 75
     assert stop.received == signal.SIGTERM
 
 
 def test_a_second_ctrl_c_leaves_no_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with agents.StopSignals() as stop:
+    with launch.StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            agents.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
+            launch.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
     assert stop.received == signal.SIGINT
     assert process.wait(timeout=60) == -signal.SIGKILL

@@ -11,22 +11,20 @@ from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning import code_digest as digests
 from implicit_llm_workflow.planning import project_sources
 from implicit_llm_workflow.planning.code_digest import (
+    CodeRecord,
     JobCode,
+    changed_files,
     code_digest,
+    code_now,
     job_code,
     job_digest,
     job_sources,
-    reached_sources,
-    resource_digests,
-)
-from implicit_llm_workflow.planning.code_record import (
-    CodeRecord,
-    changed_files,
-    code_now,
     parts_of,
+    reached_sources,
     read_code_record,
     record_code,
     record_path,
+    resource_digests,
 )
 from implicit_llm_workflow.planning.project_sources import Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import REPORT

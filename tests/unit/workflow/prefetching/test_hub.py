@@ -18,15 +18,17 @@ from huggingface_hub import constants
 from implicit_llm_contracts.config.text import HubCorpus
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
 from implicit_llm_data.text.corpus import open_share
-from implicit_llm_workflow.prefetching import prefetch
-from implicit_llm_workflow.prefetching.hub import (
+from implicit_llm_workflow import prefetch
+from implicit_llm_workflow.prefetch import (
+    EvaluationData,
     FetchError,
+    HubCheckpoint,
     fetch_hub_files,
     fetched_before,
+    needs_of,
     put_by_hand,
     wanted_files,
 )
-from implicit_llm_workflow.prefetching.prefetch import EvaluationData, HubCheckpoint, needs_of
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
@@ -263,7 +265,7 @@ TASK = (
 # In a process of its own, since the client reads the environment once: before the data is there, and after it.
 FETCH = """
 import json, pathlib, sys
-from implicit_llm_workflow.prefetching.prefetch import EvaluationData, satisfy
+from implicit_llm_workflow.prefetch import EvaluationData, satisfy
 outcome = satisfy(EvaluationData(sys.argv[1]), pathlib.Path())
 print(json.dumps([outcome.state, outcome.what]))
 """

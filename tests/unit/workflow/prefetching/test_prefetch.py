@@ -14,7 +14,7 @@ from implicit_llm_contracts.runs.fetched_files import HubFiles
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.prefetching.prefetch import (
+from implicit_llm_workflow.prefetch import (
     BABI_NAME,
     BabiArchive,
     EvaluationData,
@@ -148,7 +148,7 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
 ) -> None:
     (tmp_path / "here.json").touch()
     needs = [LocalFile("gone.json", "tokenizer.file"), LocalFile("here.json", "tokenizer.file")]
-    monkeypatch.setattr("implicit_llm_workflow.prefetching.prefetch.needs_of", lambda _: needs)
+    monkeypatch.setattr("implicit_llm_workflow.prefetch.needs_of", lambda _: needs)
     out = output(capsys, "prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path), code=1)
     assert [line.split()[0] for line in out.splitlines()] == ["failed", "there", "1"]
 

@@ -11,8 +11,7 @@ from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.rules import invocation
-from implicit_llm_workflow.rules.snakemake_driver import report_stale
+from implicit_llm_workflow.rules.snakemake_driver import announce, profile_in_use, report_stale
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from tests.unit.workflow.experiments import ExperimentFile, finish
 
@@ -97,8 +96,8 @@ def test_many_stale_results_are_summed_up() -> None:
 
 def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: dict[str, str] = {}
-    invocation.announce(["/usr/bin/snakemake", "--configfile", "my file.yaml"], environment)
-    assert list(environment) == [invocation.VARIABLE] == [jobs_side.VARIABLE]
+    announce(["/usr/bin/snakemake", "--configfile", "my file.yaml"], environment)
+    assert list(environment) == [jobs_side.VARIABLE]
     monkeypatch.setenv(*environment.popitem())
     found = jobs_side.Invocation.current()
     assert found.command == "snakemake --configfile 'my file.yaml'"
@@ -109,9 +108,9 @@ def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) 
 def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_environment() -> None:
     environments: tuple[dict[str, str], ...] = ({}, {})
     for environment in environments:
-        invocation.announce(["snakemake", *["x" * 100] * 1000], environment)
-        assert len(environment[invocation.VARIABLE]) < 4000
-    assert len({json.loads(environment[invocation.VARIABLE])["id"] for environment in environments}) == 2
+        announce(["snakemake", *["x" * 100] * 1000], environment)
+        assert len(environment[jobs_side.VARIABLE]) < 4000
+    assert len({json.loads(environment[jobs_side.VARIABLE])["id"] for environment in environments}) == 2
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_each_invocation_has_an_id_of_its_own_and_a_command_that_fits_the_enviro
     [("--profile profiles/gpu -n", "profiles/gpu"), ("demo --profile=gpu", "gpu"), ("--cores 1 demo", "usual")],
 )
 def test_the_profile_is_that_of_the_command_or_of_the_environment(words: str, profile: str) -> None:
-    assert invocation.profile_in_use(["snakemake", *words.split()], {"SNAKEMAKE_PROFILE": "usual"}) == profile
+    assert profile_in_use(["snakemake", *words.split()], {"SNAKEMAKE_PROFILE": "usual"}) == profile
 
 
 def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -121,12 +120,10 @@ def make_command(name: str) -> Callable[..., None]:
         _show(run_dir, kind.columns)
 
     options.with_options(command, {**_setting_options(kind), **machine})
-    # An option and its value stay on one line.
-    example = re.sub(r"(--\S+) (?!--)", "\\1\xa0", f"implicit-llm evaluate {command_name} {kind.example}")
-    lines = [line.replace("\xa0", " ") for line in textwrap.wrap(example, 68, break_on_hyphens=False)]
+    example = f"implicit-llm evaluate {command_name} {kind.example}".replace(" --", " \\\n        --")
     # Without a paragraph before it Typer takes the indent from an example, and its lines run together.
     about = "It prints the numbers and the path of their file."
-    command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    " + " \\\n        ".join(lines)
+    command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    {example}"
     return command
 
 

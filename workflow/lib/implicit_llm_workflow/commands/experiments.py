@@ -309,7 +309,7 @@ def prefetch(
     """
     from implicit_llm_contracts.runs.places import downloads_folder
     from implicit_llm_workflow.planning.plan import RESULTS
-    from implicit_llm_workflow.prefetching.prefetch import needs_of, satisfy
+    from implicit_llm_workflow.prefetch import needs_of, satisfy
 
     plan = options.make_plan(config, RESULTS)
     folder = downloads_folder(downloads)

@@ -15,7 +15,7 @@ import typer
 
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_workflow.experiment_files.config_files import DEFAULT_EXPERIMENT, experiment_path
+from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 if TYPE_CHECKING:

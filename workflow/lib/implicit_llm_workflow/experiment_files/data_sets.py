@@ -1,6 +1,7 @@
 """The data sets of an experiment file: a class for each kind, with its fields, their defaults and its jobs."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,18 +92,16 @@ class WordProblem(_Prepared):
 
     def train_node(self) -> Node:
         train = self.train
-        config = self._config("train", train.length, train.hard_fractions, train.num_samples)
-        return Node("data", f"{self.name}-train", config)
+        return self._node("train", "train", train.length, train.hard_fractions, train.num_samples)
 
     def test_nodes(self) -> Iterator[Node]:
         """One for every length and hard fraction."""
-        for length in self.test.lengths:
-            for hard_fraction in self.test.hard_fractions:
-                config = self._config("test", length, (hard_fraction,), self.test.num_samples)
-                yield Node("data", f"{self.name}-test-L{length}-h{hard_fraction:g}", config)
+        for length, hard_fraction in itertools.product(self.test.lengths, self.test.hard_fractions):
+            name = f"test-L{length}-h{hard_fraction:g}"
+            yield self._node("test", name, length, (hard_fraction,), self.test.num_samples)
 
-    def _config(self, split: str, length: int, hard_fractions: tuple[float, ...], num_samples: int) -> dict[str, Any]:
-        return {
+    def _node(self, split: str, name: str, length: int, hard_fractions: tuple[float, ...], num_samples: int) -> Node:
+        config = {
             "kind": self.kind,
             "group": self.group,
             "monoid": self.monoid,
@@ -113,6 +112,7 @@ class WordProblem(_Prepared):
             "seed": self.seed,
             "shard_samples": self.shard_samples,
         }
+        return Node("data", f"{self.name}-{name}", config)
 
 
 _Family = Annotated[int, Only(lambda value: 1 <= value <= 20, "a number of a bAbI task, 1 to 20")]

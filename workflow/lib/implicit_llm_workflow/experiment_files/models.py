@@ -72,12 +72,12 @@ def fill_model(values: Mapping[str, Any], path: str) -> PretrainedModel | Config
     return fill(PretrainedModel, values, path) if "pretrained" in values else fill(ConfiguredModel, values, path)
 
 
-def model_fields(name: str, where: str, configs_dir: Path | None = None) -> dict[str, Any]:
+def model_fields(name: str, where: str) -> dict[str, Any]:
     """Identity of a library configuration: its fields without the solver, which belongs to the curriculum.
 
     Raises: ConfigError that starts with `where` when there is no configuration of this name.
     """
-    configs_dir = configs_dir or package_dir() / "configs"
+    configs_dir = package_dir() / "configs"
     path = configs_dir / name / "config.json"
     if not path.is_file():
         names = [item.parent.name for item in configs_dir.glob("*/config.json")]

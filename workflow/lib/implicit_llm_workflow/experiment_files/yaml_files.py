@@ -1,13 +1,18 @@
-"""YAML files as plain dictionaries, with errors that name the file and the line."""
+"""The YAML files of an experiment as plain dictionaries, with errors that name file and line.
+
+Models, tasks and curricula lie in the folders of these names beside it, or else in those of the project.
+"""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 # YAML 1.1 (PyYAML, and so Snakemake) reads 1e-3 as text, because it wants a dot and a signed exponent.
 _EXPONENT_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
@@ -59,3 +64,56 @@ def plain(value: Any) -> Any:
     if isinstance(value, str) and _EXPONENT_NUMBER.fullmatch(value):
         return float(value)
     return value
+
+
+DEFAULT_EXPERIMENT = "paper"
+OWN_CONFIG_DIR = Path("workflow") / "config"
+_FOLDERS = (OWN_CONFIG_DIR, CONFIG_DIR)
+
+
+class ConfigFiles:
+    """Reads the files that one experiment refers to; `source` names the experiment file in messages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.source = str(path)
+        self._cache: dict[Path, dict[str, Any]] = {}
+
+    def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
+        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if there is none."""
+        folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
+        found = next((path for item in folders if (path := item / f"{name}.yaml").is_file()), None)
+        if found is None:
+            names = {path.stem for item in folders for path in item.glob("*.yaml")}
+            raise ConfigError(f"{where}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
+        path = shown_path(found)
+        if path not in self._cache:
+            self._cache[path] = read_yaml(path)
+        return self._cache[path], str(path)
+
+
+def experiment_path(name_or_path: str) -> Path:
+    """The file of an experiment, given by path or by its name in workflow/config/, here or of the project.
+
+    Raises: ConfigError.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    for named in (folder / f"{name_or_path}.yaml" for folder in _FOLDERS):
+        if named.is_file():
+            return shown_path(named)
+    raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, experiment_names())}")
+
+
+def experiment_names() -> set[str]:
+    """Of the files in workflow/config/, here and of the project."""
+    return {path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")}
+
+
+def shown_path(path: Path) -> Path:
+    """Relative to the working directory where that is shorter to read."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

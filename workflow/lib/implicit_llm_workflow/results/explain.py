@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from implicit_llm_workflow.estimates.cost import Cost, CostModel, total_text
-from implicit_llm_workflow.planning.code_digest import JobCode
-from implicit_llm_workflow.planning.code_record import changes_since
+from implicit_llm_workflow.planning.code_digest import JobCode, changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.results.status import STATE_STYLE

@@ -350,8 +350,9 @@ class _Job:
     def _ended_submission(self) -> Submitted | None:
         """The last submission, if it has ended and was made after the wanted result was first asked for."""
         submitted, known = self.submitted, self.asked_unix_s
-        is_of_this = submitted is not None and known is not None and known <= submitted.submitted_unix_s + 1
-        return submitted if is_of_this and submitted is not None and submitted.state == "ended" else None
+        if submitted is None or known is None or submitted.state != "ended":
+            return None
+        return submitted if known <= submitted.submitted_unix_s + 1 else None
 
 
 def last_message(log: Path, level: str | None = None) -> str:
@@ -361,15 +362,11 @@ def last_message(log: Path, level: str | None = None) -> str:
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 
 
-def last_lines(log: Path, number: int, limit_bytes: int = 1 << 16) -> list[str]:
+def last_lines(log: Path, number: int) -> list[str]:
     """The last lines of a text file that are not empty."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    lines = [line for line in text.splitlines() if line.strip()]
+    from snakemake_executor_plugin_submitit.store import tail
+
+    lines = [line for line in tail(log).splitlines() if line.strip()]
     return lines[max(0, len(lines) - number) :]
 
 
@@ -388,7 +385,7 @@ def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
 def _finished(work: Path) -> float | None:
     """When the job said that it finished: the time of a file changes when it is copied."""
     try:
-        return datetime.fromisoformat(read_object(work / PROVENANCE)["finished"]).timestamp()
+        return unix_s(read_object(work / PROVENANCE)["finished"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,18 +1,24 @@
 """What the driver adds to Snakemake: forcing of stale results, a lock that dies with its process, help with targets.
 
 Snakemake decides from its own records in `.snakemake/`, which can be deleted; the manifests say the same without them.
+It also tells the jobs which invocation of Snakemake they belong to, so that they can tell MLflow.
 """
 
+import argparse
 import fcntl
+import getpass
 import json
 import logging
 import os
+import secrets
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
@@ -22,9 +28,10 @@ from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import again_file
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_workflow.experiment_files.config_files import experiment_names, experiment_path
+from implicit_llm_jobs.provenance import git_state
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
-from implicit_llm_workflow.rules.invocation import profile_in_use
 from implicit_llm_workflow.rules.snakemake_internals import (
     around_job_graph,
     does_run_jobs,
@@ -218,3 +225,32 @@ def hold_lock(path: Path) -> TextIO:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+COMMAND_CHARS = 2000
+
+
+def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Describe this invocation in a variable that all its jobs inherit, those on Slurm included.
+
+    A job that a later driver takes over keeps what it has inherited. Call it in the main process only: a job that
+    Snakemake starts in a process of its own reads the Snakefile too.
+    """
+    words = [Path(arguments[0]).name, *arguments[1:]]
+    started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
+    about = Invocation(secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), _user())
+    environment[VARIABLE] = json.dumps(asdict(about))
+
+
+def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The profile of this call of Snakemake, which does not tell its Snakefile."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--profile", default=environment.get("SNAKEMAKE_PROFILE"))
+    return parser.parse_known_args(arguments[1:])[0].profile
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # of a container without a name for its user
+        return None

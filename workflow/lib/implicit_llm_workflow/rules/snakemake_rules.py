@@ -11,9 +11,8 @@ from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_workflow.estimates.memory import STATE_BYTES
-from implicit_llm_workflow.experiment_files.config_files import ConfigFiles, shown_path
 from implicit_llm_workflow.experiment_files.experiment import build_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import plain, read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, plain, read_yaml, shown_path
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR

@@ -1,1 +1,0 @@
-"""What jobs will need from the network, fetched beforehand."""
