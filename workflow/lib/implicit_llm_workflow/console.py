@@ -1,7 +1,8 @@
 """The command `implicit-llm`. Modules are imported when a command runs, so that `--help` needs no torch."""
 
+import atexit
 import sys
-from gc import set_threshold
+from gc import freeze, set_threshold
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -96,6 +97,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     if arguments is None:  # a process of its own: the collector looks less often at the million objects of imports
         set_threshold(20_000)
+        atexit.register(freeze)  # and not once more at the end
     words = sys.argv[1:] if arguments is None else arguments
     is_debug = "--debug" in words
     try:

@@ -76,22 +76,22 @@ class Drawn:
 
 def drawn(figure: Figure) -> Drawn:
     page, outlines = [], []
-    for index, panel in enumerate(figure.panels):
-        name = f"{figure.name}-{index}"
-        with matplotlib.rc_context({**style.RC, "svg.hashsalt": name}):
+    with matplotlib.rc_context(style.RC):
+        for index, panel in enumerate(figure.panels):
+            name = f"{figure.name}-{index}"
             canvas, title = Canvas(figsize=figure.panel_inches), textwrap.wrap(panel.title, TITLE_LETTERS)
             (width, height), top = canvas.get_size_inches() * 72, TOP_PT + TITLE_PT * len(title)
             canvas.subplots_adjust(LEFT_PT / width, BOTTOM_PT / height, 1 - RIGHT_PT / width, 1 - top / height)
             axis = canvas.subplots()
             panel.draw(axis)
             axis.set_title("\n".join(title))
-            outlined, lettered = _svg(canvas)
+            outlined, lettered = _svg(canvas, name)
             page.append(_for_page(lettered, name, panel.description or panel.title))
             outlines.append(_element(outlined, name))
-    swatches = [
-        (series.label, _for_page(_swatch(series), f"{figure.name}-swatch-{index}", series.label))
-        for index, series in enumerate(figure.legend)
-    ]
+        swatches = [
+            (series.label, _for_page(_swatch(series), f"{figure.name}-swatch-{index}", series.label))
+            for index, series in enumerate(figure.legend)
+        ]
     return Drawn(figure, page, outlines, swatches)
 
 
@@ -120,20 +120,19 @@ def _legend(figure: Figure, width: float) -> tuple[str, float]:
     widest = max(len(series.label) for series in figure.legend) * LETTER_EMS + HANDLE_EMS + 3  # and the spaces around
     per_row = max(1, min(len(figure.legend), int(width / (widest * LEGEND_PT))))
     height = LINE_PT * math.ceil(len(figure.legend) / per_row) + 10
-    with matplotlib.rc_context({**style.RC, "svg.hashsalt": figure.name}):
+    with matplotlib.rc_context(style.RC):
         canvas = Canvas(figsize=(width / 72, height / 72))
         handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
         canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
-        return _element(_svg(canvas)[0], f"{figure.name}-legend"), height
+        return _element(_svg(canvas, figure.name)[0], f"{figure.name}-legend"), height
 
 
 @cache
 def _swatch(series: Series) -> str:
     """A short piece of the series' line with its marker."""
-    with matplotlib.rc_context({**style.RC, "svg.hashsalt": "swatch"}):
-        canvas = Canvas(figsize=(0.42, 0.16))
-        canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
-        return _svg(canvas)[1]
+    canvas = Canvas(figsize=(0.42, 0.16))
+    canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
+    return _svg(canvas, "swatch")[1]
 
 
 def theme_css(column: int) -> str:
@@ -152,8 +151,12 @@ class _Renderer(RendererSVG):
         self.writer.comment(_MARKS[-1])
 
 
-def _svg(canvas: Canvas) -> list[str]:
-    """With outlines and with letters; without `savefig`, which lays out and draws a figure twice."""
+def _svg(canvas: Canvas, name: str) -> list[str]:
+    """With outlines and with letters; without `savefig`, which lays out and draws a figure twice.
+
+    Ids are made of what they name and of `name`.
+    """
+    matplotlib.rcParams["svg.hashsalt"] = name
     buffer, dpi, canvas.dpi = io.StringIO(), canvas.dpi, 72
     letters: Any = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi)
     renderer: Any = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)  # type: ignore[call-arg]

@@ -1,5 +1,6 @@
 """Figures of training: loss by step, tokens and FLOPs, accuracy, the health of the solver, and the spectral radius."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,8 +93,11 @@ def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str
 def _line(seeds: Sequence[tuple[TrainingRun, Phase]], key: str, x: str) -> Line:
     (run, phase), *_ = seeds
     curves = pd.concat([one.along(last, key, x) for one, last in seeds])
-    bins = curves.groupby(level=[0, 1], sort=False)
-    points = list(zip(bins[x].mean(), map(Spread, bins[key].agg(tuple)), strict=True))
+    values: defaultdict[Any, list[float]] = defaultdict(list)  # by phase and bin
+    for place, value in zip(curves.index, curves[key], strict=True):
+        values[place].append(value)
+    places = curves.groupby(level=[0, 1], sort=False)[x].mean()
+    points = [(place, Spread(tuple(found))) for place, found in zip(places, values.values(), strict=True)]
     names = [run.run, phase.label] if len(run.last_phases) > 1 else [run.run]
     kind = "implicit" if run.is_implicit else "explicit"
     width = None if key == SPECTRAL_RADIUS else 1.5
