@@ -71,7 +71,7 @@ def documents_in(path: Path, end_of_text: int) -> list[list[int]]:
 def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) -> None:
     project.context(*shard()).journal.metrics(1, {"tokens": 5})  # of an attempt that was cut off
     work = project.run(*shard())
-    tokenizer = Tokenizer.from_file(str(project.work("x-tokenizer") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(project.input("x-tokenizer").work / "tokenizer.json"))
     split = DocumentSplit(0.2, 1)
     expected = {"train": [], "test": []}
     for document in open_share(CorpusFiles("files", files=("part-*.jsonl.gz",)), project.downloads, 0, 2).documents():
@@ -199,12 +199,12 @@ def finished(made: Path, tmp_path: Path) -> Iterator[Project]:
 
 
 def stream_of(finished: Project, split: str, length: int | None = None) -> TokenDataset:
-    return open_dataset(finished.work(f"x-{split}"), length)
+    return open_dataset(finished.input(f"x-{split}").work, length)
 
 
 def tokens_of(finished: Project, split: str) -> list[np.ndarray]:
     """The tokens of the shards."""
-    return [np.fromfile(finished.work(name) / f"{split}.bin", dtype="<u2") for name in ROLES.values()]
+    return [np.fromfile(finished.input(name).work / f"{split}.bin", dtype="<u2") for name in ROLES.values()]
 
 
 @pytest.mark.parametrize("length", [None, 16, 7, 100])
@@ -287,6 +287,6 @@ def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> N
     write_jsonl(project.downloads / "part-1.jsonl.gz", [])
     project.run_all(corpus, num_shards=2)
     stream = stream_of(project, "train")
-    tokens = np.fromfile(project.work("x-shard-00000") / "train.bin", dtype="<u2")
+    tokens = np.fromfile(project.input("x-shard-00000").work / "train.bin", dtype="<u2")
     rows = stream.fetch(np.arange(len(stream)))["input_ids"]
     np.testing.assert_array_equal(rows.ravel(), tokens[: len(stream) * LENGTH])

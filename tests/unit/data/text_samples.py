@@ -101,9 +101,8 @@ class Project:
         run = self._directory(name, config, inputs)
         run.work.mkdir(parents=True, exist_ok=True)
         about = {"fingerprint": run.identity.fingerprint, "run_dir": run.path, "journal": Journal(run.journal)}
-        return context_in(
-            run.work, config, name=name, inputs=inputs, runtime={"downloads": str(self.downloads)}, **about
-        )
+        runtime = {"downloads": str(self.downloads)}
+        return context_in(run.work, config, name=name, inputs=inputs, runtime=runtime, **about)
 
     def run(self, name: str, config: dict[str, Any], upstream: dict[str, str] | None = None) -> Path:
         """Run the stage of the configuration's kind and write its manifest; return its work directory."""
@@ -116,17 +115,13 @@ class Project:
         run_dir = self.root / "results" / "data" / name
         return Input(run_dir, Manifest.read(run_dir / FILE_NAME))
 
-    def work(self, name: str) -> Path:
-        return self.input(name).work
-
-    def run_all(self, corpus: dict[str, Any], num_shards: int = 3, test_fraction: float = 0.2) -> None:
+    def run_all(self, corpus: dict[str, Any], num_shards: int = 3) -> None:
         """The tokenizer, the shards and both streams, in rows of 16."""
-        split = {"test_fraction": test_fraction, "seed": 1}
         trained = {"kind": "tokenizer", "source": "trained", "vocab_size": VOCAB_SIZE, "max_bytes": 100_000}
-        self.run("x-tokenizer", {**trained, "corpus": corpus, **split})
+        self.run("x-tokenizer", {**trained, "corpus": corpus, "test_fraction": 0.2, "seed": 1})
         roles = {f"shard-{shard:05d}": f"x-shard-{shard:05d}" for shard in range(num_shards)}
         for shard, name in enumerate(roles.values()):
-            self.run(name, shard_config(corpus, shard, num_shards) | split, {"tokenizer": "x-tokenizer"})
+            self.run(name, shard_config(corpus, shard, num_shards), {"tokenizer": "x-tokenizer"})
         for name in ("train", "test"):
             self.run(f"x-{name}", {"kind": "token_stream", "split": name, "length": 16}, roles)
 
@@ -136,8 +131,15 @@ class Project:
 
 
 def shard_config(corpus: dict[str, Any], shard: int, num_shards: int) -> dict[str, Any]:
-    place = {"shard": shard, "num_shards": num_shards}
-    return {"kind": "token_shard", "corpus": corpus, **place, "vocab_size": VOCAB_SIZE, "test_fraction": 0.2, "seed": 1}
+    return {
+        "kind": "token_shard",
+        "corpus": corpus,
+        "shard": shard,
+        "num_shards": num_shards,
+        "vocab_size": VOCAB_SIZE,
+        "test_fraction": 0.2,
+        "seed": 1,
+    }
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -2,6 +2,7 @@ import errno
 import math
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -65,16 +66,13 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def fill_up_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the disk take so many bytes of the next write, and then none."""
-    write = os.write
-
-    def fail(descriptor: int, raw: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write, full = os.write, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
     def write_part_then_fail(descriptor: int, raw: bytes) -> int:
-        monkeypatch.setattr(os, "write", fail)
+        monkeypatch.setattr(os, "write", full)
         return write(descriptor, raw[:num_bytes])
 
-    monkeypatch.setattr(os, "write", write_part_then_fail if num_bytes else fail)
+    monkeypatch.setattr(os, "write", write_part_then_fail if num_bytes else full)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 10])

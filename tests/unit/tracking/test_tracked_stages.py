@@ -156,15 +156,18 @@ def server(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     server.stop()
 
 
-def test_a_server_that_is_down_stops_no_stage(
+def test_a_server_that_is_down_stops_no_stage_and_its_password_stays_out_of_the_log(
     results: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as listener:  # bound, so that nobody else takes the port, and deaf
         listener.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:hunter2@{address}")
         run_dir = make_model(results, {})
     assert (run_dir / "manifest.json").exists()
-    assert len([record for record in caplog.records if "the run goes on" in record.getMessage()]) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if "the run goes on" in record.getMessage()]
+    assert f"http://***@{address}/" in warning
+    assert "hunter2" not in caplog.text
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     make_model(results, {})  # already done: brings what is missing
     assert Stored(results).history(TRAINED, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
