@@ -25,6 +25,8 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.kernels.selection import selected_kernels
+from implicit_llm.training.model import apply_runtime
+from implicit_llm_contracts.config.training import Runtime
 from tests.measuring import card, keep, milliseconds, options_of, show, spread
 
 WARM_UP = 3
@@ -118,9 +120,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
     if model.solver is not None:
         model.solver = replace(model.solver, **row.solver)
-    model.base.runner = implicit_llm.GraphRunner(replays_training=options.graphs)
-    if options.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    apply_runtime(model, Runtime(cuda_graphs=options.graphs, gradient_checkpointing=options.gradient_checkpointing), name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
     tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=device)
     step = TrainingStep(model, optimizer, tokens, row.is_aligned, not options.fp32)

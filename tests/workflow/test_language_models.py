@@ -57,7 +57,7 @@ def test_gradient_checkpointing_is_the_machines_choice(language: Project) -> Non
             "paper",
             {f"train/mamba2-130m-implicit-s0/free-{share}" for share in (70, 80, 90)} | {"data/pile-shard-01649"},
         ),
-        ("miniature", {"train/text-llama3-explicit-long-s2/explicit", "evaluate/babi-implicit-s0/free/catbabi"}),
+        ("miniature", {"train/text-llama3-explicit-long-s1/explicit", "evaluate/babi-implicit-s0/free/catbabi"}),
     ],
 )
 def test_the_project_has_jobs_for_its_large_experiments(
