@@ -120,7 +120,8 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
     if model.solver is not None:
         model.solver = replace(model.solver, **row.solver)
-    apply_runtime(model, Runtime(cuda_graphs=options.graphs, gradient_checkpointing=options.gradient_checkpointing), name)
+    runtime = Runtime(cuda_graphs=options.graphs, gradient_checkpointing=options.gradient_checkpointing)
+    apply_runtime(model, runtime, name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
     tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=device)
     step = TrainingStep(model, optimizer, tokens, row.is_aligned, not options.fp32)
