@@ -23,7 +23,7 @@ from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_workflow.console import app
-from implicit_llm_workflow.experiment_files import curricula, data_sets, excerpts, experiment, models, peers, runs
+from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
 
 EVALUATIONS = [ModeConfig, EvaluateConfig, PerplexityConfig, CatbabiConfig, LmEvalConfig, DualityConfig, JacobianConfig]
 SECTIONS: dict[str, list[type]] = {
@@ -45,7 +45,13 @@ SECTIONS: dict[str, list[type]] = {
     "Tasks": [runs.Task, OptimizerConfig, ScheduleConfig],
     "Curricula": [curricula.CurriculumFile, curricula.PhaseEntry, SolverConfig],
     "Evaluations": EVALUATIONS,
-    "Peers and excerpts": [peers.Peer, peers.HubCheckpoint, peers.FolderCheckpoint, excerpts.Excerpt, excerpts.Origin],
+    "Peers and excerpts": [
+        evaluations.Peer,
+        evaluations.HubCheckpoint,
+        evaluations.FolderCheckpoint,
+        excerpts.Excerpt,
+        excerpts.Origin,
+    ],
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from implicit_llm_contracts.runs.manifest import ManifestError
-from implicit_llm_workflow.planning.accepted import Acceptance
+from implicit_llm_workflow.planning.staleness import Acceptance
 from implicit_llm_workflow.results.accept import save_acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files

@@ -13,10 +13,9 @@ from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.commands.options import make_plan
-from implicit_llm_workflow.estimates.cost import CostModel
+from implicit_llm_workflow.estimates.cost import CostModel, training_estimates
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
 from implicit_llm_workflow.estimates.memory import TrainedModel
-from implicit_llm_workflow.estimates.table import training_estimates
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from implicit_llm_workflow.planning.accepted import AcceptedUnreadable
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.staleness import AcceptedUnreadable
 from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,

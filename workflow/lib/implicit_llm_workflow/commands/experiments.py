@@ -223,18 +223,17 @@ def estimate(
         implicit-llm estimate --config paper
         implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
     """
-    from implicit_llm_workflow.estimates import table
-    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.estimates import cost
 
     plan = options.make_plan(config, results)
-    costs = CostModel(plan, hardware, gpus)
-    jobs = table.training_estimates(plan, costs)
+    costs = cost.CostModel(plan, hardware, gpus)
+    jobs = cost.training_estimates(plan, costs)
     if as_json:
-        options.print_json({"experiment": plan.experiment.name, **table.as_json(jobs, costs)})
+        options.print_json({"experiment": plan.experiment.name, **cost.as_json(jobs, costs)})
         return
     console = options.wide_console()
-    console.print(table.training_table(jobs))
-    for line in table.notes(jobs, costs):
+    console.print(cost.training_table(jobs))
+    for line in cost.notes(jobs, costs):
         console.print(line)
 
 

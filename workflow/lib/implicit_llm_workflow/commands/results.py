@@ -52,7 +52,7 @@ def report(
 
     plan, console = options.make_plan(config, results), options.wide_console()
     if numbers:
-        from implicit_llm_workflow.results.numbers import number_tables, where_to_look
+        from implicit_llm_workflow.results.compare import number_tables, where_to_look
 
         for part in (*number_tables(plan), *where_to_look(plan)):
             console.print(part)

@@ -1,12 +1,17 @@
-"""What a job will take: as long as it took before, or else what measured throughput says, or an assumed one."""
+"""What a job will take: as long as it took before, or else what measured throughput says, or an assumed one.
+
+And what all training jobs of an experiment take, as a table for people and as JSON for machines.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.table import Table
 
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.runs.atomic import read_object
@@ -14,11 +19,11 @@ from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, work_directory
-from implicit_llm_workflow.estimates.hardware import Hardware, read_hardware
+from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, read_hardware
 from implicit_llm_workflow.estimates.memory import STATE_BYTES, StepMemory, TrainedModel
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.text import MISSING, number_text, time_text
+from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
@@ -222,3 +227,120 @@ def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: s
 def _sequences(config: Mapping[str, Any]) -> int:
     """Sequences that a training job reads."""
     return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])
+
+
+GB = 1e9
+NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "micro-batch", "GiB/GPU", "disk GB")
+
+
+@dataclass(frozen=True)
+class JobEstimate:
+    """A training job; `name` is the same for all seeds.
+
+    `is_bound`: the solver may take fewer f-evaluations. `step`: what fits on the card, None if nothing does.
+    """
+
+    key: str
+    name: str
+    work: Work
+    cost: Cost
+    gpus: int
+    card: str
+    is_bound: bool
+    step: StepMemory | None
+
+
+def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
+    """Of all training jobs, in the order of the plan."""
+    found = []
+    for node in plan.nodes.values():
+        if node.stage == "train":
+            work, solver, (card, gpus) = costs.work(node), node.config["phase"]["solver"], costs.place(node)
+            is_fixed = solver is None or solver.get("mode") == "unrolled"
+            is_bound = not is_fixed and work.f_evaluations == max_evaluations(solver)
+            name, cost, step = node.seedless_key.removeprefix("train/"), costs.whole(node), costs.step(node)
+            found.append(JobEstimate(node.key, name, work, cost, gpus, card, is_bound, step))
+    return found
+
+
+def training_table(jobs: list[JobEstimate]) -> Table:
+    """A row for each phase of a run, its seeds together, and the total."""
+    table = plain_table("run", *NUMBERS, whole=("run", *NUMBERS), right=NUMBERS)
+    for name in dict.fromkeys(job.name for job in jobs):
+        table.add_row(name, *_cells([job for job in jobs if job.name == name]))
+    sums = _sums(jobs)
+    table.add_row(
+        "all runs", "", sums["tokens"], "", sums["flops"], sums["hours"], "", "", "", sums["disk"], style="bold"
+    )
+    return table
+
+
+def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
+    """What the numbers rest on, a line each; only those that apply."""
+    hardware, jobs = costs.hardware, list(jobs)
+    labels = " ".join(job.step.label for job in jobs if job.step is not None)
+    yield "hours: GPU-hours, or CPU-hours of a job that ran on a CPU. -: not known before the job's first run."
+    for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
+        yield f"       {basis}"
+    if any(job.cost.is_assumed for job in jobs):
+        yield f"       ?: assumed in {HARDWARE_FILE.name}. Run one seed first: its time then counts for the others."
+    yield "f-evals: evaluations of the layer stack for a token, those with gradient included."
+    if any(job.is_bound for job in jobs):
+        yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
+    yield f"memory: may fill {hardware.usable_memory:.0%} of a GPU."
+    if "r" in labels or "s" in labels:
+        yield "       r: with gradient_checkpointing; s: with shard_optimizer."
+    if any(job.gpus > 1 for job in jobs):
+        yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
+
+
+def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
+    """All jobs one by one, the totals, and what the numbers rest on."""
+    return {
+        "training": [asdict(job) for job in jobs],
+        "totals": {
+            "flops": _total(job.work.flops for job in jobs),
+            "gpu_hours": _total(job.cost.hours for job in jobs if job.cost.unit == "gpu"),
+            "disk_bytes": _total(job.work.disk_bytes for job in jobs),
+        },
+        "notes": list(notes(jobs, costs)),
+    }
+
+
+def _cells(jobs: list[JobEstimate]) -> list[str]:
+    """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
+    job, sums = jobs[0], _sums(jobs)
+    f_evaluations = max(job.work.f_evaluations for job in jobs)
+    return [
+        str(len(jobs)),
+        sums["tokens"],
+        f"{'≤' if any(job.is_bound for job in jobs) else ''}{f_evaluations:.1f}",
+        sums["flops"],
+        sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
+        f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
+        MISSING if job.step is None else job.step.label,
+        MISSING if job.step is None else f"{job.step.gib:.1f}",
+        sums["disk"],
+    ]
+
+
+def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
+    disk = _total(job.work.disk_bytes for job in jobs)
+    return {
+        "tokens": _short(sum(job.work.tokens for job in jobs)),
+        "flops": number_text(_total(job.work.flops for job in jobs), 3),
+        "hours": number_text(_total(job.cost.hours for job in jobs), 3),
+        "disk": number_text(None if disk is None else disk / GB, 2),
+    }
+
+
+def _short(count: float) -> str:
+    """207B for 207e9."""
+    unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
+    return f"{count / size:.3g}{unit}"
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    """The sum of the numbers that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -9,7 +9,7 @@ from implicit_llm_contracts.config.values import SOME, Name
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import Only, fill
-from implicit_llm_workflow.experiment_files.values import as_given, check_keys
+from implicit_llm_workflow.experiment_files.yaml_files import as_given, check_keys
 
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Text
-from implicit_llm_workflow.experiment_files.values import check_keys, matches
+from implicit_llm_workflow.experiment_files.yaml_files import check_keys, matches
 from implicit_llm_workflow.node import Node
 
 STAGE = "excerpt"

@@ -13,12 +13,18 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
-from implicit_llm_workflow.experiment_files.evaluations import Evaluation, build_evaluation
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt
-from implicit_llm_workflow.experiment_files.peers import Peer, build_peer
 from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry, expand_grids
-from implicit_llm_workflow.experiment_files.values import check_keys, check_patterns, fill_entry, matches
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
+from implicit_llm_workflow.experiment_files.yaml_files import (
+    ConfigFiles,
+    check_keys,
+    check_patterns,
+    fill_entry,
+    matches,
+    read_yaml,
+    shown_path,
+)
 
 _Entry = dict[str, Any]
 _ExcerptName = Annotated[

@@ -11,7 +11,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.places import local_folder
-from implicit_llm_workflow.experiment_files.values import check_keys
+from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
 
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.

@@ -21,8 +21,7 @@ from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
-from implicit_llm_workflow.experiment_files.values import check_keys, matches
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, matches
 
 _ROOTS = ("curriculum", "data", "model", "override", "task")
 _LABEL = re.compile(r"[A-Za-z0-9._-]+")

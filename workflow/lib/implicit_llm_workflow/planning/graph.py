@@ -10,12 +10,11 @@ from implicit_llm_contracts.plugins import Plugin
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
+from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, Peer
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
-from implicit_llm_workflow.experiment_files.peers import STAGE as CHECKPOINT
-from implicit_llm_workflow.experiment_files.peers import Peer
 from implicit_llm_workflow.experiment_files.runs import Run
-from implicit_llm_workflow.experiment_files.values import as_config
+from implicit_llm_workflow.experiment_files.yaml_files import as_config
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.staleness import PAGES

@@ -18,10 +18,9 @@ from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.accepted import Acceptance, find_acceptance
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest, record_code
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
-from implicit_llm_workflow.planning.staleness import Status, needed_again, status_of
+from implicit_llm_workflow.planning.staleness import Acceptance, Status, find_acceptance, needed_again, status_of
 
 RESULTS = Path("results")
 LOCAL_PROFILE = "profiles/local"

@@ -8,10 +8,15 @@ from pathlib import Path
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
-from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances, with_code_of, write_acceptances
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import difference_of
+from implicit_llm_workflow.planning.staleness import (
+    Acceptance,
+    difference_of,
+    read_acceptances,
+    with_code_of,
+    write_acceptances,
+)
 
 
 class NotAcceptable(UserError):

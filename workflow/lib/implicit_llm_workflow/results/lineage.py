@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs.run_directory import (
     WORK,
     work_directory,
 )
-from implicit_llm_workflow.planning.accepted import Acceptance, read_acceptances
+from implicit_llm_workflow.planning.staleness import Acceptance, read_acceptances
 from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files, run_dir_of
 
 MAX_DEPTH = 4  # of a run directory below the experiment's: evaluate/RUN/PHASE/NAME
