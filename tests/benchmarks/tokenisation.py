@@ -12,13 +12,11 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,6 +27,7 @@ CORES = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, CORES)  # before the libraries count the cores
 
 import datasets  # noqa: E402
+import pandas as pd  # noqa: E402
 import tokenizers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
@@ -40,15 +39,7 @@ from tests.unit.data.text_samples import BOOKS, NEOX, Project, shard_config  # n
 
 VOCAB_SIZE = 50_288
 REPEATS = 3
-
-
-@dataclass(frozen=True)
-class Timing:
-    """inner: seconds without reading the file."""
-
-    wall_s: float
-    inner_s: float
-    tokens: int
+PEERS = list(product((None, 2), (1000, 100)))  # processes and batch size
 
 
 def main() -> None:
@@ -82,32 +73,24 @@ def measure(case: str, path: Path, folder: Path, data: Path) -> dict[str, Any]:
     project = Project(folder)
     neox = {"kind": "tokenizer", "source": "file", "file": str(data / NEOX), "vocab_size": VOCAB_SIZE}
     project.run("tokenizer", neox)
-    peers = {
-        (processes, batch_size): partial(run_peer, path, data, processes, batch_size)
-        for processes, batch_size in product((None, 2), (1000, 100))
-    }
-    ours: list[Timing] = []
-    theirs: dict[Any, list[Timing]] = {setting: [] for setting in peers}
-    for _ in range(REPEATS):
-        ours.append(timed(partial(make_shard, project, path)))
-        for setting, peer in peers.items():
-            theirs[setting].append(timed(peer))
-    best = min(theirs, key=lambda setting: median_of(theirs[setting], "wall_s"))
-    tokens = ours[0].tokens
-    if any(timing.tokens != tokens for timing in [*ours, *(timing for runs in theirs.values() for timing in runs)]):
+    runs = [partial(make_shard, project, path), *(partial(run_peer, path, data, *setting) for setting in PEERS)]
+    times = pd.DataFrame([timed(number, run) for _ in range(REPEATS) for number, run in enumerate(runs)])
+    if times["tokens"].nunique() > 1:
         sys.exit(f"{case}: the numbers of tokens differ")
-    our_s, peer_s = median_of(ours, "wall_s"), median_of(theirs[best], "wall_s")
-    map_s = min(median_of(timings, "inner_s") for timings in theirs.values())
-    rates = spread([tokens / timing.wall_s / 1e6 for timing in ours], "ours")
+    tokens, ours_s = times["tokens"][0], times["wall_s"][times["run"] == 0]
+    peers = times[times["run"] > 0].groupby("run")[["wall_s", "inner_s"]].median()
+    best = peers["wall_s"].idxmin()
+    peer_s, map_s = peers["wall_s"][best], peers["inner_s"].min()
+    rates = spread(list(tokens / ours_s / 1e6), "ours")
     rates |= {"peer": tokens / peer_s / 1e6, "peer_map_only": tokens / map_s / 1e6}
     return {
         "corpus": case,
-        "tokens": tokens,
-        **{name: round(rate, 3) for name, rate in rates.items()},
-        "ratio": round(peer_s / our_s, 2),
-        "ratio_to_map_only": round(map_s / our_s, 2),
-        "peer_num_proc": best[0],
-        "peer_batch_size": best[1],
+        "tokens": int(tokens),
+        **{name: round(float(rate), 3) for name, rate in rates.items()},
+        "ratio": round(peer_s / ours_s.median(), 2),
+        "ratio_to_map_only": round(map_s / ours_s.median(), 2),
+        "peer_num_proc": PEERS[best - 1][0],
+        "peer_batch_size": PEERS[best - 1][1],
     }
 
 
@@ -138,15 +121,12 @@ def run_peer(path: Path, data: Path, processes: int | None, batch_size: int) -> 
     return tokens, inner_s
 
 
-def timed(action: Callable[[], tuple[int, float]]) -> Timing:
+def timed(number: int, run: Callable[[], tuple[int, float]]) -> dict[str, float]:
+    """inner_s: without reading the file."""
     gc.collect()
     start_s = time.perf_counter()
-    tokens, inner_s = action()
-    return Timing(time.perf_counter() - start_s, inner_s, tokens)
-
-
-def median_of(timings: list[Timing], field: str) -> float:
-    return statistics.median(getattr(timing, field) for timing in timings)
+    tokens, inner_s = run()
+    return {"run": number, "wall_s": time.perf_counter() - start_s, "inner_s": inner_s, "tokens": tokens}
 
 
 def processor() -> str:

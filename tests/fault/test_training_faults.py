@@ -1,5 +1,9 @@
-"""Whatever happens to a training process wherever, the next start ends with the same result."""
+"""Whatever happens to a training process wherever, the next start ends with the same result.
 
+Where one of two processes that train together goes wrong, both stop before it reaches the weights, and say why.
+"""
+
+import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +16,8 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
 from tests.fault.forks import LIBRARY
 from tests.fault.points import passage, registered, sample
-from tests.unit.training.small_runs import LLAMA, logged, train_config, work_of
+from tests.unit.training.distributed_run import CONFIGS
+from tests.unit.training.small_runs import LLAMA, flip_last_byte, logged, saved, train_config, work_of
 
 POINTS = registered(LIBRARY / "training")
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}
@@ -38,9 +43,7 @@ class Way:
     def prepare(self, trainer: Trainer, run_dir: Path) -> None:
         if self.damaged:
             assert self.run(trainer, run_dir, FAULT=f"train.after_step:raise@{STEPS}") == 1
-            weights = work_of(run_dir) / self.damaged / "model.safetensors"
-            raw = weights.read_bytes()
-            weights.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+            flip_last_byte(work_of(run_dir) / self.damaged / "model.safetensors")
 
 
 WAYS = (
@@ -150,3 +153,30 @@ def test_a_restart_after_a_fault_at_any_passage_ends_as_if_nothing_had_happened(
     for number, undisturbed in enumerate(all_undisturbed):
         for hit in range(1, undisturbed.hits[point] + 1):
             check_fault(trainer, undisturbed, tmp_path / f"{number}-{hit}" / "a" / "only", (point, kind, hit))
+
+
+@pytest.mark.parametrize(
+    ("what", "failure", "updates", "message"),
+    [
+        ("loss", "non_finite", 3, "the gradient norm nan at step 4 (samples "),
+        ("solver", "non_finite", 3, "rank 1: the fixed-point iteration became NaN at position 5 at step 4 (samples "),
+        ("memory", "node_fail", 4, "after step 4 the weights of rank 1 are not those of rank 0"),  # at the next save
+    ],
+)
+def test_what_goes_wrong_on_one_rank_stops_both_before_the_next_checkpoint(
+    trainer: Trainer, run_dir: Path, tmp_path: Path, what: str, failure: str, updates: int, message: str
+) -> None:
+    run_dir.mkdir(parents=True)
+    order, status = {"processes": 2, "poison": {"rank": 1, "step": 4, "what": what}}, tmp_path / "status.json"
+    assert trainer.run(run_dir, CONFIGS["implicit"], order, SUBMITIT_JOB_STATUS=str(status)) == 2
+    assert saved(run_dir) == ["step-00000002", "step-00000003"]
+    for rank in (0, 1):
+        end = json.loads((run_dir / f"rank-{rank}.json").read_text())
+        assert (end["class"], end["updates"]) == (failure, updates)
+        assert message in end["message"]
+    told = json.loads(status.read_text())
+    assert (told["progress"], told["failure_class"]) == (3, failure)
+    if failure == "non_finite":
+        report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
+        assert (report["step"], len(report["sample_indices"])) == (4, 8)
+        assert all(row["residual"] > 0 for row in report["recent"][:3])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels import operations
-from implicit_llm.kernels.selection import kernels, missing_of_mamba_ssm
+from implicit_llm.kernels.selection import Backend, kernels, missing_of_mamba_ssm
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -34,9 +34,10 @@ CASES = [
 ]
 # Every call compiles some 14 kernels for its dtype and widths, so that the rarer combinations get fewer cases.
 SCANS = [
-    *((case, dtype, True) for case in CASES for dtype in (torch.float32, torch.bfloat16)),
-    *((case, torch.float16, True) for case in (CASES[2], CASES[5])),
-    *((case, dtype, False) for case in (CASES[3], CASES[6]) for dtype in (torch.float32, torch.bfloat16)),
+    *(("triton", case, dtype, True) for case in CASES for dtype in (torch.float32, torch.bfloat16)),
+    *(("triton", case, torch.float16, True) for case in (CASES[2], CASES[5])),
+    *(("triton", case, dtype, False) for case in (CASES[3], CASES[6]) for dtype in (torch.float32, torch.bfloat16)),
+    *(("torch", case, dtype, True) for case in CASES for dtype in TOLERANCE),
 ]
 CONVOLUTIONS = [(2, 1, 8, 4), (2, 3, 64, 4), (2, 64, 96, 3), (3, 257, 1280, 4), (2, 40, 24, 2)]
 
@@ -69,25 +70,16 @@ def assert_close(ours: dict[str, Tensor], exact: dict[str, Tensor], tolerance: t
     assert not wrong, f"{wrong} of all errors {errors}"
 
 
-@pytest.mark.parametrize(("case", "dtype", "return_state"), SCANS, ids=str)
-def test_ssd_on_triton_equals_fp64(case: ScanCase, dtype: torch.dtype, return_state: bool) -> None:
+@pytest.mark.parametrize(("backend", "case", "dtype", "return_state"), SCANS, ids=str)
+def test_ssd_equals_fp64(backend: Backend, case: ScanCase, dtype: torch.dtype, return_state: bool) -> None:
+    torch.set_float32_matmul_precision("high" if backend == "triton" else "highest")
     inputs = case.inputs(dtype, "cuda")
-    with kernels("triton"):
+    with kernels(backend):
         ours = scan_results(inputs, return_state)
     with kernels("torch"):
         exact = scan_results(inputs.map(Tensor.double), return_state)
     assert ours["y"].dtype == dtype
-    assert_close(ours, exact, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_ssd_on_torch_equals_fp64(case: ScanCase, dtype: torch.dtype) -> None:
-    torch.set_float32_matmul_precision("highest")
-    inputs = case.inputs(dtype, "cuda")
-    with kernels("torch"):
-        ours, exact = scan_results(inputs, True), scan_results(inputs.map(Tensor.double), True)
-    assert_close(ours, exact, EXACT if dtype == torch.float32 else TOLERANCE[dtype])
+    assert_close(ours, exact, EXACT if (backend, dtype) == ("torch", torch.float32) else TOLERANCE[dtype])
 
 
 def conv_results(tensors: list[Tensor], has_initial: bool, silu: bool) -> dict[str, Tensor]:

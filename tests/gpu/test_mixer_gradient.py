@@ -88,6 +88,12 @@ def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int]) -> dict[str
     return {"y": y.detach()} | columns | dict(zip(ScanWeights._fields, gradients[1:], strict=True))
 
 
+def assert_close(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    errors = {name: relative_error(ours[name], exact[name]) for name in ours}
+    wrong = {name: error for name, error in errors.items() if not error < TOLERANCE[ours["y"].dtype][name != "y"]}
+    assert not wrong, f"{wrong} of all errors {errors}"
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("length", "sizes"), CASES, ids=str)
 def test_a_mixer_and_its_gradients_equal_the_formula(
@@ -98,9 +104,7 @@ def test_a_mixer_and_its_gradients_equal_the_formula(
     assert ours["y"].dtype == dtype
     if length == 1:  # from an empty state nothing decays
         assert ours.pop("A_H").abs().max() < TOLERANCE[dtype][1]
-    errors = {name: relative_error(ours[name], exact[name]) for name in ours}
-    wrong = {name: error for name, error in errors.items() if not error < TOLERANCE[dtype][name != "y"]}
-    assert not wrong, f"{wrong} of all errors {errors}"
+    assert_close(ours, exact)
 
 
 def test_gradients_are_the_same_every_time() -> None:
@@ -119,9 +123,7 @@ def test_narrower_convolutions_equal_the_formula(taps: int, dtype: torch.dtype) 
     wide[1] = F.pad(wide[1], (4 - taps, 0))
     ours, exact = results(tuple(inputs), LONG), results(tuple(wide), LONG)
     exact["conv_CK"] = exact["conv_CK"][:, -taps:]
-    errors = {name: relative_error(ours[name], expected) for name, expected in exact.items()}
-    wrong = {name: error for name, error in errors.items() if not error < TOLERANCE[dtype][name != "y"]}
-    assert not wrong, f"{wrong} of all errors {errors}"
+    assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, sha256_of
 from implicit_llm_contracts.runs.stage_context import StageResult
 from implicit_llm_data.shard_writer import write_index
@@ -23,9 +23,8 @@ VOCAB, END_OF_TEXT = 12, 0  # of a stream
 
 def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], inputs: dict[str, Path]) -> StageRequest:
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
-    parts: dict[str, Any] = {"stage": stage_name, "config": config, "code": "c0de", "upstream": upstream}
-    identity = json.dumps({**parts, "name": name, "fingerprint": compute_fingerprint(**parts)})
-    return StageRequest(run_dir, identity, inputs, {"device": "cpu"})
+    identity = Identity(stage_name, name, config, "c0de", upstream)
+    return StageRequest(run_dir, identity.to_json(), inputs, {"device": "cpu"})
 
 
 def finish(

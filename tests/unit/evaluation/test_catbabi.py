@@ -82,8 +82,7 @@ def work_of(run_dir: Path) -> Path:
 def evaluate(folder: Path, kind: str, data: Path, **settings: Any) -> Path:
     trained = train_nothing(folder, kind, "babi", VOCAB, {"data": {"kind": "catbabi", "length": LENGTH}})
     config = {"kind": "catbabi", "modes": MODES, **settings}
-    inputs = {"model": trained, ROLE: data}
-    return finished_runs.evaluate(stage, folder, f"babi-{kind}-s7/free/catbabi", config, inputs)
+    return finished_runs.evaluate(stage, folder, f"babi-{kind}-s7/free/catbabi", config, {"model": trained, ROLE: data})
 
 
 def test_records_name_the_protocol_and_are_made_in_every_mode(tmp_path: Path, babi: Path) -> None:

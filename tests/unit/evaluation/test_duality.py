@@ -104,8 +104,7 @@ def test_modes_of_a_sweep_are_compared_at_equal_settings() -> None:
 
 @pytest.mark.parametrize("kind", ["explicit", "gpt_neox"])
 def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str) -> None:
-    rows = Rows()
-    tally = compare_modes(job_of(small_model(kind), rows), MODES)
+    tally = compare_modes(job_of(small_model(kind), Rows()), MODES)
     values = tally.pairs["parallel", "sequential"].values()
     assert (values["num_tokens"], values["token_agreement"]) == (7 * 12, 1.0)
     assert values["logit_distance_max"] < 1e-4 * values["logit_std"]
@@ -126,22 +125,6 @@ def test_converged_modes_agree_and_a_small_budget_does_not() -> None:
     assert cut_short["kl"] > values["kl"]
     assert model.solver == before
     assert converged.solvers["sequential"].f_evaluations_per_token > 2
-
-
-def test_batch_that_does_not_fit_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = small_model("explicit"), Rows()
-    whole = compare_modes(job_of(model, rows), MODES).pairs["parallel", "sequential"].sums[0]
-    tokens: list[int] = []
-
-    def refuses_large_batches(model: Any, modes: Any, input_ids: torch.Tensor) -> Any:
-        if len(input_ids) > 2:
-            raise torch.OutOfMemoryError("too large")
-        tokens.append(input_ids.numel())
-        return all_modes(model, modes, input_ids)
-
-    monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.all_modes", refuses_large_batches)
-    assert compare_modes(job_of(model, rows, batch_size=7), MODES).pairs["parallel", "sequential"].sums[0] == whole
-    assert sum(tokens) == whole
 
 
 def test_non_finite_rows_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,8 +205,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(folder: Path, kind: str, data: Path, **changes: Any) -> Path:
     trained = train_nothing(folder, kind, "text", VOCAB, {"data": {"kind": "token_stream", "length": 16}})
     config = {"kind": "duality", "modes": SETTINGS, "lengths": [16], **changes}
-    inputs = {"model": trained, ROLE: data}
-    return finished_runs.evaluate(stage, folder, f"text-{kind}-s7/free/duality", config, inputs)
+    return finished_runs.evaluate(stage, folder, f"text-{kind}-s7/free/duality", config, {"model": trained, ROLE: data})
 
 
 def test_every_pair_of_modes_and_the_convergence_are_recorded(tmp_path: Path, text: Path) -> None:

@@ -5,10 +5,10 @@ import inspect
 import json
 import logging
 import math
-import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,8 +53,7 @@ FAMILIES = ("mamba2", "llama3")
 
 
 def logprobs(lm: HFLM, asked: list[Any] | None = None) -> np.ndarray:
-    answers = lm.loglikelihood(asked or requests(), disable_tqdm=True)
-    return np.array([logprob for logprob, _ in answers])
+    return np.array([logprob for logprob, _ in lm.loglikelihood(asked or requests(), disable_tqdm=True)])
 
 
 def harness(model: Any, batch_size: int) -> HFLM:
@@ -205,8 +204,8 @@ def save_model(work: Path, kind: str = "implicit") -> list[str]:
 def train(folder: Path, kind: str = "implicit") -> Path:
     """The run directory of a training phase that left an untrained model."""
     summary = {"data": {"kind": "token_stream", "length": 16}, "tokens": 4096}
-    name, write = f"text-{kind}-s7/free", partial(save_model, kind=kind)
-    return finish(folder / "train" / kind, "train", name, {"seed": 7}, write, summary)
+    write = partial(save_model, kind=kind)
+    return finish(folder / "train" / kind, "train", f"text-{kind}-s7/free", {"seed": 7}, write, summary)
 
 
 def evaluate(folder: Path, inputs: dict[str, Path], config: dict[str, Any]) -> Path:
@@ -288,27 +287,23 @@ def test_task_files_that_changed_after_planning_are_refused(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def own_process_state(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The harness's command line sets up logging, arguments and an environment variable for its process."""
-    root = logging.getLogger()
-    before = (root.level, list(root.handlers))
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true"))
-    yield
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
+def quick_harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without what takes most of its time here: an index of its own 14,000 tasks, 100,000 draws, a list of packages.
 
-
-@pytest.fixture
-def quick_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what takes most of its time here: an index of its own 14,000 tasks, 100,000 draws, a list of packages."""
-    process = evaluator._process_results
+    Its command line sets up logging and arguments for its process, which are put back.
+    """
+    process, root = evaluator._process_results, logging.getLogger()
     monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
     monkeypatch.setattr(evaluator, "_process_results", lambda acc, groups, _: process(acc, groups, DRAWS))
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
-@pytest.mark.usefixtures("own_process_state", "quick_harness")
+@pytest.mark.usefixtures("quick_harness")
 def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(tmp_path: Path, tokenizer: Path) -> None:
     trained, out = train(tmp_path), tmp_path / "out"
     settings = f"pretrained={trained},tokenizer={tokenizer},eval_mode=blockwise,eval_max_iter=4,eval_block_len=8"

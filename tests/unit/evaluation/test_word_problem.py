@@ -276,8 +276,7 @@ def test_an_explicit_model_has_the_one_mode_parallel_at_the_lengths_asked_for(
 
 def test_the_names_of_swept_metrics_are_such_as_mlflow_takes(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
     inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
-    sweep = {"eval_max_iter": [2], "eval_tol": [0.5]}
-    run_dir = run_stage(tmp_path, inputs, MODES[:1], lengths=[12], sweep=sweep)
+    run_dir = run_stage(tmp_path, inputs, MODES[:1], lengths=[12], sweep={"eval_max_iter": [2], "eval_tol": [0.5]})
     assert [record["mode"] for record in records(run_dir)] == [
         "simultaneous@eval_max_iter=2",
         "simultaneous@eval_tol=0.5",

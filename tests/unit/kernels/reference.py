@@ -5,7 +5,9 @@ Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,8 +53,9 @@ class ScanCase:
         )
 
 
-@dataclass(frozen=True)
-class ScanInputs:
+class ScanInputs(NamedTuple):
+    """In the order of the arguments."""
+
     x: Tensor
     dt: Tensor
     A: Tensor
@@ -61,14 +64,12 @@ class ScanInputs:
     initial: Tensor | None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is there, in the order of the arguments."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return tuple(value for value in values if value is not None)
+        """All that is there."""
+        return tuple(value for value in self if value is not None)
 
-    def map(self, change) -> ScanInputs:
+    def map(self, change: Callable[[Tensor], Tensor]) -> ScanInputs:
         """The same inputs, each tensor changed."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: None if value is None else change(value) for name, value in values.items()})
+        return ScanInputs(*(None if value is None else change(value) for value in self))
 
     def part(self, start: int, end: int, initial: Tensor | None) -> ScanInputs:
         """The positions from start to end, from the state `initial`."""

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,8 +20,7 @@ from implicit_llm.kernels.selection import (
     select_kernels_for,
     selected_kernels,
 )
-
-ROOT = Path(__file__).parents[3]
+from tests.refusals import refused
 
 # What the packages look like on a GPU machine, except that nothing computes and that mamba_ssm/__init__ must not run.
 FAKE_PACKAGES = {
@@ -36,11 +36,14 @@ PACKAGES = {name.partition("/")[0] for name in FAKE_PACKAGES}
 
 
 @pytest.fixture(autouse=True)
-def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(selection._Process, "backend", None)
     monkeypatch.setattr(selection._Process, "reasons", frozenset())
     monkeypatch.delenv(selection.ENVIRONMENT, raising=False)
     selection.missing_of_mamba_ssm.cache_clear()
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture
@@ -67,17 +70,12 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.syspath_prepend(tmp_path)
-    vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_kernel_module(name)}
-    yield tmp_path
-    for name in filter(_is_kernel_module, list(sys.modules)):
-        del sys.modules[name]
-    sys.modules.update(before)
-    vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
-
-
-def _is_kernel_module(name: str) -> bool:
-    return name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton.mamba_ssm"
+    with patch.dict(vars(implicit_llm.kernels.triton)), patch.dict(sys.modules):
+        vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
+        for name in list(sys.modules):
+            if name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton.mamba_ssm":
+                del sys.modules[name]
+        yield tmp_path
 
 
 def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,9 +107,8 @@ def test_a_wish_for_triton_that_cannot_be_met_is_an_error_of_one_line(
     bare: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(selection.ENVIRONMENT, "triton")
-    with pytest.raises(KernelsUnavailable, match=r"IMPLICIT_LLM_KERNELS.*no NVIDIA or ROCm GPU.*choose torch") as error:
+    with refused(r"IMPLICIT_LLM_KERNELS.*no NVIDIA or ROCm GPU.*choose torch", KernelsUnavailable):
         selected_kernels()
-    assert "\n" not in str(error.value)
     with pytest.raises(KernelsUnavailable, match="caller's choice"):
         select_kernels("triton")
 
@@ -217,23 +214,17 @@ def test_what_the_ssd_kernels_cannot_serve_goes_to_torch_and_is_said_once(
     *shape, dtype = x
     for _ in range(3):
         assert not selection.ssd_runs_on_triton(fake(*shape, dtype=dtype), fake(*shape[:2], 1, state, dtype=dtype))
-    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    (warning,) = caplog.records
     assert re.match(rf"kernels: torch instead of triton for ssd.*{reason}", warning.getMessage())
 
 
-def test_fp32_takes_the_kernels_of_its_products(capable: None) -> None:
+@pytest.mark.parametrize(("precision", "is_tf32"), [("highest", False), ("high", True)])
+def test_fp32_takes_the_kernels_of_its_products(precision: str, is_tf32: bool, capable: None) -> None:
     """mamba_ssm's multiply in TF32, and the gradient of the mixer is exact in full fp32 alone."""
-    before = torch.get_float32_matmul_precision()
-    projected = fake(2, 8, 2 * 64 + 2 * 128 + 1, dtype=torch.float32)
-    try:
-        torch.set_float32_matmul_precision("highest")
-        assert not selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
-        assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
-        torch.set_float32_matmul_precision("high")
-        assert selection.ssd_runs_on_triton(fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 1, 16))
-        assert not selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision(precision)
+    x, projected = fake(2, 8, 4, 16, dtype=torch.float32), fake(2, 8, 2 * 64 + 2 * 128 + 1, dtype=torch.float32)
+    assert selection.ssd_runs_on_triton(x, fake(2, 8, 1, 16)) == is_tf32
+    assert selection.trained_scan_runs_on_triton(projected, None, (64, 1, 128), 4) != is_tf32
 
 
 SIZES = (64, 1, 128)
@@ -273,3 +264,22 @@ def test_tensors_on_the_cpu_are_computed_by_torch_under_triton(capable: None) ->
     y, _ = operations.causal_conv(x, torch.ones(8, 4), None)
     assert selected_kernels() == "triton"
     assert y[0, :, 0].tolist() == [1, 2, 3, 4]
+
+
+@torch.no_grad()
+def test_a_single_token_in_a_room_is_one_kernel(capable: None) -> None:
+    room = (fake(4, 12, 384, 64), fake(4, 12, 384, 64))
+    assert selection.room_attention_runs_on_triton(fake(4, 1, 2304), room)
+    assert not selection.room_attention_runs_on_triton(fake(4, 2, 2304), room)
+    assert not selection.room_attention_runs_on_triton(fake(4, 1, 2304, dtype=torch.float64), room)
+    assert not selection.room_attention_runs_on_triton(fake(4, 1, 2304), (room[0].transpose(1, 2), room[1]))
+    with torch.enable_grad():
+        assert not selection.room_attention_runs_on_triton(fake(4, 1, 2304), room)
+
+
+def test_rotation_and_swiglu_are_kernels_with_and_without_gradient(capable: None) -> None:
+    for is_enabled in (True, False):
+        with torch.set_grad_enabled(is_enabled):
+            assert selection.rotation_runs_on_triton(fake(8, 2048, 2304))
+            assert selection.swiglu_runs_on_triton(fake(8, 2048, 4096))
+    assert not selection.rotation_runs_on_triton(torch.zeros(1, 4, 24))

@@ -14,6 +14,12 @@ SMALL = {
 }
 
 
+@pytest.fixture(params=list(SMALL))
+def family(request: pytest.FixtureRequest) -> str:
+    """Each of both, where a test does not choose."""
+    return request.param
+
+
 @pytest.fixture
 def make_model():
     """make_model(family, kind="implicit", num_hidden_layers=1, **solver): a small model in evaluation mode."""

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -76,6 +77,18 @@ def _with_plain_gradients(config, **solver):
     return model, ids, plain
 
 
+def _by_each_runner(model, act: Callable[[], Any], graphs: GraphRunner | None = None) -> list[Any]:
+    """What `act` returns with the plain code, and with graphs."""
+    found = []
+    for model.base.runner in (Runner(), graphs or GraphRunner()):
+        found.append(act())
+    return found
+
+
+def _assert_gradients(model, expected: list[torch.Tensor], **tolerance: float) -> None:
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected, **tolerance)
+
+
 @pytest.mark.parametrize(
     ("config", "solver"),
     [
@@ -93,18 +106,17 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
     for step in range(2):
         ids, labels = torch.randint(37, (64, 12)), torch.randint(37, (64, 12))
         labels[0, :3] = -100
-        found = []
-        for used in (Runner(), graphs):
-            model.base.runner = used
+
+        def step_once(ids=ids, labels=labels):
             out = model(input_ids=ids, labels=labels, aligned=True)
             model.zero_grad()
             (out.loss * 3).backward()
-            found.append((out, [parameter.grad.clone() for parameter in model.parameters()]))
-        (plain, plain_gradients), (captured, captured_gradients) = found
+            return out, [parameter.grad.clone() for parameter in model.parameters()]
+
+        (plain, plain_gradients), (captured, captured_gradients) = _by_each_runner(model, step_once, graphs)
         torch.testing.assert_close(captured.loss, plain.loss)
         torch.testing.assert_close(captured.logits, plain.logits.detach())
-        for mine, other in zip(captured_gradients, plain_gradients, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(captured_gradients, plain_gradients, rtol=1e-3, atol=1e-6)
         if plain.solver_stats is not None:
             assert captured.solver_stats.num_closing == plain.solver_stats.num_closing
             torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
@@ -130,30 +142,25 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
     for _ in range(2):  # the second sequence meets the graphs of the first
         ids = torch.randint(37, (3, 16))
         with torch.no_grad():
-            model.base.runner = graphs
-            captured = model(input_ids=ids, use_cache=True)
-            model.base.runner = Runner()
-            plain = model(input_ids=ids, use_cache=True)
+            plain, captured = _by_each_runner(model, lambda ids=ids: model(input_ids=ids, use_cache=True), graphs)
         assert graphs.sequences
-        torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(captured.solver_stats.num_iter, plain.solver_stats.num_iter)
-        for mine, other in zip(
-            captured.past_key_values.prefix.layers, plain.past_key_values.prefix.layers, strict=True
-        ):
-            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+        mine, other = ([out.logits, *out.past_key_values.prefix.layers] for out in (captured, plain))
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
 def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
     model, ids = _model(config, tol=1e-4, eval_max_iter=8).eval(), torch.randint(37, (3, 16))
-    found = []
-    for model.base.runner in (Runner(), GraphRunner()):
-        cache = ConvergedStateCache()
-        with torch.no_grad():
-            parts = ids.split([4, *(1 for _ in range(12))], dim=1)
-            found.append(torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+    @torch.no_grad()
+    def read():
+        cache, parts = ConvergedStateCache(), ids.split([4, *(1 for _ in range(12))], dim=1)
+        return cache, torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1)
+
+    (_, plain), (cache, captured) = _by_each_runner(model, read)
+    torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-4)
     assert model.base.runner.decoders[cache].graph is not None
     assert deepcopy(model).base.runner.decoders == {}
 
@@ -170,10 +177,7 @@ def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, m
         for parameter in model.parameters():
             parameter.data *= scale
         ids = torch.randint(1, 37, (2, 5))  # without padding
-        found = []
-        for model.base.runner in (Runner(), graphs):
-            found.append(model.generate(ids, **how))
-        assert torch.equal(*found)
+        assert torch.equal(*_by_each_runner(model, lambda ids=ids: model.generate(ids, **how), graphs))
         assert make_graph.call_count == 1
         assert len(graphs.decoders) == 0
 
@@ -183,16 +187,16 @@ def test_two_caches_at_once_keep_their_own_states(config, monkeypatch) -> None:
     """Also after a pass of several tokens."""
     monkeypatch.setattr(runner, "EAGER_TOKENS", 1)
     model, ids = _model(config, tol=1e-4, eval_max_iter=40).eval(), torch.randint(37, (2, 3, 12))
-    found = []
-    for model.base.runner in (Runner(), GraphRunner()):
+
+    @torch.no_grad()
+    def read_in_turn():
         caches, logits = [ConvergedStateCache(), ConvergedStateCache()], []
-        with torch.no_grad():
-            for width in (3, 1, 1, 1, 2, 1, 1, 1, 1):
-                start = caches[0].get_seq_length()
-                for ids_BL, cache in zip(ids, caches, strict=True):
-                    logits.append(model(input_ids=ids_BL[:, start : start + width], past_key_values=cache).logits)
-        found.append(torch.cat(logits, dim=1))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        for parts in zip(*(ids_BL.split([3, 1, 1, 1, 2, 1, 1, 1, 1], dim=1) for ids_BL in ids), strict=True):
+            for part, cache in zip(parts, caches, strict=True):
+                logits.append(model(input_ids=part, past_key_values=cache).logits)
+        return logits
+
+    torch.testing.assert_close(*_by_each_runner(model, read_in_turn), rtol=1e-3, atol=1e-4)
 
 
 def test_gradients_of_an_overwritten_pass_are_refused() -> None:
@@ -213,8 +217,7 @@ def test_gradients_of_a_captured_pass_reach_data_parallel_training() -> None:
     for _ in range(2):  # the first pass captures while the reducer already knows the parameters
         model.zero_grad()
         parallel(input_ids=ids, labels=ids, aligned=True).loss.backward()
-    for parameter, gradient in zip(model.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+    _assert_gradients(model, plain, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_only_process")
@@ -229,8 +232,8 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
     model.base.runner = GraphRunner(replays_training=True)
     model.base.runner.reducer = reducer = GradientReducer(model, torch.float32, bucket_bytes=1)  # one each
     events: list[str] = []
-    (first, last), all_reduce = model.base.layers, torch.distributed.all_reduce
-    apply = type(first).forward
+    first, last = model.base.layers
+    apply, all_reduce = type(first).forward, torch.distributed.all_reduce
 
     def watched_layer(layer, *args):
         out_BLD, state = apply(layer, *args)
@@ -238,11 +241,8 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
             out_BLD.register_hook(lambda _: events.append("first layer"))
         return out_BLD, state
 
-    def watched_sum(tensor, *args, **kwargs):
-        events.append("sum")
-        return all_reduce(tensor, *args, **kwargs)
-
     monkeypatch.setattr(type(first), "forward", watched_layer)
+    watched_sum = Mock(side_effect=lambda *given, **how: events.append("sum") or all_reduce(*given, **how))
     monkeypatch.setattr(torch.distributed, "all_reduce", watched_sum)
     for _ in range(2):  # the first captures
         events.clear()
@@ -250,8 +250,7 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
         loss = model(input_ids=ids, labels=ids, aligned=True).loss
         with reducer.over_ranks():
             loss.backward()
-        for parameter, gradient in zip(model.parameters(), plain, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+        _assert_gradients(model, plain, rtol=1e-3, atol=1e-6)
     assert events.count("sum") == len(plain)
     first_step = len(events) - events[::-1].index("first layer")  # the last that the backward pass comes to
     assert events[:first_step].count("sum") >= len(list(last.parameters()))
@@ -276,20 +275,13 @@ def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients
     model.base.runner = GraphRunner(replays_training=True)
     model.base.runner.reducer = GradientReducer(model, torch.float32)
     model(input_ids=ids, labels=ids, aligned=True)
-    sums: list[torch.Tensor] = []
-    all_reduce = torch.distributed.all_reduce
-    monkeypatch.setattr(
-        torch.distributed, "all_reduce", lambda tensor, **how: (sums.append(tensor), all_reduce(tensor, **how))[1]
-    )
-
-    def fail(best: Best) -> None:
-        raise NonFiniteState("at position 5")
-
-    monkeypatch.setattr(Best, "raise_if_not_finite", fail)
+    all_reduce = Mock(wraps=torch.distributed.all_reduce)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(Best, "raise_if_not_finite", Mock(side_effect=NonFiniteState("at position 5")))
     with pytest.raises(NonFiniteState, match="at position 5"):
         model(input_ids=ids, labels=ids, aligned=True)
-    assert sums
-    assert all(found.isnan().any() for found in sums)
+    assert all_reduce.call_args_list
+    assert all(call.args[0].isnan().any() for call in all_reduce.call_args_list)
 
 
 @pytest.mark.usefixtures("_only_process")
@@ -302,20 +294,21 @@ def test_no_rank_replays_a_step_that_another_could_not_capture(monkeypatch, capl
     assert "CUDA graphs cannot be captured here (another process cannot)" in caplog.text
     with reducer.over_ranks():
         loss.backward()
-    for parameter, gradient in zip(model.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
+    _assert_gradients(model, plain)
 
 
 def test_dropout_is_the_same_in_the_solver_and_in_the_phantom_steps() -> None:
     model = _model(ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, dropout=0.3), **FREE).train()
     ids = torch.randint(37, (4, 6))
-    losses = []
-    for model.base.runner in (Runner(), GraphRunner(replays_training=True)):
-        torch.manual_seed(1)
-        model(input_ids=ids, labels=ids, aligned=True)  # captures
-        torch.manual_seed(1)
-        losses.append(model(input_ids=ids, labels=ids, aligned=True).loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+    def twice() -> float:
+        for _ in range(2):  # the first captures
+            torch.manual_seed(1)
+            loss = model(input_ids=ids, labels=ids, aligned=True).loss
+        return loss.item()
+
+    plain, captured = _by_each_runner(model, twice, GraphRunner(replays_training=True))
+    assert captured == pytest.approx(plain, rel=1e-5)
 
 
 @pytest.mark.parametrize("failing", [blocks, training_step])

@@ -1,46 +1,24 @@
-"""Tools around transformers take our models as they are: lm-eval, Trainer, torch.compile, device maps."""
+"""Tools around transformers take our models as they are: Trainer, torch.compile, device maps, `fully_shard`."""
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import distributed, multiprocessing
+from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
     EvalPrediction,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
 )
 
-BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
+import implicit_llm  # noqa: F401  (registers the models, also in the processes)
 
 
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(23)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w0")
-
-
-@BOTH
-def test_lm_eval_scores_a_model_as_its_own_logits_do(make_model, tokenizer, family: str) -> None:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    model = make_model(family, dtype=torch.float32, tol=1e-5, eval_max_iter=200)
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=32)
-    pairs = [("w1 w2", " w3"), ("w4 w5 w6 w7", " w8")]
-    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
-    for (context, word), (got, _) in zip(pairs, harness.loglikelihood(requests), strict=True):
-        ids = tokenizer(context + word, return_tensors="pt").input_ids
-        expected = model(ids).logits[0, -2].log_softmax(-1)[ids[0, -1]].item()
-        assert got == pytest.approx(expected, abs=1e-4)
-
-
-@BOTH
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
 def test_trainer_evaluates_and_predicts_the_logits_alone(make_model, tmp_path: Path, family: str, kind: str) -> None:
     model = make_model(family, kind, dtype=torch.float32)
@@ -60,7 +38,6 @@ def test_trainer_evaluates_and_predicts_the_logits_alone(make_model, tmp_path: P
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", ["mamba2", "llama3"])
 def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     """Compiled by the backend that needs no C++ compiler: what is tested is that tracing keeps the numbers."""
     model = make_model(family, tol=1e-9, eval_max_iter=3, eval_mode="simultaneous")
@@ -69,7 +46,6 @@ def test_compiled_model_gives_the_same_logits(make_model, family: str) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(input_ids).logits, expected, atol=1e-8, rtol=1e-8)
 
 
-@BOTH
 def test_a_device_map_loads_a_model(make_model, family: str, tmp_path: Path) -> None:
     model = make_model(family, dtype=torch.float32)
     model.save_pretrained(tmp_path)
@@ -106,3 +82,56 @@ def test_the_library_and_its_torch_kernels_import_neither_other_kernels_nor_work
         "matplotlib",
         "submitit",
     }
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mamba2": {},
+    "llama3": {},
+    "mamba2 with implicit gradient": {"gradient": "implicit", "gradient_tol": 1e-10},
+}
+# Of these two batches the first takes more iterations, and its sequences stop apart.
+BATCHES = (torch.randint(1, 23, (2, 8), generator=torch.Generator().manual_seed(0)), torch.full((2, 8), 3))
+
+
+def _tokens(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones_like(ids)
+    return model.eval().generate(ids, attention_mask=mask, max_new_tokens=3, eos_token_id=None, pad_token_id=0)
+
+
+def _sharded_passes(rank: int, folder: Path) -> None:
+    """In each process and for each model: tokens of its batch, then gradients, which both processes sum up."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    for name in MODELS:
+        model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float64)
+        for layer in model.base.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        parameters = list(model.parameters())
+        tokens = _tokens(model, BATCHES[rank])
+        output = model.train()(BATCHES[rank], labels=BATCHES[rank])
+        output.loss.backward()
+        gradients = [parameter.grad.full_tensor() for parameter in parameters]
+        torch.save((gradients, tokens, output.solver_stats.num_iter), folder / f"{name}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_sharded_processes_give_the_gradients_and_tokens_of_one(make_model, tmp_path: Path) -> None:
+    models = {
+        name: make_model(name.split()[0], num_hidden_layers=2, tol=1e-6, max_iter=60, block_len=4, **settings)
+        for name, settings in MODELS.items()
+    }
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    multiprocessing.set_forkserver_preload(["implicit_llm", "torch.distributed.fsdp"])  # imported once for both
+    multiprocessing.start_processes(_sharded_passes, (tmp_path,), nprocs=2, start_method="forkserver")
+    for name, model in models.items():
+        found = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+        for ids, (_, tokens, num_iter) in zip(BATCHES, found, strict=True):
+            assert torch.equal(tokens, _tokens(model, ids))
+            output = model.train()(ids, labels=ids)
+            (output.loss / 2).backward()
+            assert torch.equal(num_iter, output.solver_stats.num_iter)
+        assert not torch.equal(found[0][2], found[1][2])
+        for got, parameter in zip(found[0][0], model.parameters(), strict=True):
+            torch.testing.assert_close(got, parameter.grad, atol=1e-12, rtol=1e-10)

@@ -1,4 +1,4 @@
-"""Simultaneous, blockwise and sequential evaluation find the same fixed point; padding never counts."""
+"""Simultaneous, blockwise and sequential evaluation find the same fixed point, differentiably; padding never counts."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 import implicit_llm
 
-FAMILIES = ["mamba2", "llama3"]
 TIGHT = {"tol": 1e-10, "eval_max_iter": 200, "eval_stop": "token"}
 
 
@@ -19,7 +18,6 @@ def evaluate(model, input_ids, **solver):
     return output.logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_all_modes_and_block_lengths_give_the_same_logits(make_model, family: str, layers: int) -> None:
     model = make_model(family, num_hidden_layers=layers, **TIGHT)
@@ -62,7 +60,6 @@ def loosely_solved(make_model, family: str, kind: str = "implicit", **solver):
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("eval_mode", "eval_stop", "method"),
     [
@@ -103,7 +100,6 @@ def test_padding_is_as_if_it_were_not_there(
         assert not unconverged_L[~mask[index].bool()].any()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("stop", ["sequence", "batch"])
 @pytest.mark.parametrize("is_training", [True, False])
 def test_left_padding_equals_right_padding(make_model, family: str, stop: str, is_training: bool) -> None:
@@ -120,7 +116,6 @@ def test_left_padding_equals_right_padding(make_model, family: str, stop: str, i
         torch.testing.assert_close(left, right, atol=1e-9, rtol=1e-7)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def test_training_with_blocks_does_not_see_padding(make_model, family: str) -> None:
     model = loosely_solved(make_model, family, block_len=4).train()
     rows, batch, mask = padded("left")
@@ -131,7 +126,6 @@ def test_training_with_blocks_does_not_see_padding(make_model, family: str) -> N
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
 def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(make_model, family: str, kind: str) -> None:
     model = make_model(family, kind, **TIGHT, eval_mode="sequential")
@@ -169,7 +163,6 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
         torch.testing.assert_close(other_gradient, gradient, atol=1e-8, rtol=1e-8)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "phase",
     [
@@ -199,3 +192,98 @@ def test_a_model_read_as_trained_leaves_no_state_and_says_so(make_model) -> None
         model.generate(input_ids, **settings)
     words = model.generate(input_ids, use_cache=False, **settings)
     assert torch.equal(words[:, -1], model(words[:, :-1]).logits[:, -1].argmax(-1))
+
+
+MODES = pytest.mark.parametrize("eval_mode", ["blockwise", "simultaneous", "sequential"])
+SOLVED = {"tol": 1e-12, "eval_max_iter": 300, "eval_stop": "token", "eval_block_len": 3}
+EXACT = SOLVED | {"gradient": "implicit", "gradient_tol": 1e-12}
+
+
+@MODES
+@pytest.mark.parametrize("gradient", ["phantom", "implicit"])
+def test_values_are_those_without_gradient_and_every_parameter_has_one(
+    make_model, family: str, eval_mode: str, gradient: str
+) -> None:
+    model = make_model(family, dtype=torch.float32, eval_mode=eval_mode, eval_block_len=3, gradient=gradient)
+    input_ids = torch.randint(0, 23, (2, 7))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for given in (None, mask):
+        with torch.no_grad():
+            expected = model(input_ids, attention_mask=given)
+        found = model(input_ids, attention_mask=given, labels=input_ids)
+        assert torch.equal(found.logits, expected.logits)
+        assert torch.equal(found.solver_stats.num_iter, expected.solver_stats.num_iter)
+        model.zero_grad()
+        found.loss.backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@MODES
+def test_many_phantom_steps_have_the_gradient_that_the_implicit_function_theorem_gives(
+    make_model, family: str, eval_mode: str
+) -> None:
+    input_ids, found = torch.randint(0, 23, (2, 7)), []
+    for settings in (SOLVED | {"phantom_steps": 40}, EXACT):
+        model = make_model(family, num_hidden_layers=2, eval_mode=eval_mode, **settings)
+        model(input_ids, labels=input_ids).loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for phantom, implicit in zip(*found, strict=True):
+        torch.testing.assert_close(phantom, implicit, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("family", "is_training"), [("mamba2", False), ("llama3", True)])
+def test_the_implicit_gradient_is_that_of_finite_differences(make_model, family: str, is_training: bool) -> None:
+    """By the input and by every parameter, of several sequences with padding."""
+    model = make_model(family, max_iter=300, stop="token", **EXACT).train(is_training)
+    input_ids = torch.randint(0, 23, (3, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [1, 1, 0, 0, 1, 1]])
+    embedding = model.get_input_embeddings()(input_ids).detach()
+    weight_BLV = torch.randn(3, 6, 23, dtype=torch.float64) * mask[..., None]
+
+    def value() -> torch.Tensor:
+        return (model(inputs_embeds=embedding, attention_mask=mask).logits * weight_BLV).sum()
+
+    embedding.requires_grad_()
+    tensors = [embedding, *model.parameters()]
+    for tensor, gradient in zip(tensors, torch.autograd.grad(value(), tensors), strict=True):
+        direction, moved = torch.randn_like(tensor), []
+        with torch.no_grad():
+            for eps in (1e-5, -2e-5):
+                tensor.add_(direction, alpha=eps)
+                moved.append(value())
+            tensor.add_(direction, alpha=1e-5)
+        torch.testing.assert_close((gradient * direction).sum(), (moved[0] - moved[1]) / 2e-5, atol=1e-7, rtol=1e-6)
+
+
+def test_a_carried_cache_is_constant(make_model, family: str) -> None:
+    model = make_model(family, **SOLVED, phantom_steps=40)
+    embedding = model.get_input_embeddings()(torch.randint(0, 23, (2, 8))).detach()
+
+    def last(first_BLD: torch.Tensor, rest_BLD: torch.Tensor) -> torch.Tensor:
+        cache = model(inputs_embeds=first_BLD, use_cache=True).past_key_values
+        return model(inputs_embeds=rest_BLD, past_key_values=cache).logits[:, -1].sum(0)
+
+    of_first, of_rest = torch.autograd.functional.jacobian(last, (embedding[:, :5], embedding[:, 5:]))
+    assert of_first.abs().max() == 0
+    with torch.no_grad():
+        direction = torch.randn_like(embedding[:, 5:])
+        moved = [last(embedding[:, :5], embedding[:, 5:] + eps * direction) for eps in (1e-5, -1e-5)]
+    difference = (moved[0] - moved[1]) / 2e-5
+    torch.testing.assert_close((of_rest * direction).sum((1, 2, 3)), difference, atol=1e-7, rtol=1e-5)
+
+
+def test_an_unrolled_model_and_frozen_weights_have_gradients_by_the_input_in_evaluation(
+    make_model, family: str
+) -> None:
+    model = make_model(family, mode="unrolled", phantom_steps=1).requires_grad_(False)
+    embedding = model.get_input_embeddings()(torch.randint(0, 23, (1, 6))).requires_grad_()
+    model(inputs_embeds=embedding).logits[0, -1, 5].backward()
+    assert (embedding.grad.abs().sum(-1) > 0).all()
+
+
+def test_an_unsolved_implicit_gradient_is_said(make_model, caplog) -> None:
+    model = make_model("mamba2", **EXACT | {"eval_max_iter": 2})
+    input_ids = torch.randint(0, 23, (2, 5))
+    model(input_ids, labels=input_ids).loss.backward()
+    assert "2 of 2 sequences is not solved to solver.gradient_tol 1e-12" in caplog.text
+    assert replace(model.solver, gradient="phantom").differentiated_steps == 4

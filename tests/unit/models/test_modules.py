@@ -10,7 +10,6 @@ from torch.nn.utils import parametrize
 
 from implicit_llm.models.layers import Projection, touched_module
 
-BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])
 ADAPTED = {"mamba2": ["in_proj", "out_proj"], "llama3": ["q_proj", "v_proj"]}
 INPUT_IDS = torch.randint(1, 23, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -32,7 +31,6 @@ def _adapted(model: nn.Module, family: str):
     return adapted
 
 
-@BOTH
 @KINDS
 def test_lora_computes_what_a_model_with_the_summed_weights_computes(make_model, family: str, kind: str) -> None:
     model, summed = make_model(family, kind, tol=1e-10), make_model(family, kind, tol=1e-10)
@@ -53,7 +51,6 @@ def test_lora_computes_what_a_model_with_the_summed_weights_computes(make_model,
     assert trained == {name for name, _ in adapted.named_parameters() if "lora_" in name}
 
 
-@BOTH
 @pytest.mark.parametrize("safe_merge", [False, True])
 def test_an_adapter_is_merged_into_plain_weights_and_refused_by_normalised_ones(make_model, family, safe_merge) -> None:
     adapted = _adapted(make_model(family, "explicit"), family)
@@ -65,7 +62,6 @@ def test_an_adapter_is_merged_into_plain_weights_and_refused_by_normalised_ones(
         _adapted(make_model(family), family).merge_and_unload(safe_merge=safe_merge)
 
 
-@BOTH
 @KINDS
 def test_hooks_fire_in_every_iteration_on_every_module_of_a_layer(make_model, family: str, kind: str) -> None:
     model = make_model(family, kind, num_hidden_layers=2, mode="unrolled", num_unroll=3).train()
@@ -76,7 +72,6 @@ def test_hooks_fire_in_every_iteration_on_every_module_of_a_layer(make_model, fa
     assert set(calls.values()) == {3 if kind == "implicit" else 1}
 
 
-@BOTH
 @KINDS
 def test_modules_called_one_by_one_compute_what_fused_products_do(make_model, family, kind, caplog) -> None:
     """Logits, generated tokens and gradients; and the log says once which module is in the way."""
@@ -131,7 +126,6 @@ def _forwarded(model: nn.Module, name: str) -> None:
     module.forward = lambda x: 2 * forward(x)
 
 
-@BOTH
 @KINDS
 @pytest.mark.parametrize("change", [_parametrised, _replaced, _forwarded])
 def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kind, change) -> None:

@@ -5,6 +5,7 @@ tests/data/parity/README.md says how the numbers were made; they agree to about 
 
 import json
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.models.errors import ModelConfigError
@@ -97,19 +98,30 @@ def test_a_published_model_is_saved_in_the_clean_layout_and_read_back_exactly(na
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.solver == fixture.model.solver
     torch.testing.assert_close(again.state_dict(), fixture.model.state_dict(), rtol=0, atol=0)
+    backbone = AutoModel.from_pretrained(tmp_path).state_dict()
+    torch.testing.assert_close(backbone, fixture.model.base.state_dict(), rtol=0, atol=0)
+
+
+INDEX = "pytorch_model.bin.index.json"
+
+
+def write_config(
+    folder: Path, name: str = IMPLICIT[0], weight_map: dict[str, str] | None = None, index: str = INDEX
+) -> None:
+    """The configuration of a published model, and an index of shards if there is a map."""
+    shutil.copy(PARITY / name / "config.json", folder)
+    if weight_map is not None:
+        (folder / index).write_text(json.dumps({"weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("name", IMPLICIT)
 def test_pytorch_bin_and_shards_are_read_like_safetensors(name: str, tmp_path: Path) -> None:
     fixture = Fixture(name)
     weights = load_file(fixture.directory / "model.safetensors")
-    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
-    names = sorted(weights)
-    shards = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
-    for file, keys in shards.items():
-        torch.save({key: weights[key] for key in keys}, tmp_path / file)
-    weight_map = {key: file for file, keys in shards.items() for key in keys}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    weight_map = {key: f"pytorch_model-{number % 2}.bin" for number, key in enumerate(sorted(weights))}
+    for file in set(weight_map.values()):
+        torch.save({key: weight for key, weight in weights.items() if weight_map[key] == file}, tmp_path / file)
+    write_config(tmp_path, name, weight_map)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fixture.model.parameters(), strict=True))
 
@@ -126,11 +138,8 @@ class Code:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "shard.bin"])
 def test_code_in_a_pickle_does_not_run(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text((PARITY / IMPLICIT[0] / "config.json").read_text())
+    write_config(tmp_path, weight_map={"weight": name} if name == "shard.bin" else None)
     torch.save({"weight": Code(tmp_path / "made")}, tmp_path / name)
-    if name == "shard.bin":
-        index = tmp_path / "pytorch_model.bin.index.json"
-        index.write_text(json.dumps({"weight_map": {"weight": name}}))
     with pytest.raises(ModelConfigError, match=rf"{name}: cannot be read .*more than tensors by name; .*safetensors"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     assert not (tmp_path / "made").exists()
@@ -138,20 +147,16 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "made").exists()  # it would have
 
 
-@pytest.mark.parametrize("index", ["pytorch_model.bin.index.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("index", [INDEX, "model.safetensors.index.json"])
 def test_who_asks_for_safetensors_gets_no_pickle(tmp_path: Path, index: str) -> None:
-    fixture = Fixture(IMPLICIT[0])
-    weights = load_file(fixture.directory / "model.safetensors")
-    (tmp_path / "config.json").write_text((fixture.directory / "config.json").read_text())
+    weights = load_file(PARITY / IMPLICIT[0] / "model.safetensors")
     torch.save(weights, tmp_path / "shard.bin")
-    (tmp_path / index).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "shard.bin")}))
+    write_config(tmp_path, weight_map=dict.fromkeys(weights, "shard.bin"), index=index)
     with pytest.raises((FileNotFoundError, SafetensorError)):
         AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
 
 
 def test_an_index_of_shards_leads_to_no_other_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((PARITY / IMPLICIT[0] / "config.json").read_text())
-    weight_map = {"model.embedding": "../elsewhere/pytorch_model.bin"}
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_config(tmp_path, weight_map={"model.embedding": "../elsewhere/pytorch_model.bin"})
     with pytest.raises(ModelConfigError, match=r"index\.json: names '\.\./elsewhere/pytorch_model\.bin'"):
         AutoModelForCausalLM.from_pretrained(tmp_path)

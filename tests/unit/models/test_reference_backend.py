@@ -10,7 +10,6 @@ from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 
 from implicit_llm.kernels.selection import kernels
 
-BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 EXPLICIT, UNROLLED, FREE, BY_BLOCKS = "explicit", "unrolled", "free", "free by blocks"
 IMPLICIT = "free, implicit gradient"
 TIGHT = {"tol": 1e-9, "max_iter": 100, "eval_max_iter": 100, "eval_block_len": 2}
@@ -44,7 +43,6 @@ def logits_of(model) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     return lambda e_BLD: model(inputs_embeds=e_BLD).logits, model.get_input_embeddings()(IDS).detach()
 
 
-@BOTH
 @ALL
 def test_loss_and_gradient_are_those_of_the_torch_kernels(model) -> None:
     def run(**options: Any) -> list[Tensor]:
@@ -96,7 +94,6 @@ def test_second_derivatives_of_the_implicit_gradient_are_refused(model, twice: C
         twice(lambda e: f(e).square().sum(), e_BLD.requires_grad_())
 
 
-@BOTH
 @DIFFERENTIATED
 def test_first_and_second_derivatives_are_those_of_finite_differences(model) -> None:
     f, e_BLD = logits_of(model)
@@ -113,7 +110,6 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(model) -> 
         assert (product - expected).norm() < 1e-4 * expected.norm()
 
 
-@BOTH
 @DIFFERENTIATED
 def test_vmap_gives_each_sequence_as_alone_and_gradients_by_sequence(model) -> None:
     f, e_BLD = logits_of(model)
@@ -131,7 +127,6 @@ def test_vmap_gives_each_sequence_as_alone_and_gradients_by_sequence(model) -> N
             torch.testing.assert_close(together[name][row], alone[name], atol=1e-12, rtol=1e-9)
 
 
-@BOTH
 @pytest.mark.parametrize("kind", [FREE, IMPLICIT])
 @IN_EACH_MODE
 def test_vmap_over_the_solver_is_refused(model, kind: str, is_training: bool) -> None:

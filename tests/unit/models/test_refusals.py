@@ -12,11 +12,9 @@ from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm_contracts.config.solver import SolverConfigError
 
-BOTH = pytest.mark.parametrize("family", ["mamba2", "llama3"])
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
 
-@BOTH
 def test_a_misspelt_argument_is_refused_with_the_nearest_one(make_model, family: str) -> None:
     model = make_model(family, dtype=torch.float32)
     for called in (model, model.base):
@@ -25,7 +23,6 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_one(make_model, family:
         called(IDS, output_attentions=None, return_dict=True)
 
 
-@BOTH
 def test_attention_weights_and_other_attention_kernels_are_refused(make_model, family: str) -> None:
     model = make_model(family, dtype=torch.float32)
     with pytest.raises(ValueError, match="output_attentions"):
@@ -39,7 +36,6 @@ def test_attention_weights_and_other_attention_kernels_are_refused(make_model, f
         model.set_attn_implementation("eager")
 
 
-@BOTH
 def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: str) -> None:
     model, other = (
         make_model(name, dtype=torch.float32) for name in (family, {"mamba2": "llama3"}.get(family, "mamba2"))

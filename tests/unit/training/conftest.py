@@ -1,12 +1,8 @@
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from implicit_llm_contracts.runs import faults
-from tests.unit.training.small_runs import Inject, Undisturbed, make_data
+from tests.unit.training.small_runs import Undisturbed, make_data
 
 
 @pytest.fixture(scope="session")
@@ -24,17 +20,3 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Undistu
 def run_dir(tmp_path: Path) -> Path:
     """Run directory of the one phase of a test."""
     return tmp_path / "a" / "only"
-
-
-@pytest.fixture
-def inject(monkeypatch: pytest.MonkeyPatch) -> Inject:
-    """Makes a context in which the fault `point:kind@hit` strikes."""
-
-    @contextmanager
-    def struck_by(fault: str) -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            patch.setattr(faults, "_hits", Counter())
-            patch.setenv("FAULT", fault)
-            yield
-
-    return struck_by

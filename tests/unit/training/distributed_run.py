@@ -1,4 +1,4 @@
-"""Trains a small phase in every process of torchrun.
+"""Trains a small phase in every process of torchrun; without torchrun, in two processes of the workflow's launcher.
 
 Arguments: run directory, data run directory, JSON of {"config": name in CONFIGS, "runtime": {...}, "poison": {"rank",
 "step", "what"} or nothing}. what: "loss", "solver", "memory", "kill" or "hang".
@@ -21,11 +21,9 @@ from torch import distributed as dist
 from implicit_llm.solver.best import Best
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
-from implicit_llm.training.distributed import ReplicasDiffer
 from implicit_llm.training.loop import TrainingLoop
-from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_jobs.stage import run_stage
+from implicit_llm_workflow.launching.launch import Ended, launch, tell_who_started_this
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, request, train_config
 
 STEPS, MANY_STEPS = 6, 200
@@ -39,7 +37,6 @@ CONFIGS = {
     ),
 }
 CONFIGS["implicit, sums in bf16"] = CONFIGS["implicit"] | {"reduction": "bf16"}
-STOPPED = 7
 
 
 def poison(rank: int, step: int, what: str) -> None:
@@ -77,22 +74,30 @@ WRONG: dict[str, Callable[[TrainingLoop], object]] = {
 }
 
 
+def launched() -> int:
+    """Start this module through the launcher, and end as the command line does."""
+    try:
+        launch(1, 2, Path(sys.argv[1]), ("-m", "tests.unit.training.distributed_run", *sys.argv[1:]), 1)
+    except Ended as end:
+        tell_who_started_this(end)
+        sys.stderr.write(f"error: {end}\n")
+        return end.exit_code
+    return 0
+
+
 def main() -> int:
+    if "RANK" not in os.environ:
+        return launched()
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
     run_dir, data, order = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    if order.get("poison"):
+    if order["poison"] is not None:
         poison(**order["poison"])
     try:
         run_stage(request(run_dir, CONFIGS[order["config"]], data, **order["runtime"]), stage.run)
-        code = 0
-    except Preempted as stop:
-        code = stop.exit_code
-    except (NonFiniteTraining, ReplicasDiffer) as error:
-        sys.stderr.write(f"rank {os.environ['RANK']} stopped: {error}\n")
-        code = STOPPED
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return code
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """Small training runs through the whole frame: a data set of S3 word problems and phases of a few steps on it."""
 
+import math
+import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from implicit_llm.training import stage as train_stage
-from implicit_llm_contracts.runs import journal
+from implicit_llm.training.loop import TrainingLoop
+from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -18,8 +23,6 @@ from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
-
-Inject = Callable[[str], AbstractContextManager[None]]  # `point:kind@hit`: a context in which that fault strikes
 
 LENGTH = 12
 STEPS = 8
@@ -165,6 +168,33 @@ def outcome(run_dir: Path) -> tuple[dict[str, str], list]:
 def flip_last_byte(file: Path) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw[:-1] + bytes([raw[-1] ^ 255]))
+
+
+def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> dict[int, torch.Tensor]:
+    """Let the gradient of these steps be infinite, as too large a scale would.
+
+    Returns the weights after each step, as the next one finds them, and those of the model as they are.
+    """
+    clip, weights = TrainingLoop.clip_gradients, {}
+
+    def overflow_and_clip(loop: TrainingLoop) -> torch.Tensor:
+        parameters = list(loop.model.parameters())
+        weights[loop.global_step] = torch.nn.utils.parameters_to_vector(parameters).detach()
+        weights[-1] = parameters
+        if loop.global_step + 1 in steps:
+            parameters[0].grad.view(-1)[0] = math.inf
+        return clip(loop)
+
+    monkeypatch.setattr(TrainingLoop, "clip_gradients", overflow_and_clip)
+    return weights
+
+
+@contextmanager
+def inject(fault: str) -> Iterator[None]:
+    """Context in which the fault `point:kind@hit` strikes."""
+    with mock.patch.dict(os.environ, FAULT=fault):
+        faults.reset()
+        yield
 
 
 class Undisturbed:

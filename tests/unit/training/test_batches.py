@@ -7,26 +7,17 @@ import torch
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, micro_batches
 from implicit_llm.training.sampler import IndexPermutation, StepSampler
 from implicit_llm_data.shards import IGNORED_LABEL
+from tests.unit.evaluation.small_models import Rows
 
-
-class Numbered:
-    """Sample i is i * 10 + position; labels are inputs + 1000."""
-
-    length = 4
-    vocab_size = 10_000
-
-    def __len__(self) -> int:
-        return 100
-
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        input_ids = indices[:, None] * 10 + np.arange(4)
-        return {"input_ids": input_ids, "labels": input_ids + 1000}
+# Input i is i * 10 + position; labels are inputs + 1000.
+INPUTS = 10 * np.arange(100)[:, None] + np.arange(4)
+NUMBERED = Rows(length=4, vocab_size=10_000, input_ids=INPUTS, labels=INPUTS + 1000)
 
 
 def batches(world_size: int = 1, rank: int = 0, micro: int | None = None, labels: str = "aligned"):
     """Those of step 3."""
     layout, indices = BatchLayout.choose(12, world_size, rank, micro), StepSampler(100, 12, seed=0).indices(3)
-    return list(micro_batches(Numbered(), indices, layout, labels, torch.device("cpu")))
+    return list(micro_batches(NUMBERED, indices, layout, labels, torch.device("cpu")))
 
 
 def samples_of_step(world_size: int, micro: int | None) -> list[int]:
@@ -66,8 +57,7 @@ def test_a_batch_that_cannot_be_divided_is_refused(world_size: int, micro: int |
 
 @pytest.mark.parametrize("size", [*range(1, 40), 97, 1000, 4096, 65537])
 def test_a_permutation_hits_every_index_once(size: int) -> None:
-    images = IndexPermutation(size, (7, 0))(np.arange(size))
-    assert np.array_equal(np.sort(images), np.arange(size))
+    assert np.array_equal(np.sort(IndexPermutation(size, (7, 0))(np.arange(size))), np.arange(size))
 
 
 def test_a_permutation_of_a_huge_set_stays_inside_and_does_not_collide() -> None:
@@ -89,8 +79,7 @@ def test_permutations_look_shuffled_and_depend_on_the_key() -> None:
 
 def test_every_epoch_has_every_sample_once_in_another_order() -> None:
     sampler = StepSampler(num_samples=50, batch_size=8, seed=3)
-    stream = np.concatenate([sampler.indices(step) for step in range(25)])  # 200 samples: four epochs
-    epochs = stream.reshape(4, 50)
+    epochs = np.concatenate([sampler.indices(step) for step in range(25)]).reshape(4, 50)  # 200 samples
     assert all(np.array_equal(np.sort(epoch), np.arange(50)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
 

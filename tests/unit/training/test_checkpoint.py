@@ -1,7 +1,8 @@
-"""Checkpoints in their store, and when they are saved."""
+"""What a checkpoint holds, checkpoints in their store, and when they are saved."""
 
 import errno
 import json
+import random
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.training.operations import save_schedule
 from implicit_llm.training.operations.checkpoint import (
@@ -29,13 +32,21 @@ from implicit_llm.training.operations.checkpoint_store import (
 )
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule, save_interval_s
-from implicit_llm.training.state import random_state
-from implicit_llm_contracts.config.training import Runtime
+from implicit_llm.training.optimizer import build_optimizer, is_matrix
+from implicit_llm.training.state import (
+    StateMismatch,
+    load_model,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    random_state,
+    set_random_state,
+)
+from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.atomic import StorageError
-from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.journal import Journal, read_events
 from tests.refusals import refused
-from tests.unit.training.small_runs import Inject, flip_last_byte
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, flip_last_byte, inject
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
 
@@ -81,17 +92,10 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found.random(0)[0] == json.loads(json.dumps(values))  # type: ignore[index]
     torch.testing.assert_close(found.random(0)[1], tensors, rtol=0, atol=0)  # type: ignore[index]
     assert found.random(1) is None
+    assert {path.suffix for path in found.path.iterdir()} == {".json", ".safetensors"}  # nothing is pickled
     (found.path / "model.safetensors").unlink()
     with pytest.raises(CorruptCheckpoint, match="no file"):
         read_checkpoint(found.path)
-
-
-def test_equal_states_give_equal_bytes_and_nothing_is_pickled(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_checkpoint(state(7), tmp_path / name)
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in files)
-    assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
 
 
 def test_the_newest_committed_checkpoint_is_found_and_only_two_are_kept(store: CheckpointStore, tmp_path: Path) -> None:
@@ -155,8 +159,7 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
 ) -> None:
     commit(store, 5, 10)
     good = store.directory / "step-00000010"
-    file = good / name
-    flip_last_byte(file)
+    flip_last_byte(good / name)
     with pytest.raises(CorruptCheckpoint, match=rf"{name}: expected .* sha256 \w{{64}}; found .* \w{{64}}"):
         read_checkpoint(good)
     assert newest_step(store) == 5
@@ -165,14 +168,6 @@ def test_one_flipped_byte_is_named_with_both_digests_and_the_checkpoint_set_asid
     assert name in caplog.text
     store.commit(state(10))
     assert "step-00000010.bad" in names(store)
-
-
-def test_the_final_checkpoint_replaces_all_others_and_is_found_again(store: CheckpointStore) -> None:
-    commit(store, 5, 10)
-    for _ in range(2):
-        store.finish(store.newest())  # type: ignore[arg-type]
-        assert not store.directory.exists()
-        assert (store.newest().path, newest_step(store)) == (store.final, 10)  # type: ignore[union-attr]
 
 
 def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_line(store: CheckpointStore) -> None:
@@ -199,14 +194,11 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_names_the_bytes_needed(
-    store: CheckpointStore, inject: Inject
-) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_names_the_bytes_needed(store: CheckpointStore) -> None:
     store.commit(state(5))
     with pytest.raises(StorageError, match="step-00000010"), file_size_limit(1 << 20):
         store.commit(state(10, size=1 << 20))
-    with inject("checkpoint.before_data:enospc"), pytest.raises(StorageError, match="step-00000010"):
-        store.commit(state(10))  # there is no directory yet to remove
+
     refused = pytest.raises(StorageError, match=r"36 bytes needed, \d+ bytes free")
     with inject("checkpoint.after_model:enospc"), refused as caught:
         store.commit(state(10))
@@ -228,16 +220,6 @@ def test_too_little_space_is_refused_beforehand_but_for_what_checkpoints_take_al
     store.require_space(held)
     with pytest.raises(StorageError):
         store.require_space(held + 10)
-
-
-def test_a_fault_while_pruning_leaves_two_checkpoints_that_can_be_read(store: CheckpointStore, inject: Inject) -> None:
-    commit(store, 5, 10)
-    with inject("checkpoint.mid_prune:raise"), pytest.raises(FaultInjected):
-        store.commit(state(15))
-    assert names(store) == ["step-00000005.old.tmp", "step-00000010", "step-00000015"]
-    assert newest_step(store) == 15
-    store.commit(state(20))
-    assert names(store) == ["step-00000015", "step-00000020"]
 
 
 def at_once(work: Callable[[], object]) -> Future[None]:
@@ -347,3 +329,63 @@ def test_an_error_of_training_waits_for_the_write_and_a_second_ctrl_c_does_not(
         fail_after_a_save()
     assert disk.written == written
     disk.may_write.set()  # for the thread that is left
+
+
+ADAMW = OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+
+
+def make(fields: dict = LLAMA, **changes: object) -> torch.nn.Module:
+    fields = {**fields, **changes}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
+
+
+def test_tied_weights_are_stored_once_and_stay_tied_when_loaded() -> None:
+    source, target = make(tie_word_embeddings=True), make(tie_word_embeddings=True)
+    assert "lm_head.weight" not in model_tensors(source)
+    assert "lm_head.weight" in model_tensors(make(tie_word_embeddings=False))
+    load_model(target, model_tensors(source), "here")
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
+    assert target.lm_head.weight is target.model.embed_tokens.weight
+
+
+def test_weights_of_another_architecture_are_refused_by_name() -> None:
+    with pytest.raises(StateMismatch, match=r"here: model\.embed_tokens\.weight has shape \(6, 16\).*\(7, 16\)"):
+        load_model(make(vocab_size=7), model_tensors(make()), "here")
+    with pytest.raises(StateMismatch, match=r"here: lacks model\.layers\.1"):
+        load_model(make(num_hidden_layers=2), model_tensors(make()), "here")
+
+
+def test_stored_optimizer_settings_do_not_replace_those_of_the_config() -> None:
+    model = make()
+    optimizer = build_optimizer(model, ADAMW)
+    model(torch.tensor([[0, 1, 2, 3]])).logits.square().sum().backward()
+    optimizer.step()
+    restored = build_optimizer(model, OptimizerConfig(0.5, 0.6, 1e-6, 0.2, 1.0))
+    load_optimizer(restored, model, optimizer_tensors(optimizer, model), "here")
+    assert restored.param_groups[0]["betas"] == (0.5, 0.6)
+    assert restored.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_optimizer_state_of_another_model_is_refused() -> None:
+    model = make()
+    with pytest.raises(StateMismatch, match="does not train; all phases of a curriculum need the same model"):
+        load_optimizer(build_optimizer(model, ADAMW), model, {"gone.weight.exp_avg": torch.zeros(1)}, "here")
+    some = {"model.norm.weight.exp_avg": torch.zeros(16)}
+    with pytest.raises(StateMismatch, match="lacks lm_head"):
+        load_optimizer(build_optimizer(model, ADAMW), model, some, "here")
+
+
+def test_only_matrices_decay() -> None:
+    model = make(IMPLICIT)
+    decayed = {name for name, parameter in model.named_parameters() if is_matrix(parameter)}
+    kept = {name: parameter for name, parameter in model.named_parameters() if name not in decayed}
+    assert len(decayed) == 5  # embedding, injection, in-projection, convolution, out-projection
+    assert all(max(weight.shape) == weight.numel() for weight in kept.values())  # gains of shape (N, 1) as well
+    assert {"dt_bias", "A_log"} <= {name.rpartition(".")[2] for name in kept}
+
+
+def test_random_state_brings_back_all_generators() -> None:
+    values, tensors = random_state()
+    drawn = (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())
+    set_random_state(values, tensors)
+    assert drawn == (random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist())

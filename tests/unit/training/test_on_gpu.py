@@ -1,6 +1,6 @@
 """What only an accelerator shows: updates left out on the device, memory, several devices."""
 
-import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
 from tests.unit.training.distributed_run import CONFIGS
-from tests.unit.training.small_runs import IMPLICIT, LLAMA, Inject, logged, train, train_config, work_of
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, inject, logged, overflow_at, train, train_config, work_of
 from tests.unit.training.test_distributed import train_together
 
 pytestmark = [
@@ -42,9 +41,7 @@ def test_a_gpu_gives_about_the_losses_of_the_cpu(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
-    tmp_path: Path, data: Path, inject: Inject, precision: str
-) -> None:
+def test_a_stop_on_a_gpu_costs_no_more_than_rounding(tmp_path: Path, data: Path, precision: str) -> None:
     config = train_config(precision=precision)
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, data, **ON_GPU)
@@ -58,27 +55,14 @@ def test_a_stop_on_a_gpu_costs_no_more_than_rounding(
 def test_a_step_that_is_not_finite_never_reaches_the_weights(
     run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    original, clip = TrainingLoop.compute_loss, TrainingLoop.clip_gradients
-    weights: dict[int, torch.Tensor] = {}
-
-    def spoiled(self: TrainingLoop, *arguments: Any, **options: Any) -> Any:
-        return original(self, *arguments, **options) * (math.nan if self.global_step == 3 else 1.0)
-
-    def watched(self: TrainingLoop) -> torch.Tensor:
-        weights[self.global_step] = next(iter(self.model.parameters())).detach().clone()
-        return clip(self)
-
-    monkeypatch.setattr(TrainingLoop, "compute_loss", spoiled)
-    monkeypatch.setattr(TrainingLoop, "clip_gradients", watched)
-    config = train_config(precision=precision)
-    if precision == "fp16":  # the gradient alone is not finite: one update is left out
-        train(run_dir, config, data, log_every_steps=6, **ON_GPU)
-    else:
-        with pytest.raises(NonFiniteTraining, match="at step 4 "):
-            train(run_dir, config, data, log_every_steps=6, **ON_GPU)
+    weights = overflow_at(monkeypatch, {4})
+    # In fp16 one update is left out.
+    stopped = pytest.raises(NonFiniteTraining, match="at step 4 ") if precision == "bf16" else nullcontext()
+    with stopped:
+        train(run_dir, train_config(precision=precision), data, log_every_steps=6, **ON_GPU)
     assert torch.equal(weights[3], weights[4])
     assert torch.equal(weights[4], weights[5]) == (precision == "bf16")  # bf16 leaves out all later ones too
-    assert all(weight.isfinite().all() for weight in weights.values())
+    assert all(weights[step].isfinite().all() for step in range(6))
 
 
 def test_computing_activations_again_gives_the_same_losses_on_a_gpu(tmp_path: Path, data: Path) -> None:
@@ -92,8 +76,8 @@ def test_computing_activations_again_gives_the_same_losses_on_a_gpu(tmp_path: Pa
 @pytest.mark.parametrize("config", ["explicit", "implicit"])
 def test_two_gpus_give_the_loss_curve_of_one(tmp_path: Path, data: Path, config: str) -> None:
     together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
-    done = train_together(together, data, 2, config, micro_batch_size=2, **ON_GPU)
-    assert done.returncode == 0, done.stderr[-2000:]
+    code, errors = train_together(together, data, 2, config, micro_batch_size=2, **ON_GPU)
+    assert code == 0, errors[-2000:]
     train(alone, CONFIGS[config], data, **ON_GPU)
     assert losses(together) == pytest.approx(losses(alone), rel=1e-4)
     found, expected = (load_file(work_of(run) / "checkpoint" / "model.safetensors") for run in (together, alone))
@@ -104,8 +88,8 @@ def test_two_gpus_give_the_loss_curve_of_one(tmp_path: Path, data: Path, config:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_what_is_not_finite_on_one_gpu_stops_both(run_dir: Path, data: Path) -> None:
     poison = {"rank": 1, "step": 4, "what": "solver"}
-    done = train_together(run_dir, data, 2, "implicit", poison=poison, save_steps=3, **ON_GPU)
-    assert done.returncode != 0
-    lines = [line for line in done.stderr.splitlines() if " stopped: " in line]
+    code, errors = train_together(run_dir, data, 2, "implicit", poison=poison, save_steps=3, **ON_GPU)
+    assert code != 0
+    lines = [line for line in errors.splitlines() if "NonFiniteTraining: " in line]
     assert len(lines) == 2
     assert all("rank 1: the fixed-point iteration became NaN at position 5 at step 4" in line for line in lines)

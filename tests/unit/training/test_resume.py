@@ -1,9 +1,14 @@
-"""A phase that was stopped, wherever and however, ends bit for bit as if it had not been."""
+"""A phase that was stopped, wherever and however, ends bit for bit as if it had not been.
+
+Phases that follow one another are one training; checkpoints that a phase keeps, and branches from them.
+"""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,21 +17,27 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.training import stage
-from implicit_llm.training.operations.checkpoint_store import ForeignCheckpoint
+from implicit_llm.training.operations.checkpoint import read_checkpoint
+from implicit_llm.training.operations.checkpoint_store import ForeignCheckpoint, NoCheckpoint
+from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import InputMissing
+from tests.refusals import refused
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
     LLAMA,
     STEPS,
     UNROLLED,
-    Inject,
     Undisturbed,
     artifacts,
     events,
+    flip_last_byte,
+    inject,
     logged,
     outcome,
     saved,
@@ -50,7 +61,6 @@ AFTER_STEP, IN_ACCUMULATION = "train.after_step:raise@", "train.micro_step:raise
 def test_a_crash_after_any_step_or_within_one_changes_nothing(
     run_dir: Path,
     data: Path,
-    inject: Inject,
     undisturbed: Undisturbed,
     config: dict[str, Any],
     faults: list[str],
@@ -66,7 +76,7 @@ def test_a_crash_after_any_step_or_within_one_changes_nothing(
 
 
 def test_metrics_that_were_not_yet_logged_are_not_lost_by_a_stop_and_results_do_not_depend_on_logging(
-    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed
+    run_dir: Path, data: Path, undisturbed: Undisturbed
 ) -> None:
     config = train_config()
     with inject("train.after_step:sigterm@6"), pytest.raises(Preempted):
@@ -120,7 +130,7 @@ def test_a_second_ctrl_c_ends_training_at_once(
 
 @pytest.mark.parametrize("point", ["checkpoint.after_model:sigterm@1", "checkpoint.after_commit:sigterm@2"])
 def test_a_stop_signal_during_a_save_lets_it_end_and_saves_the_step_under_way(
-    run_dir: Path, data: Path, inject: Inject, undisturbed: Undisturbed, point: str
+    run_dir: Path, data: Path, undisturbed: Undisturbed, point: str
 ) -> None:
     config = train_config()
     with inject(point), pytest.raises(Preempted, match=r"after step \d, which is committed") as caught:
@@ -180,3 +190,177 @@ def test_the_saved_model_is_that_of_the_final_checkpoint(undisturbed: Undisturbe
     assert model.config.use_cache
     assert Manifest.read(run_dir / "manifest.json").summary["data"]["group"] == "S3"
     assert IMPLICIT["vocab_size"] == model.config.vocab_size
+
+
+def phase(index: int, start: int, end: int, solver: dict[str, Any] = FREE) -> dict[str, Any]:
+    return train_config(
+        phase={"name": f"p{index}", "index": index, "start_step": start, "end_step": end, "solver": solver}
+    )
+
+
+def test_two_phases_with_one_solver_equal_one_phase_bit_for_bit(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    whole, first, second = undisturbed.run_dir(train_config()), tmp_path / "a" / "p0", tmp_path / "a" / "p1"
+    train(first, phase(0, 0, 3), data, log_every_steps=2)
+    train(second, phase(1, 3, STEPS), data, start=first)
+    assert len(tensors(whole)) == 4
+    assert tensors(second) == tensors(whole)
+    assert logged(second) == [point for point in logged(whole) if point[0] > 3]
+
+
+def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data: Path) -> None:
+    first = tmp_path / "a" / "p0"
+    train(first, phase(0, 0, 4), data)
+    with pytest.raises(TrainInputError, match="only the state after 4, but phase p1 starts at step 5; add 5 to `keep`"):
+        train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
+    with pytest.raises(InputMissing, match="no input `start`"):
+        train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)
+
+
+KEEP = [3, 6]
+
+
+def trunk_config(keep: list[int] = KEEP, solver: dict[str, Any] = FREE) -> dict[str, Any]:
+    return train_config(phase={"name": "trunk", "keep": keep, "solver": solver})
+
+
+def branch_config(start: int, solver: dict[str, Any] = FREE) -> dict[str, Any]:
+    return train_config(phase={"name": "branch", "index": 1, "start_step": start, "end_step": STEPS, "solver": solver})
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """Run directory of an undisturbed trunk; nobody changes it."""
+    run_dir = tmp_path_factory.mktemp("trunk") / "a" / "trunk"
+    train(run_dir, trunk_config(), data, save_steps=2)
+    return run_dir
+
+
+def kept(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (work_of(run_dir) / "kept").iterdir())
+
+
+def tensors(run_dir: Path) -> dict[str, str]:
+    """Digests of weights, optimizer and random states at the end of a phase."""
+    return {
+        name: digest
+        for name, digest in artifacts(run_dir).items()
+        if name.endswith(".safetensors") and not name.startswith("kept/")
+    }
+
+
+def test_exactly_the_steps_to_keep_are_kept_and_belong_to_the_result(trunk: Path) -> None:
+    assert kept(trunk) == ["step-00000003", "step-00000006"]
+    assert [read_checkpoint(work_of(trunk) / "kept" / name).global_step for name in kept(trunk)] == KEEP
+    assert {f"kept/step-00000003/{name}" for name in ("model.safetensors", "state.json")} <= set(artifacts(trunk))
+    assert not (work_of(trunk) / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("keep", [[], [STEPS]])
+def test_keeping_checkpoints_changes_nothing_else(tmp_path: Path, data: Path, trunk: Path, keep: list[int]) -> None:
+    other = tmp_path / "a" / "trunk"
+    train(other, trunk_config(keep=keep), data)
+    assert (tensors(other), logged(other)) == (tensors(trunk), logged(trunk))
+    assert sorted(path.name for path in work_of(other).glob("kept/*")) == [f"step-{step:08d}" for step in keep]
+    assert read_checkpoint(work_of(other) / "checkpoint").global_step == STEPS
+
+
+@pytest.mark.parametrize("step", KEEP)
+def test_a_branch_with_the_solver_of_the_trunk_ends_like_the_trunk_bit_for_bit(
+    tmp_path: Path, data: Path, trunk: Path, step: int
+) -> None:
+    branch = tmp_path / "a" / "branch"
+    summary = train(branch, branch_config(step), data, start=trunk, log_every_steps=1).summary
+    assert len(tensors(trunk)) == 4
+    assert tensors(branch) == tensors(trunk)
+    assert logged(branch) == [point for point in logged(trunk) if point[0] > step]
+    of_trunk = Manifest.read(trunk / "manifest.json").summary
+    assert (summary["tokens"], summary["flops"]) == (of_trunk["tokens"], of_trunk["flops"])
+    assert summary["tokens"] == STEPS * 8 * 12
+    assert summary["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "save_steps", "goes_on_from"), [(1, 2, 0), (3, 2, 2), (5, 2, 4), (STEPS, 2, 6), (5, None, 3)]
+)
+def test_a_crash_after_any_step_loses_no_kept_checkpoint_and_one_is_to_go_on_from(
+    tmp_path: Path, data: Path, trunk: Path, step: int, save_steps: int | None, goes_on_from: int
+) -> None:
+    run_dir = tmp_path / "a" / "trunk"
+    with inject(f"train.after_step:raise@{step}"), pytest.raises(FaultInjected):
+        train(run_dir, trunk_config(), data, save_steps=save_steps)
+    train(run_dir, trunk_config(), data, save_steps=save_steps)
+    assert outcome(run_dir) == outcome(trunk)
+    assert [event["step"] for event in events(run_dir, "training_started")] == [0, goes_on_from]
+    assert events(run_dir, "kept_checkpoint_lost") == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "flipped byte"])
+def test_a_lost_kept_checkpoint_is_said_and_made_again(
+    tmp_path: Path, data: Path, trunk: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = tmp_path / "a" / "trunk"
+    with inject("train.after_step:sigterm@7"), pytest.raises(Preempted):
+        train(run_dir, trunk_config(), data, save_steps=1)
+    lost = work_of(run_dir) / "kept" / "step-00000006"
+    shutil.rmtree(lost) if damage == "gone" else flip_last_byte(lost / "model.safetensors")
+    train(run_dir, trunk_config(), data)
+    assert "the kept checkpoint of step 6, before it, was lost and is made again" in caplog.text
+    assert [event["step"] for event in events(run_dir, "training_started")] == [0, 5]
+    assert artifacts(run_dir) == artifacts(trunk)
+    assert logged(run_dir) == logged(trunk)
+
+
+def test_of_a_finished_phase_too_and_a_later_kept_one_stays_in_its_place(
+    tmp_path: Path, data: Path, trunk: Path
+) -> None:
+    run_dir = tmp_path / "a" / "trunk"
+    train(run_dir, trunk_config(), data)
+    shutil.rmtree(work_of(run_dir) / "kept" / "step-00000003")
+    inode = (work_of(run_dir) / "kept" / "step-00000006").stat().st_ino
+    train(run_dir, trunk_config(), data, save_steps=1)
+    assert artifacts(run_dir) == artifacts(trunk)
+    assert (work_of(run_dir) / "kept" / "step-00000006").stat().st_ino == inode
+    assert [event["step"] for event in events(run_dir, "training_started")] == [0, 0]
+
+
+def test_a_branch_from_a_step_that_was_not_kept_is_told_what_to_do(tmp_path: Path, data: Path, trunk: Path) -> None:
+    message = "phase trunk has the states after 3, 6 and 8, but phase branch starts at step 5; add 5 to `keep`"
+    with refused(message, TrainInputError):
+        train(tmp_path / "a" / "branch", branch_config(5), data, start=trunk)
+
+
+def test_a_branch_whose_kept_checkpoint_is_gone_is_told_what_to_type(tmp_path: Path, data: Path, trunk: Path) -> None:
+    copied = tmp_path / "copy" / "trunk"
+    shutil.copytree(trunk, copied)
+    (work_of(copied) / "kept" / "step-00000003" / "checkpoint.json").write_text("{}")
+    with pytest.raises(Exception, match=r"checkpoint\.json: expected \d+ bytes, found 2; type `rm -f ") as caught:
+        train(tmp_path / "a" / "branch", branch_config(3), data, start=copied)
+    assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+
+
+def test_space_for_kept_checkpoints_is_asked_for_beforehand(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[float] = []
+    for keep in ([], KEEP):
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+        with pytest.raises(StorageError) as caught:
+            train(tmp_path / str(len(keep)) / "trunk", trunk_config(keep=keep), data)
+        needed.append(float(str(caught.value).split(" need ")[1].split()[0]))
+    assert needed[1] / needed[0] == pytest.approx(5.2 / 3.2, abs=0.5)
+    assert "2 of them kept" in str(caught.value)
+
+
+def test_an_explicit_resume_brings_the_kept_ones_along(tmp_path: Path, data: Path, trunk: Path) -> None:
+    old, new = tmp_path / "old" / "trunk", tmp_path / "new" / "trunk"
+    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
+        train(old, trunk_config(), data)
+    alone = shutil.copytree(work_of(old) / "checkpoints" / "step-00000005", tmp_path / "alone" / "step-00000005")
+    with pytest.raises(NoCheckpoint, match="the kept checkpoint of step 3 is not beside it"):
+        train(tmp_path / "x" / "trunk", trunk_config(), data, resume=alone)
+    train(new, trunk_config(), data, resume=old)
+    assert kept(new) == kept(trunk)
+    assert artifacts(new) == artifacts(trunk)
+    assert [step for step, _ in logged(new)] == [6, 7, 8]

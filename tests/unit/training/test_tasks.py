@@ -26,8 +26,8 @@ from tests.unit.training.small_runs import (
     IMPLICIT,
     LLAMA,
     UNROLLED,
-    Inject,
     Undisturbed,
+    inject,
     logged,
     make_rows,
     outcome,
@@ -96,7 +96,7 @@ def config_of(task: dict[str, Any], model: dict[str, Any] = IMPLICIT, **changes:
     [(LLAMA3, 19), ({**IMPLICIT, "is_implicit": False}, 19), *((IMPLICIT, step) for step in (1, 6, 7, 16))],
 )
 def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
-    tmp_path: Path, text: Path, inject: Inject, undisturbed_text: Undisturbed, model: dict[str, Any], micro_step: int
+    tmp_path: Path, text: Path, undisturbed_text: Undisturbed, model: dict[str, Any], micro_step: int
 ) -> None:
     config, parts = config_of(LM, model), tmp_path / "parts" / "only"
     # Four micro-batches a step: the 19th is the third of step 5.
@@ -111,9 +111,7 @@ def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
     assert not any(key.startswith("accuracy") for _, values in points for key in values)
 
 
-def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
-    tmp_path: Path, questions: Path, inject: Inject
-) -> None:
+def test_questions_among_ignored_positions_are_what_is_learned_and_counted(tmp_path: Path, questions: Path) -> None:
     config = config_of(QA, {**IMPLICIT, "dropout": 0.0})
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, questions, micro_batch_size=2)
@@ -132,8 +130,7 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(
 
 
 def test_a_batch_without_any_label_is_no_error(tmp_path: Path, run_dir: Path) -> None:
-    nothing = make_rows(tmp_path / "data" / "nothing", ignored_share=1.0)
-    train(run_dir, config_of(QA, LLAMA), nothing)
+    train(run_dir, config_of(QA, LLAMA), make_rows(tmp_path / "data" / "nothing", ignored_share=1.0))
     assert {values["loss"] for _, values in logged(run_dir)} == {0.0}
 
 

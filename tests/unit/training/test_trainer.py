@@ -17,7 +17,6 @@ from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.batches import BatchSizeError
-from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
 from implicit_llm_contracts.runs import journal
@@ -28,12 +27,13 @@ from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
     LLAMA,
-    Inject,
     Undisturbed,
     artifacts,
     events,
+    inject,
     logged,
     outcome,
+    overflow_at,
     saved,
     train,
     train_config,
@@ -45,25 +45,6 @@ FP16 = train_config(precision="fp16")
 
 def skipped_steps(run_dir: Path) -> list[int]:
     return [step for event in events(run_dir, "update_skipped") for step in event["steps"]]
-
-
-def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> dict[int, torch.Tensor]:
-    """Let the gradient of these steps be infinite, as too large a scale would.
-
-    Returns the weights after each step, as the next one finds them, and those of the model as they are.
-    """
-    clip, weights = TrainingLoop.clip_gradients, {}
-
-    def overflow_and_clip(loop: TrainingLoop) -> torch.Tensor:
-        parameters = list(loop.model.parameters())
-        weights[loop.global_step] = torch.nn.utils.parameters_to_vector(parameters).detach()
-        weights[-1] = parameters
-        if loop.global_step + 1 in steps:
-            parameters[0].grad.view(-1)[0] = math.inf
-        return clip(loop)
-
-    monkeypatch.setattr(TrainingLoop, "clip_gradients", overflow_and_clip)
-    return weights
 
 
 def look_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +97,7 @@ def test_low_precision_trains_with_weights_in_fp32_and_about_the_losses_of_fp32(
 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_an_overflow_leaves_out_one_update_and_training_goes_on(
-    run_dir: Path, data: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, is_fused: bool
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch, is_fused: bool
 ) -> None:
     if not is_fused:
         adamw = torch.optim.AdamW
@@ -134,14 +115,10 @@ def test_an_overflow_leaves_out_one_update_and_training_goes_on(
     assert all(points[step]["loss"] > 0 for step in points)
     state = json.loads((work_of(run_dir) / "checkpoint" / "state.json").read_text())
     assert state["scaler"]["scale"] == 2.0**14
-    # The rate is a function of the step, also after an update that was left out.
-    monkeypatch.undo()
-    others = undisturbed.of(train_config())[1]
-    assert [points[step]["learning_rate"] for step in points] == [values["learning_rate"] for _, values in others]
 
 
 def test_stops_change_nothing_and_the_scale_goes_on(
-    tmp_path: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = torch.amp.GradScaler
     monkeypatch.setattr(
@@ -170,14 +147,10 @@ def test_on_an_accelerator_overflows_are_found_when_metrics_are_read_and_the_res
     assert artifacts(later) == artifacts(at_once)
     assert skipped_steps(later) == [2, 5]
     assert [values["skipped_updates"] for _, values in logged(later)] == [0, 1, 2]
-    monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
-    overflow_at(monkeypatch, {3, 4, 5, 6})
-    with pytest.raises(NonFiniteTraining, match="3 updates in a row were skipped at step 4 "):  # 2 is the first
-        train(tmp_path / "stopped" / "only", FP16, data, log_every_steps=7)
 
 
 def test_overflows_whatever_the_scale_stop_training_counted_over_a_stop(
-    run_dir: Path, data: Path, inject: Inject, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("implicit_llm.training.loop.MAX_SKIPPED_IN_A_ROW", 3)
     overflow_at(monkeypatch, {2, 4, 5, 6, 7})
@@ -235,7 +208,7 @@ def test_the_published_stopping_rule_takes_the_whole_batch_at_once(tmp_path: Pat
     assert sum(coupled) > sum(alone)
 
 
-def test_a_last_save_that_finds_the_disk_full_stops_training(run_dir: Path, data: Path, inject: Inject) -> None:
+def test_a_last_save_that_finds_the_disk_full_stops_training(run_dir: Path, data: Path) -> None:
     with inject("checkpoint.after_model:enospc@1"), pytest.raises(StorageError, match="disk is full"):
         train(run_dir, train_config(), data)
 

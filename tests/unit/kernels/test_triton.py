@@ -1,0 +1,141 @@
+"""Every Triton kernel of ours on the CPU: under Triton's interpreter, and compiled for the GPUs that the project names.
+
+The interpreter runs the smaller cases of the tests on GPUs.
+
+In bf16 the interpreter truncates where a GPU rounds. It has no library of device functions, so that two of them have
+stand-ins; tests/gpu runs the real ones.
+
+Run as a script for one target, this calls the operations with tensors on the CPU and compiles what they would launch.
+"""
+
+import importlib
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from implicit_llm.kernels import selection
+from tests.gpu import test_attention_kernels as attention
+from tests.gpu import test_fused_kernels as fused
+from tests.gpu import test_mixer_gradient as mixer
+
+BOTH = (torch.float32, torch.float16)
+NARROW = (16, 2, 16)  # P, G, N
+STOPS = ("sequence", "token")
+
+
+@pytest.fixture
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu runs the compiled kernels")
+    import triton.language as tl
+
+    inputs = importlib.import_module("implicit_llm.kernels.triton.scan_inputs")
+    stand_ins = SimpleNamespace(exp2=lambda value: tl.exp2(value), fast_dividef=operator.truediv)
+    monkeypatch.setattr(inputs, "libdevice", stand_ins)
+    monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)
+    monkeypatch.setattr(selection, "_unfit", lambda x: None if x.dtype in BOTH else f"{x.dtype}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    with selection.kernels("triton"):
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize("dtype", BOTH, ids=str)
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
+        *((mixer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
+        (attention.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
+        (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
+        (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (2, 9, 2, (3, 24), False)),
+        (attention.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tuple[Any, ...], dtype: Any) -> None:
+    check(*case, dtype)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        (fused.test_x_may_be_a_slice_and_transposed, ()),
+        (attention.test_rotation_takes_gradients_of_any_layout, ()),
+        *((fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, length, NARROW)) for length in (1, 50)),
+        (fused.test_the_fused_head_equals_its_logits, (100,)),
+        *((fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule, ((6, 8, 48), stop)) for stop in STOPS),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], case: tuple[Any, ...]) -> None:
+    check(*case, *([torch.float32] if "dtype" in check.__annotations__ else []))
+
+
+ROOT = Path(__file__).parents[3]
+TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles(target: str, tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, __file__, target], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "kernels that were not compiled: set()\n"), done.stderr
+
+
+def compile_all(target: str) -> set[str]:
+    """Names of kernels that no operation launched; an error of the compiler is raised."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    run, compiled = JITFunction.run, set()
+
+    def compile_only(self: Any, *arguments: Any, warmup: bool, **options: Any) -> None:
+        compiled.add(f"{self.fn.__module__}.{self.__name__}")
+        run(self, *arguments, warmup=True, **options)
+
+    JITFunction.run = compile_only
+    there = {"get_current_target": GPUTarget(*TARGETS[target]), "get_current_device": 0, "get_current_stream": 0}
+    triton.runtime.driver.set_active(SimpleNamespace(**{k: lambda *_, v=v: v for k, v in there.items()}))
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=100)
+    selection._missing_for_triton = lambda: None
+    selection._unfit = lambda x: "fp64" if x.dtype == torch.float64 else None
+    with selection.kernels("triton"):
+        for check, case in (
+            (fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), True)),
+            (mixer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
+            (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 50, (64, 1, 128))),
+            (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 1, (64, 1, 128))),
+            (fused.test_the_fused_head_equals_its_logits, (100,)),
+            (attention.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (1, 64), True)),
+            (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (1, 64), True)),
+            (attention.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
+        ):
+            with suppress(AssertionError):  # nothing has computed anything
+                check(*case, torch.bfloat16)
+        with suppress(AssertionError):
+            fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
+    names = [path.stem for path in (ROOT / "implicit_llm" / "kernels" / "triton").glob("*.py")]
+    modules = [importlib.import_module(f"implicit_llm.kernels.triton.{n}") for n in names if n != "mamba_ssm"]
+    functions = {f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
+    return {f"{f.fn.__module__}.{f.__name__}" for f in functions if f.__name__.endswith("_kernel")} - compiled
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"kernels that were not compiled: {compile_all(sys.argv[1])}\n")
