@@ -24,7 +24,7 @@ def answer(lines: Sequence[str], question: str, is_strict: bool = True) -> str:
     for pattern, reasoning in REASONINGS:
         match = re.fullmatch(pattern, question)
         if match:
-            return reasoning(lines, *match.groups(), is_strict=is_strict)
+            return reasoning(lines, **match.groupdict(), is_strict=is_strict)
     raise Contradiction(f"no such question: {question}")
 
 
@@ -163,10 +163,6 @@ def is_roomier(lines: Sequence[str], first: str, second: str, *, is_strict: bool
     return "yes" if is_larger else "no"
 
 
-def goes_inside(lines: Sequence[str], first: str, second: str, *, is_strict: bool) -> str:
-    return is_roomier(lines, second, first, is_strict=is_strict)
-
-
 def path(lines: Sequence[str], start: str, end: str, *, is_strict: bool) -> str:
     """The shortest way, which must be the only one of its length; all positions on the map must agree."""
     steps: dict[str, dict[str, str]] = defaultdict(dict)
@@ -218,14 +214,14 @@ def _known(value: str | None, what: str) -> str:
 
 
 REASONINGS = (
-    (r"In which room is the (\w+)\?", room_of_thing),
-    (r"In which room is (\w+)\?", room_of_person),
-    (r"In which room was the (\w+) until it came into the (\w+)\?", room_before),
-    (r"Would one find (\w+) in the (\w+)\?", is_in),
-    (r"How many things does (\w+) hold\?", count_held),
-    (r"Which things does (\w+) hold\?", list_held),
-    (r"Whom does (\w+) greet\?", greeted),
-    (r"Is the (\w+) roomier than the (\w+)\?", is_roomier),
-    (r"Can the (\w+) go inside the (\w+)\?", goes_inside),
-    (r"Which way leads from the (\w+) to the (\w+)\?", path),
+    (r"In which room is the (?P<thing>\w+)\?", room_of_thing),
+    (r"In which room is (?P<who>\w+)\?", room_of_person),
+    (r"In which room was the (?P<thing>\w+) until it came into the (?P<room>\w+)\?", room_before),
+    (r"Would one find (?P<who>\w+) in the (?P<room>\w+)\?", is_in),
+    (r"How many things does (?P<who>\w+) hold\?", count_held),
+    (r"Which things does (?P<who>\w+) hold\?", list_held),
+    (r"Whom does (?P<who>\w+) greet\?", greeted),
+    (r"Is the (?P<first>\w+) roomier than the (?P<second>\w+)\?", is_roomier),
+    (r"Can the (?P<second>\w+) go inside the (?P<first>\w+)\?", is_roomier),
+    (r"Which way leads from the (?P<start>\w+) to the (?P<end>\w+)\?", path),
 )

@@ -36,14 +36,11 @@ ANSWERS = {
 }
 
 
-def config(length: int, count: int, seed: int = 0) -> SimulatorConfig:
-    return SimulatorConfig(seed, tuple(FAMILIES), dict.fromkeys(SPLITS, count), length)
-
-
 @cache
 def stories(family: int, length: int, count: int = 40, seed: int = 0, split: str = "train") -> list[Story]:
     """Stories that went through a file, so that what is checked is what a reader sees."""
-    return parse_stories(format_stories(simulate(config(length, count, seed), family, split)).encode())
+    config = SimulatorConfig(seed, tuple(FAMILIES), dict.fromkeys(SPLITS, count), length)
+    return parse_stories(format_stories(simulate(config, family, split)).encode())
 
 
 def asked(family: int, length: int, count: int = 40) -> Iterator[tuple[dict[int, str], Line]]:

@@ -81,15 +81,12 @@ def preempted(context: StageContext) -> StageResult:
     raise SystemExit(75)
 
 
-def deadline(seconds: float = 120.0) -> Callable[[], None]:
-    """For loops that wait: to be called each time round; fails when it takes too long."""
+def wait_until(is_so: Callable[[], object], seconds: float = 120.0) -> None:
+    """Fails when it takes too long."""
     end = time.monotonic() + seconds
-
-    def pause() -> None:
+    while not is_so():
         assert time.monotonic() < end, f"not so within {seconds:g} s"
         time.sleep(0.05)
-
-    return pause
 
 
 def fail(context: StageContext) -> StageResult:

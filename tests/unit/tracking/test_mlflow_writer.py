@@ -41,9 +41,7 @@ def test_a_writer_brings_the_journal_and_ends_with_the_status(
 ) -> None:
     monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
     writer = open_run(run)
-    pause = small_stages.deadline()
-    while rows(results, LOSS) != [(1, 1.0)]:
-        pause()
+    small_stages.wait_until(lambda: rows(results, LOSS) == [(1, 1.0)])
     Journal(run.journal).metrics(2, {"loss": 0.5})
     writer.finish("FINISHED")
     assert rows(results, LOSS) == [(1, 1.0), (2, 0.5)]
@@ -87,9 +85,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
         open_run(run).finish("FINISHED")
         other.execute("ROLLBACK")
     assert [record.levelname for record in caplog.records if "no answer within" in record.getMessage()] == ["WARNING"]
-    pause = small_stages.deadline()
-    while rows(results, "SELECT status FROM runs") != [("FINISHED",)]:
-        pause()
+    small_stages.wait_until(lambda: rows(results, "SELECT status FROM runs") == [("FINISHED",)])
     assert rows(results, LOSS) == [(1, 1.0)]
 
 
@@ -177,9 +173,7 @@ def test_a_transaction_that_a_killed_process_left_is_rolled_back(tmp_path: Path,
 def measured(path: Path, num_points: int) -> None:
     monitor = MachineMonitor(path)
     monitor.start()
-    pause = small_stages.deadline()
-    while len(read(path)) < num_points:
-        pause()
+    small_stages.wait_until(lambda: len(read(path)) >= num_points)
     monitor.stop()
 
 

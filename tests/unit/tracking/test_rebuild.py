@@ -91,9 +91,7 @@ def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(r
 
     def work(context: small_stages.StageContext) -> small_stages.StageResult:
         context.journal.metrics(1, {"loss": 1.0})
-        pause = small_stages.deadline()
-        while not points():
-            pause()
+        small_stages.wait_until(points)
         (results / "mlflow.db").write_bytes(b"this is no database" * 100)
         rebuild.rebuild(results)
         context.journal.metrics(2, {"loss": 0.5})

@@ -180,9 +180,7 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
 
     def outlive_the_server(context: small_stages.StageContext) -> small_stages.StageResult:
         context.journal.metrics(1, {"loss": 1.0})
-        pause = small_stages.deadline()
-        while f"train/{context.name}" not in Stored(server.uri).runs:
-            pause()
+        small_stages.wait_until(lambda: f"train/{context.name}" in Stored(server.uri).runs)
         server.stop()
         context.journal.metrics(2, {"loss": 0.5})
         return small_stages.StageResult([], {})
