@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import wide, wide_sum
+
 BLOCK_KEYS = 64
 TOKEN_WARPS = 4
 ROPE_ENTRIES = 8  # a thread's of each tile: 16 bytes of bf16, the widest load there is
@@ -48,15 +50,6 @@ def token_attention(
 
 
 @triton.jit
-def _entries(row_ptr, injection_ptr, at, is_inside, HAS_INJECTION: tl.constexpr):
-    """Some entries of a row of query, key and value, in fp32."""
-    entries = tl.load(row_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-    if HAS_INJECTION:
-        entries += tl.load(injection_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-    return entries
-
-
-@triton.jit
 def _token_kernel(
     qkv_ptr, injection_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr, out_ptr,
     heads, room, rope_stride, scale,
@@ -75,18 +68,18 @@ def _token_kernel(
     is_first = of_P < P // 2
     partner = tl.where(is_first, of_P + P // 2, of_P - P // 2)
     at_angle = sequence * rope_stride + tl.where(is_first, of_P, partner)
-    cos = tl.load(cos_ptr + at_angle, mask=is_P, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + at_angle, mask=is_P, other=0.0).to(tl.float32)
+    cos = wide(cos_ptr + at_angle, is_P)
+    sin = wide(sin_ptr + at_angle, is_P)
     sin = tl.where(is_first, -sin, sin)
-    query = _entries(qkv_ptr, injection_ptr, of_P, is_P, HAS_INJECTION) * cos
-    query += _entries(qkv_ptr, injection_ptr, partner, is_P, HAS_INJECTION) * sin
-    key = _entries(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
-    key += _entries(qkv_ptr, injection_ptr, model + partner, is_P, HAS_INJECTION) * sin
-    value = _entries(qkv_ptr, injection_ptr, 2 * model + of_P, is_P, HAS_INJECTION)
+    query = wide_sum(qkv_ptr, injection_ptr, of_P, is_P, HAS_INJECTION) * cos
+    query += wide_sum(qkv_ptr, injection_ptr, partner, is_P, HAS_INJECTION) * sin
+    key = wide_sum(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
+    key += wide_sum(qkv_ptr, injection_ptr, model + partner, is_P, HAS_INJECTION) * sin
+    value = wide_sum(qkv_ptr, injection_ptr, 2 * model + of_P, is_P, HAS_INJECTION)
     # The new key and value count as they are kept, from registers; the loop reads only what was there before.
     key, value = key.to(keys_ptr.dtype.element_ty), value.to(values_ptr.dtype.element_ty)
-    tl.store(keys_ptr + position * P + of_P, key, mask=is_P)
-    tl.store(values_ptr + position * P + of_P, value, mask=is_P)
+    tl.store(keys_ptr + position * P + of_P, key, is_P)
+    tl.store(values_ptr + position * P + of_P, value, is_P)
     query *= scale  # of the logarithm to base 2
     # Every row of a block has a softmax of its own, so that rows meet only at the end. The new token starts them all,
     # which keeps them finite, and counts in the first.
@@ -99,8 +92,8 @@ def _token_kernel(
         is_there = row < position
         at = row[:, None] * P + of_P[None, :]
         mask = is_there[:, None] & is_P[None, :]
-        old_keys = tl.load(keys_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        old_values = tl.load(values_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        old_keys = wide(keys_ptr + at, mask)
+        old_values = wide(values_ptr + at, mask)
         score = tl.where(is_there, tl.sum(old_keys * query[None, :], axis=1), -float("inf"))
         new_top = tl.maximum(top, score)
         shrink = tl.exp2(top - new_top)
@@ -110,7 +103,7 @@ def _token_kernel(
         top = new_top
     share = tl.exp2(top - tl.max(top, axis=0))
     out = tl.sum(mixed * share[:, None], axis=0) / tl.sum(total * share, axis=0)
-    tl.store(out_ptr + sequence * model + head * P + of_P, out.to(out_ptr.dtype.element_ty), mask=is_P)
+    tl.store(out_ptr + sequence * model + head * P + of_P, out, is_P)
 
 
 def rotated_heads(
@@ -194,8 +187,8 @@ def _turn_kernel(
     sequence, place = token // length, token % length
     head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
     at_angle = sequence * rope_stride + place * HALF + column
-    cos = tl.load(cos_ptr + at_angle, mask=column < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + at_angle, mask=column < HALF, other=0.0).to(tl.float32)
+    cos = wide(cos_ptr + at_angle, column < HALF)
+    sin = wide(sin_ptr + at_angle, column < HALF)
     if IS_BACKWARD:
         sin = -sin
     is_inside = (head < heads) & (column < HALF)
@@ -213,12 +206,11 @@ def _turn_kernel(
 
 @triton.jit
 def _halves(heads_ptr, injection_ptr, at, is_inside, HALF: tl.constexpr, HAS_INJECTION: tl.constexpr):
-    first = _entries(heads_ptr, injection_ptr, at, is_inside, HAS_INJECTION)
-    return first, _entries(heads_ptr, injection_ptr, at + HALF, is_inside, HAS_INJECTION)
+    first = wide_sum(heads_ptr, injection_ptr, at, is_inside, HAS_INJECTION)
+    return first, wide_sum(heads_ptr, injection_ptr, at + HALF, is_inside, HAS_INJECTION)
 
 
 @triton.jit
 def _store_halves(to_ptr, first, second, is_inside, HALF: tl.constexpr):
-    kind = to_ptr.dtype.element_ty
-    tl.store(to_ptr, first.to(kind), mask=is_inside)
-    tl.store(to_ptr + HALF, second.to(kind), mask=is_inside)
+    tl.store(to_ptr, first, is_inside)
+    tl.store(to_ptr + HALF, second, is_inside)

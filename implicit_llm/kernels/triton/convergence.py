@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import load, wide
+
 TILE = 8192
 EPS = 1e-8
 
@@ -61,15 +63,15 @@ def _measure_kernel(
         row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
         is_inside = (row < length)[:, None] & (column < width)[None, :]
         at = (entry * length + row)[:, None] * width + column[None, :]
-        z = tl.load(z_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-        fz = tl.load(fz_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
+        z = wide(z_ptr + at, is_inside)
+        fz = wide(fz_ptr + at, is_inside)
         change = tl.sum((fz - z) * (fz - z), axis=1)
         size = tl.sum(fz * fz, axis=1)
-        tl.store(change_ptr + entry * length + row, change, mask=row < length)
-        tl.store(size_ptr + entry * length + row, size, mask=row < length)
+        tl.store(change_ptr + entry * length + row, change, row < length)
+        tl.store(size_ptr + entry * length + row, size, row < length)
         here = sequence * length + row
         bad = tl.load(bad_ptr + here, mask=row < length, other=0) != 0
-        tl.store(bad_ptr + here, bad | _is_bad(_relative(change, size, eps)), mask=row < length)
+        tl.store(bad_ptr + here, bad | _is_bad(_relative(change, size, eps)), row < length)
 
 
 @triton.jit
@@ -84,8 +86,8 @@ def _decide_kernel(
         change_all, size_all, worst = 0.0, 0.0, 0.0
         for start in range(0, length, ROWS):
             row = start + tl.arange(0, ROWS)
-            change = tl.load(change_ptr + entry * length + row, mask=row < length, other=0.0)
-            size = tl.load(size_ptr + entry * length + row, mask=row < length, other=0.0)
+            change = load(change_ptr + entry * length + row, row < length)
+            size = load(size_ptr + entry * length + row, row < length)
             token = _relative(change, size, eps)
             change_all += tl.sum(change, axis=0)
             size_all += tl.sum(size, axis=0)
@@ -113,11 +115,11 @@ def _keep_kernel(
         is_inside = (row < length)[:, None] & (column < width)[None, :]
         at = (entry * length + row)[:, None] * width + column[None, :]
         to = (sequence * length + row)[:, None] * width + column[None, :]
-        kept = tl.load(next_ptr + at, mask=is_inside, other=0.0)
-        tl.store(best_ptr + to, kept.to(best_ptr.dtype.element_ty), mask=is_inside)
-        change = tl.load(change_ptr + entry * length + row, mask=row < length, other=0.0)
-        size = tl.load(size_ptr + entry * length + row, mask=row < length, other=0.0)
-        tl.store(token_ptr + sequence * length + row, _relative(change, size, eps), mask=row < length)
+        kept = load(next_ptr + at, is_inside)
+        tl.store(best_ptr + to, kept, is_inside)
+        change = load(change_ptr + entry * length + row, row < length)
+        size = load(size_ptr + entry * length + row, row < length)
+        tl.store(token_ptr + sequence * length + row, _relative(change, size, eps), row < length)
 
 
 @triton.jit

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import wide
+
 ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load there is
 MIN_WARPS, MAX_WARPS = 4, 32
 FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # of a multiprocessor, all of them at once: 64 and 128 registers a thread
@@ -104,17 +106,17 @@ def _forward_kernel(
     HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    weight = wide(weight_ptr + column, column < width)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         is_inside = (row < rows) & (column < width)
-        gated = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        gated = wide(x_ptr + row * x_stride + column, is_inside)
         if HAS_GATE:
-            gate = tl.load(gate_ptr + row * gate_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+            gate = wide(gate_ptr + row * gate_stride + column, is_inside)
             gated *= gate * tl.sigmoid(gate)
         scale = tl.rsqrt(tl.sum(gated * gated, axis=1) / width + eps)
         y = gated * scale[:, None] * weight
-        tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=is_inside)
+        tl.store(y_ptr + row * width + column, y, is_inside)
 
 
 @triton.jit
@@ -124,16 +126,16 @@ def _backward_kernel(
     HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    weight = wide(weight_ptr + column, column < width)
     dweight = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         is_inside = (row < rows) & (column < width)
-        x = tl.load(x_ptr + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+        x = wide(x_ptr + row * x_stride + column, is_inside)
+        dy = wide(dy_ptr + row * dy_stride + column, is_inside)
         gated = x
         if HAS_GATE:
-            gate = tl.load(gate_ptr + row * gate_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+            gate = wide(gate_ptr + row * gate_stride + column, is_inside)
             sigmoid = tl.sigmoid(gate)
             gated = x * (gate * sigmoid)
         dnormed = dy * weight
@@ -145,7 +147,7 @@ def _backward_kernel(
         if HAS_GATE:
             dx = dgated * gate * sigmoid
             dgate = dgated * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-            tl.store(dgate_ptr + row * width + column, dgate.to(dgate_ptr.dtype.element_ty), mask=is_inside)
-        tl.store(dx_ptr + row * width + column, dx.to(dx_ptr.dtype.element_ty), mask=is_inside)
+            tl.store(dgate_ptr + row * width + column, dgate, is_inside)
+        tl.store(dx_ptr + row * width + column, dx, is_inside)
     to = dweight_ptr + tl.program_id(0).to(tl.int64) * width + tl.arange(0, COLUMNS)
-    tl.store(to, tl.sum(dweight, axis=0), mask=tl.arange(0, COLUMNS) < width)
+    tl.store(to, tl.sum(dweight, axis=0), tl.arange(0, COLUMNS) < width)

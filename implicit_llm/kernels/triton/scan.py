@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import load, wide_sum
 from implicit_llm.kernels.triton.scan_inputs import (
     MixerInputs,
     Sizes,
@@ -156,13 +157,11 @@ def _scan_kernel(
         is_row = (t < length)[:, None]
         at_B = convolved_ptr + t[:, None] * CHANNELS + (INNER + group * N + of_N)[None, :]
         dt_Q, logs_Q = tl.load(dt_ptr + chunk * HEADS * Q + steps), tl.load(logs_ptr + chunk * HEADS * Q + steps)
-        B_QN = tl.load(at_B, mask=is_row, other=0.0)
-        C_QN = tl.load(at_B + GROUPS * N, mask=is_row, other=0.0)
-        x_QP = tl.load(convolved_ptr + t[:, None] * CHANNELS + of_x[None, :], mask=is_row, other=0.0)
+        B_QN = load(at_B, is_row)
+        C_QN = load(at_B + GROUPS * N, is_row)
+        x_QP = load(convolved_ptr + t[:, None] * CHANNELS + of_x[None, :], is_row)
         of_gate = t[:, None] * COLUMNS + of_x[None, :]
-        gate_QP = tl.load(projected_ptr + of_gate, mask=is_row, other=0.0).to(tl.float32)
-        if INJECT:
-            gate_QP += tl.load(injection_ptr + of_gate, mask=is_row, other=0.0).to(tl.float32)
+        gate_QP = wide_sum(projected_ptr, injection_ptr, of_gate, is_row, INJECT)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
             y_PQ = tl.dot(state_PN.to(kind), tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
@@ -176,10 +175,10 @@ def _scan_kernel(
             if KEEP:
                 is_kept = (of_P >= 0)[:, None] & (chunk + 1 < chunks)
                 to = kept_ptr + chunk * HEADS * P * N + of_P[:, None] * N + of_N[None, :]
-                tl.store(to, state_PN.to(kind), mask=is_kept)
+                tl.store(to, state_PN, is_kept)
         y_QP = tl.trans(y_PQ) + D * x_QP.to(tl.float32)
         y_QP *= gate_QP * sigmoid(gate_QP)
-        tl.store(out_ptr + t[:, None] * INNER + of_x[None, :], y_QP.to(kind), mask=is_row)
+        tl.store(out_ptr + t[:, None] * INNER + of_x[None, :], y_QP, is_row)
     if RETURN_STATE:
         tl.store(last_ptr + of_state, state_PN)
 
@@ -244,6 +243,6 @@ def _token_kernel(
     y_P = tl.sum(state_PN * C_N[None, :], axis=1) + tl.load(D_ptr + head).to(tl.float32) * x_P
     gate_P = _injected(row_ptr, injected_ptr, head * P + of_P, INJECT)
     y_P *= gate_P * tl.sigmoid(gate_P)
-    tl.store(out_ptr + sequence * inner + head * P + of_P, y_P.to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + sequence * inner + head * P + of_P, y_P)
     if RETURN_STATE:
         tl.store(last_ptr + tile, state_PN)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import load, wide
 from implicit_llm.kernels.triton.scan import precision, transposed_scores
 from implicit_llm.kernels.triton.scan_inputs import MixerInputs, Sizes, constants, exp2, sigmoid
 
@@ -108,9 +109,9 @@ def _sweep_kernel(
         chunk = chunks - 1 - back
         t = chunk * Q + steps
         is_row = (t < length)[:, None]
-        C_QN = tl.load(convolved_ptr + t[:, None] * CHANNELS + of_C, mask=is_row, other=0.0)
-        gate_QP = tl.load(projected_ptr + t[:, None] * COLUMNS + of_x, mask=is_row, other=0.0).to(tl.float32)
-        dout_QP = tl.load(dout_ptr + t[:, None] * INNER + of_x, mask=is_row, other=0.0).to(tl.float32)
+        C_QN = load(convolved_ptr + t[:, None] * CHANNELS + of_C, is_row)
+        gate_QP = wide(projected_ptr + t[:, None] * COLUMNS + of_x, is_row)
+        dout_QP = wide(dout_ptr + t[:, None] * INNER + of_x, is_row)
         logs_Q = tl.load(logs_ptr + chunk * HEADS * Q + steps)
         total = tl.load(logs_ptr + chunk * HEADS * Q + Q - 1)
         dread_QP = dout_QP * (gate_QP * sigmoid(gate_QP)) * exp2(logs_Q)[:, None]  # y = scores x + exp(logs) C before
@@ -119,7 +120,7 @@ def _sweep_kernel(
         before_PN = tl.load(kept_ptr + (chunk - 1) * HEADS * P * N + of_state).to(tl.float32)
         tl.store(through_ptr + (sequence * chunks + chunk) * HEADS + head, tl.sum(before_PN * dstate_PN))
         dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN, input_precision=PRECISION)
-        tl.store(dkept_ptr + (chunk - 1) * HEADS * P * N + of_state, dstate_PN.to(kind))
+        tl.store(dkept_ptr + (chunk - 1) * HEADS * P * N + of_state, dstate_PN)
 
 
 @triton.jit
@@ -150,16 +151,16 @@ def _head_kernel(
     D = tl.load(D_ptr + head).to(tl.float32)
     dt_Q, logs_Q = tl.load(dt_ptr + entry * Q + steps), tl.load(logs_ptr + entry * Q + steps)
     total = tl.load(logs_ptr + entry * Q + Q - 1)
-    B_QN = tl.load(at_B, mask=is_row, other=0.0)
-    C_QN = tl.load(at_B + GROUPS * N, mask=is_row, other=0.0)
-    gate_QP = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
-    dout_QP = tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32)
-    x_QP = tl.load(at_x, mask=is_row, other=0.0)
+    B_QN = load(at_B, is_row)
+    C_QN = load(at_B + GROUPS * N, is_row)
+    gate_QP = wide(at_gate, is_row)
+    dout_QP = wide(at_dout, is_row)
+    x_QP = load(at_x, is_row)
     dy_QP = (dout_QP * gate_QP * sigmoid(gate_QP)).to(kind)
     # Columns and rows are summed from the same rounded scores and dy: so rounding cancels in their difference.
     scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
     if IS_LONG:  # after = exp(total) before + (dt exp(total - logs) x)^T B
-        dafter_PN = tl.load(dkept_ptr + after + of_state, mask=(chunk + 1 < chunks) & (of_state >= 0), other=0.0)
+        dafter_PN = load(dkept_ptr + after + of_state, (chunk + 1 < chunks) & (of_state >= 0))
         dx_QP = tl.dot(B_QN, tl.trans(dafter_PN), input_precision=PRECISION)
         dx_QP *= (dt_Q * exp2(total - logs_Q))[:, None]
         tl.store(fed_ptr + entry, tl.sum(dx_QP * x_QP.to(tl.float32)))
@@ -170,23 +171,23 @@ def _head_kernel(
     tl.store(columns_ptr + entry * Q + steps, tl.sum(dx_QP * x_wide_QP, axis=1))
     tl.store(dD_ptr + entry, tl.sum(x_wide_QP * dy_wide_QP))
     at_dx = dconvolved_ptr + first_row * CHANNELS + steps[:, None] * CHANNELS + of_x
-    tl.store(at_dx, (dx_QP + D * dy_wide_QP).to(kind), mask=is_row)
+    tl.store(at_dx, dx_QP + D * dy_wide_QP, is_row)
     if IS_LONG:  # y = scores x + exp(logs) C before
-        before_PN = tl.load(kept_ptr + after - HEADS * P * N + of_state, mask=(chunk > 0) & (of_state >= 0), other=0.0)
+        before_PN = load(kept_ptr + after - HEADS * P * N + of_state, (chunk > 0) & (of_state >= 0))
         y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
     # Loaded again: kept in registers they would push out others.
-    gate_QP = tl.load(at_gate, mask=is_row, other=0.0).to(tl.float32)
-    dout_QP = tl.load(at_dout, mask=is_row, other=0.0).to(tl.float32)
-    x_wide_QP = tl.load(at_x, mask=is_row, other=0.0).to(tl.float32)
+    gate_QP = wide(at_gate, is_row)
+    dout_QP = wide(at_dout, is_row)
+    x_wide_QP = wide(at_x, is_row)
     share_QP = sigmoid(gate_QP)
     dy_wide_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
     tl.store(rows_ptr + entry * Q + steps, tl.sum(y_QP * dy_wide_QP, axis=1))
     dgate_QP = (y_QP + D * x_wide_QP) * dout_QP * share_QP * (1.0 + gate_QP * (1.0 - share_QP))
     at_dgate = dprojected_ptr + first_row * COLUMNS + steps[:, None] * COLUMNS + of_x
-    tl.store(at_dgate, dgate_QP.to(kind), mask=is_row)
+    tl.store(at_dgate, dgate_QP, is_row)
 
 
 @triton.jit
@@ -222,30 +223,30 @@ def _group_kernel(
         head = group * (HEADS // GROUPS) + index
         of_x = (head * P + of_P)[None, :]
         dt_Q, logs_Q = tl.load(dt_ptr + head * Q + steps), tl.load(logs_ptr + head * Q + steps)
-        x_QP = tl.load(convolved_ptr + steps[:, None] * CHANNELS + of_x, mask=is_row, other=0.0)
-        gate_QP = tl.load(projected_ptr + steps[:, None] * COLUMNS + of_x, mask=is_row, other=0.0).to(tl.float32)
-        dout_QP = tl.load(dout_ptr + steps[:, None] * INNER + of_x, mask=is_row, other=0.0)
+        x_QP = load(convolved_ptr + steps[:, None] * CHANNELS + of_x, is_row)
+        gate_QP = wide(projected_ptr + steps[:, None] * COLUMNS + of_x, is_row)
+        dout_QP = load(dout_ptr + steps[:, None] * INNER + of_x, is_row)
         dy_QP = dout_QP.to(tl.float32) * gate_QP * sigmoid(gate_QP)
         decay_QQ = exp2(tl.where(is_causal, logs_Q[:, None] - logs_Q[None, :], -float("inf")))
         dscores_QQ = tl.dot(dy_QP.to(kind), tl.trans(x_QP), input_precision=PRECISION)
         dproducts_QQ += dscores_QQ * decay_QQ * dt_Q[None, :]
         if IS_LONG:  # a state that is not there is 0
             of_state = head * P * N + of_P[:, None] * N + of_N[None, :]
-            before_PN = tl.load(kept_ptr + of_state, mask=(chunk > 0) & (of_state >= 0), other=0.0)
+            before_PN = load(kept_ptr + of_state, (chunk > 0) & (of_state >= 0))
             dread_QP = (dy_QP * exp2(logs_Q)[:, None]).to(kind)
             dC_QN = tl.dot(dread_QP, before_PN, dC_QN, input_precision=PRECISION)
-            dafter_PN = tl.load(dkept_ptr + of_state, mask=(chunk + 1 < chunks) & (of_state >= 0), other=0.0)
+            dafter_PN = load(dkept_ptr + of_state, (chunk + 1 < chunks) & (of_state >= 0))
             fed_Q = dt_Q * exp2(tl.load(logs_ptr + head * Q + Q - 1) - logs_Q)
             fed_QP = (x_QP.to(tl.float32) * fed_Q[:, None]).to(kind)
             dB_QN = tl.dot(fed_QP, dafter_PN, dB_QN, input_precision=PRECISION)
     of_B = steps[:, None] * CHANNELS + (INNER + group * N + of_N)[None, :]
-    B_QN = tl.load(convolved_ptr + of_B, mask=is_row, other=0.0)
-    C_QN = tl.load(convolved_ptr + of_B + GROUPS * N, mask=is_row, other=0.0)
+    B_QN = load(convolved_ptr + of_B, is_row)
+    C_QN = load(convolved_ptr + of_B + GROUPS * N, is_row)
     dproducts_QQ = dproducts_QQ.to(kind)
     dC_QN = tl.dot(dproducts_QQ, B_QN, dC_QN, input_precision=PRECISION)
     dB_QN += tl.trans(tl.dot(tl.trans(C_QN), dproducts_QQ, input_precision=PRECISION))
-    tl.store(dconvolved_ptr + of_B, dB_QN.to(kind), mask=is_row)
-    tl.store(dconvolved_ptr + of_B + GROUPS * N, dC_QN.to(kind), mask=is_row)
+    tl.store(dconvolved_ptr + of_B, dB_QN, is_row)
+    tl.store(dconvolved_ptr + of_B + GROUPS * N, dC_QN, is_row)
 
 
 @triton.jit
@@ -267,20 +268,20 @@ def _dt_kernel(
     is_head = is_head_H[None, :]
     entry = (sequence * chunks + chunk) * HEADS
     of_head = (entry + of_H)[None, :] * Q + steps[:, None]
-    A_H = tl.load(A_ptr + of_H, mask=is_head_H, other=0.0).to(tl.float32)
-    dt_bias_H = tl.load(dt_bias_ptr + of_H, mask=is_head_H, other=0.0).to(tl.float32)
-    through_H = tl.load(through_ptr + entry + of_H, mask=is_head_H, other=0.0)
-    through_H += tl.load(fed_ptr + entry + of_H, mask=is_head_H, other=0.0)
-    row_QH = tl.load(rows_ptr + of_head, mask=is_head, other=0.0)
-    column_QH = tl.load(columns_ptr + of_head, mask=is_head, other=0.0)
-    dt_QH = tl.load(dt_ptr + of_head, mask=is_head, other=0.0)
+    A_H = wide(A_ptr + of_H, is_head_H)
+    dt_bias_H = wide(dt_bias_ptr + of_H, is_head_H)
+    through_H = load(through_ptr + entry + of_H, is_head_H)
+    through_H += load(fed_ptr + entry + of_H, is_head_H)
+    row_QH = load(rows_ptr + of_head, is_head)
+    column_QH = load(columns_ptr + of_head, is_head)
+    dt_QH = load(dt_ptr + of_head, is_head)
     through_QH = tl.cumsum(row_QH - column_QH, axis=0, reverse=True) + through_H[None, :]
     ddt_QH = through_QH * A_H[None, :] + tl.where(dt_QH > 0.0, column_QH / dt_QH, 0.0)
     t = chunk * Q + steps
     is_inside = (t < length)[:, None] & is_head
     of_dt = (sequence * length + t)[:, None] * COLUMNS + 2 * (HEADS * P + GROUPS * N) + of_H[None, :]
-    raw_QH = tl.load(projected_ptr + of_dt, mask=is_inside, other=0.0).to(tl.float32) + dt_bias_H[None, :]
+    raw_QH = wide(projected_ptr + of_dt, is_inside) + dt_bias_H[None, :]
     draw_QH = tl.where(is_inside, ddt_QH * sigmoid(raw_QH), 0.0)
-    tl.store(dprojected_ptr + of_dt, draw_QH.to(dprojected_ptr.dtype.element_ty), mask=is_inside)
-    tl.store(ddt_bias_ptr + entry + of_H, tl.sum(draw_QH, axis=0), mask=is_head_H)
-    tl.store(dA_ptr + entry + of_H, tl.sum(through_QH * dt_QH, axis=0), mask=is_head_H)
+    tl.store(dprojected_ptr + of_dt, draw_QH, is_inside)
+    tl.store(ddt_bias_ptr + entry + of_H, tl.sum(draw_QH, axis=0), is_head_H)
+    tl.store(dA_ptr + entry + of_H, tl.sum(through_QH * dt_QH, axis=0), is_head_H)

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from implicit_llm.kernels.triton.memory import wide, wide_sum
+
 TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
 CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
 MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # of the matrix units; more takes too many registers
@@ -120,31 +122,37 @@ def softplus(value):
 
 
 @triton.jit
-def _tap(conv_ptr, channels, is_channel, back: tl.constexpr, K: tl.constexpr):
-    """Weight of the input `back` positions ago."""
-    return tl.load(conv_ptr + channels * K + (K - 1 - back), mask=is_channel & (back < K), other=0.0).to(tl.float32)
+def _taps(conv_ptr, channels, is_channel, K: tl.constexpr):
+    """Weights of an input and of the three before it; 0 for those that a narrower convolution has not."""
+    last_ptr = conv_ptr + channels * K + (K - 1)
+    return (
+        wide(last_ptr, is_channel),
+        wide(last_ptr - 1, is_channel & (K > 1)),
+        wide(last_ptr - 2, is_channel & (K > 2)),
+        wide(last_ptr - 3, is_channel & (K > 3)),
+    )
 
 
 @triton.jit
 def _state_row(before_ptr, t, channels, is_channel, CHANNELS: tl.constexpr, K: tl.constexpr):
     """Row t < 0 of what is convolved: K - 1 rows lie before the sequence."""
     is_before = is_channel & (t < 0) & (t >= 1 - K)
-    return tl.load(before_ptr + (t + K - 1) * CHANNELS + channels, mask=is_before, other=0.0).to(tl.float32)
+    return wide(before_ptr + (t + K - 1) * CHANNELS + channels, is_before)
 
 
 @triton.jit
-def _row(rows_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr):
-    return tl.load(rows_ptr + t * STRIDE + channels, mask=is_channel & (t < length), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _injected_row(
+def _four_rows(
     rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr, INJECT: tl.constexpr
 ):  # fmt: skip
-    value = _row(rows_ptr, t, channels, is_channel & (t >= 0), length, STRIDE)
-    if INJECT:
-        value += _row(injection_ptr, t, channels, is_channel & (t >= 0), length, STRIDE)
-    return value
+    """The rows from t on, in fp32."""
+    rows_ptr += t * STRIDE
+    injection_ptr += t * STRIDE
+    return (
+        wide_sum(rows_ptr, injection_ptr, channels, is_channel & (t < length), INJECT),
+        wide_sum(rows_ptr + STRIDE, injection_ptr + STRIDE, channels, is_channel & (t + 1 < length), INJECT),
+        wide_sum(rows_ptr + 2 * STRIDE, injection_ptr + 2 * STRIDE, channels, is_channel & (t + 2 < length), INJECT),
+        wide_sum(rows_ptr + 3 * STRIDE, injection_ptr + 3 * STRIDE, channels, is_channel & (t + 3 < length), INJECT),
+    )
 
 
 @triton.jit
@@ -171,7 +179,6 @@ def _inputs_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     INNER: tl.constexpr = HEADS * P
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
-    kind = convolved_ptr.dtype.element_ty
     projected_ptr += sequence * length * COLUMNS
     injection_ptr += sequence * length * COLUMNS
     rows_ptr, injected_ptr = projected_ptr + INNER, injection_ptr + INNER
@@ -181,47 +188,41 @@ def _inputs_kernel(
         is_head = of_H < HEADS
         is_inside = (first + steps < length)[:, None]
         of_dt = (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
-        raw_QH = tl.load(projected_ptr + of_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
-        if INJECT:
-            raw_QH += tl.load(injection_ptr + of_dt, mask=is_inside & is_head[None, :], other=0.0).to(tl.float32)
-        raw_QH += tl.load(dt_bias_ptr + of_H, mask=is_head, other=0.0).to(tl.float32)[None, :]
+        raw_QH = wide_sum(projected_ptr, injection_ptr, of_dt, is_inside & is_head[None, :], INJECT)
+        raw_QH += wide(dt_bias_ptr + of_H, is_head)[None, :]
         dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # neither decays nor feeds the state
-        rate_H = tl.load(A_ptr + of_H, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
+        rate_H = wide(A_ptr + of_H, is_head) * LOG2_E
         logs_QH = tl.cumsum(dt_QH * rate_H[None, :], axis=0)
         to = ((sequence * chunks + chunk) * HEADS + of_H)[None, :] * Q + steps[:, None]
-        tl.store(dt_ptr + to, dt_QH, mask=is_head[None, :])
-        tl.store(logs_ptr + to, logs_QH, mask=is_head[None, :])
+        tl.store(dt_ptr + to, dt_QH, is_head[None, :])
+        tl.store(logs_ptr + to, logs_QH, is_head[None, :])
     else:
         channels = (tl.program_id(0) - 1) * BLOCK + tl.arange(0, BLOCK)
         is_channel = channels < CHANNELS
         convolved_ptr += sequence * length * CHANNELS
         before_ptr += sequence * (K - 1) * CHANNELS
-        bias = tl.load(bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
-        tap0 = _tap(conv_ptr, channels, is_channel, 0, K)
-        tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
-        tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
-        tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
-        x1 = _injected_row(rows_ptr, injected_ptr, first - 1, channels, is_channel, length, COLUMNS, INJECT)
-        x2 = _injected_row(rows_ptr, injected_ptr, first - 2, channels, is_channel, length, COLUMNS, INJECT)
-        x3 = _injected_row(rows_ptr, injected_ptr, first - 3, channels, is_channel, length, COLUMNS, INJECT)
+        bias = wide(bias_ptr + channels, is_channel)
+        tap0, tap1, tap2, tap3 = _taps(conv_ptr, channels, is_channel, K)
+        _, x3, x2, x1 = _four_rows(
+            rows_ptr, injected_ptr, first - 4, channels, is_channel & (first > 0), length, COLUMNS, INJECT
+        )
         if HAS_STATE:
             x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
             x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
             x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
         for t in range(first, first + Q, 4):
-            n0 = _injected_row(rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT)
-            n1 = _injected_row(rows_ptr, injected_ptr, t + 1, channels, is_channel, length, COLUMNS, INJECT)
-            n2 = _injected_row(rows_ptr, injected_ptr, t + 2, channels, is_channel, length, COLUMNS, INJECT)
-            n3 = _injected_row(rows_ptr, injected_ptr, t + 3, channels, is_channel, length, COLUMNS, INJECT)
+            n0, n1, n2, n3 = _four_rows(
+                rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT
+            )  # fmt: skip
             y0 = bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3)
             y1 = bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2)
             y2 = bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1)
             y3 = bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0)
             to = convolved_ptr + t * CHANNELS + channels
-            tl.store(to, (y0 * sigmoid(y0)).to(kind), mask=is_channel & (t < length))
-            tl.store(to + CHANNELS, (y1 * sigmoid(y1)).to(kind), mask=is_channel & (t + 1 < length))
-            tl.store(to + 2 * CHANNELS, (y2 * sigmoid(y2)).to(kind), mask=is_channel & (t + 2 < length))
-            tl.store(to + 3 * CHANNELS, (y3 * sigmoid(y3)).to(kind), mask=is_channel & (t + 3 < length))
+            tl.store(to, y0 * sigmoid(y0), is_channel & (t < length))
+            tl.store(to + CHANNELS, y1 * sigmoid(y1), is_channel & (t + 1 < length))
+            tl.store(to + 2 * CHANNELS, y2 * sigmoid(y2), is_channel & (t + 2 < length))
+            tl.store(to + 3 * CHANNELS, y3 * sigmoid(y3), is_channel & (t + 3 < length))
             x1, x2, x3 = n3, n2, n1
 
 
@@ -236,35 +237,24 @@ def _convolution_gradient_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     INNER: tl.constexpr = HEADS * P
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
-    kind = dprojected_ptr.dtype.element_ty
     channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channels < CHANNELS
     first = chunk * Q
     rows_ptr = projected_ptr + sequence * length * COLUMNS + INNER
     drows_ptr = dprojected_ptr + sequence * length * COLUMNS + INNER
     dconvolved_ptr += sequence * length * CHANNELS
-    bias = tl.load(bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
-    tap0 = _tap(conv_ptr, channels, is_channel, 0, K)
-    tap1 = _tap(conv_ptr, channels, is_channel, 1, K)
-    tap2 = _tap(conv_ptr, channels, is_channel, 2, K)
-    tap3 = _tap(conv_ptr, channels, is_channel, 3, K)
-    x1 = _row(rows_ptr, first - 1, channels, is_channel & (first > 0), length, COLUMNS)
-    x2 = _row(rows_ptr, first - 2, channels, is_channel & (first > 0), length, COLUMNS)
-    x3 = _row(rows_ptr, first - 3, channels, is_channel & (first > 0), length, COLUMNS)
+    bias = wide(bias_ptr + channels, is_channel)
+    tap0, tap1, tap2, tap3 = _taps(conv_ptr, channels, is_channel, K)
+    is_after = is_channel & (first > 0)
+    _, x3, x2, x1 = _four_rows(rows_ptr, rows_ptr, first - 4, channels, is_after, length, COLUMNS, False)
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
     # Gradients before silu of the three rows before. Those of the first rows reach no row of this program, so they may
     # start from anything; they start from different values because Triton 3.6 merges what starts from the same.
     d1, d2, d3 = tap0, tap1, tap2
     dtap0, dtap1, dtap2, dtap3, dbias = zero, zero, zero, zero, zero
     for t in range(first, first + Q + 4, 4):
-        n0 = _row(rows_ptr, t, channels, is_channel, length, COLUMNS)
-        n1 = _row(rows_ptr, t + 1, channels, is_channel, length, COLUMNS)
-        n2 = _row(rows_ptr, t + 2, channels, is_channel, length, COLUMNS)
-        n3 = _row(rows_ptr, t + 3, channels, is_channel, length, COLUMNS)
-        g0 = _row(dconvolved_ptr, t, channels, is_channel, length, CHANNELS)
-        g1 = _row(dconvolved_ptr, t + 1, channels, is_channel, length, CHANNELS)
-        g2 = _row(dconvolved_ptr, t + 2, channels, is_channel, length, CHANNELS)
-        g3 = _row(dconvolved_ptr, t + 3, channels, is_channel, length, CHANNELS)
+        n0, n1, n2, n3 = _four_rows(rows_ptr, rows_ptr, t, channels, is_channel, length, COLUMNS, False)
+        g0, g1, g2, g3 = _four_rows(dconvolved_ptr, dconvolved_ptr, t, channels, is_channel, length, CHANNELS, False)
         g0 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n0, x1, x2, x3))
         g1 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2))
         g2 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1))
@@ -273,14 +263,14 @@ def _convolution_gradient_kernel(
         to = drows_ptr + (t - 3) * COLUMNS + channels
         has_before = is_channel & (t > first)
         dx = _dot4(tap0, tap1, tap2, tap3, d3, d2, d1, g0)
-        tl.store(to, dx.to(kind), mask=has_before & (t - 3 < length))
+        tl.store(to, dx, has_before & (t - 3 < length))
         dx = _dot4(tap0, tap1, tap2, tap3, d2, d1, g0, g1)
-        tl.store(to + COLUMNS, dx.to(kind), mask=has_before & (t - 2 < length))
+        tl.store(to + COLUMNS, dx, has_before & (t - 2 < length))
         dx = _dot4(tap0, tap1, tap2, tap3, d1, g0, g1, g2)
-        tl.store(to + 2 * COLUMNS, dx.to(kind), mask=has_before & (t - 1 < length))
+        tl.store(to + 2 * COLUMNS, dx, has_before & (t - 1 < length))
         is_own = t < first + Q
         dx = _dot4(tap0, tap1, tap2, tap3, g0, g1, g2, g3)
-        tl.store(to + 3 * COLUMNS, dx.to(kind), mask=is_channel & is_own & (t < length))
+        tl.store(to + 3 * COLUMNS, dx, is_channel & is_own & (t < length))
         if is_own:
             dtap0 += _dot4(n0, n1, n2, n3, g0, g1, g2, g3)
             dtap1 += _dot4(x1, n0, n1, n2, g0, g1, g2, g3)
@@ -291,8 +281,8 @@ def _convolution_gradient_kernel(
         d1, d2, d3 = g3, g2, g1
     to = sums_ptr + (sequence * chunks + chunk) * CHANNELS + channels
     rows = tl.num_programs(2).to(tl.int64) * chunks * CHANNELS
-    tl.store(to, dtap0, mask=is_channel)
-    tl.store(to + rows, dtap1, mask=is_channel)
-    tl.store(to + 2 * rows, dtap2, mask=is_channel)
-    tl.store(to + 3 * rows, dtap3, mask=is_channel)
-    tl.store(to + 4 * rows, dbias, mask=is_channel)
+    tl.store(to, dtap0, is_channel)
+    tl.store(to + rows, dtap1, is_channel)
+    tl.store(to + 2 * rows, dtap2, is_channel)
+    tl.store(to + 3 * rows, dtap3, is_channel)
+    tl.store(to + 4 * rows, dbias, is_channel)

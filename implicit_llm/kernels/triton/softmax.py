@@ -58,4 +58,4 @@ def _softmax_kernel(
             logit = tl.load(logits_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
             gradient = (tl.exp(logit - lse) - tl.where(column == target, 1.0, 0.0)) * scale
             gradient = tl.where(is_counted & (column < vocab), gradient, 0.0)
-            tl.store(logits_ptr + column, gradient.to(logits_ptr.dtype.element_ty), mask=column < width)
+            tl.store(logits_ptr + column, gradient.to(logits_ptr.dtype.element_ty), column < width)

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implicit_llm.kernels.triton.memory import wide
+
 BLOCK, WARPS = 1024, 4
 FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy more of the GPU
 
@@ -54,10 +56,10 @@ def _forward_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate_up_ptr += token * 2 * width
-    gate = tl.load(gate_up_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + width + column, mask=column < width, other=0.0).to(tl.float32)
+    gate = wide(gate_up_ptr + column, column < width)
+    up = wide(gate_up_ptr + width + column, column < width)
     out = gate * tl.sigmoid(gate) * up
-    tl.store(out_ptr + token * width + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
+    tl.store(out_ptr + token * width + column, out, column < width)
 
 
 @triton.jit
@@ -66,12 +68,11 @@ def _backward_kernel(gate_up_ptr, grad_ptr, gradient_ptr, width, BLOCK: tl.const
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate_up_ptr += token * 2 * width
     gradient_ptr += token * 2 * width
-    gate = tl.load(gate_up_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + width + column, mask=column < width, other=0.0).to(tl.float32)
-    grad = tl.load(grad_ptr + token * width + column, mask=column < width, other=0.0).to(tl.float32)
+    gate = wide(gate_up_ptr + column, column < width)
+    up = wide(gate_up_ptr + width + column, column < width)
+    grad = wide(grad_ptr + token * width + column, column < width)
     share = tl.sigmoid(gate)
     of_gate = grad * up * share * (1.0 + gate * (1.0 - share))
     of_up = grad * gate * share
-    kind = gradient_ptr.dtype.element_ty
-    tl.store(gradient_ptr + column, of_gate.to(kind), mask=column < width)
-    tl.store(gradient_ptr + width + column, of_up.to(kind), mask=column < width)
+    tl.store(gradient_ptr + column, of_gate, column < width)
+    tl.store(gradient_ptr + width + column, of_up, column < width)
