@@ -1,17 +1,17 @@
-"""Rotary positions, attention in a room for keys, and SwiGLU in plain PyTorch.
+"""Rotary positions, attention, also in a room for keys, and SwiGLU, by Triton kernels or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
 side; there may be fewer heads of keys and values than of queries.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from implicit_llm.kernels.selection import is_reference
+from implicit_llm.kernels import selection
 
 
 def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -24,7 +24,16 @@ def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int, key_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `kernels.operations.rotated_heads`."""
+    """Query, key and value (B, H, L, P) of qkv + injection; in the first two the pairs (i, i + P/2) turned by `rope`.
+
+    Args: qkv holds query, key and value side by side, as does the injection; rope is cosines and sines (1 or B, L, P/2)
+        in fp32, to which there is no gradient; key_heads is the number of heads of keys and of values (None: heads).
+    Returns: in the dtype of qkv. The value may be a view of qkv.
+    """
+    if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
+        from implicit_llm.kernels.triton import attention as triton_attention
+
+        return triton_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
     if injection_BLE is not None:
         qkv_BLE = (qkv_BLE + injection_BLE).to(qkv_BLE.dtype)
     key_heads = key_heads or heads
@@ -40,7 +49,7 @@ def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, 
     """Softmax attention, (B, H, L, P). The faster implementations have no second derivative and no forward mode."""
     is_grouped = q_BHLP.shape[1] != k_BHSP.shape[1]
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": is_grouped}
-    if not is_reference():
+    if not selection.is_reference():
         return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, **options)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHLP, k_BHSP, v_BHSP, **options)
@@ -51,18 +60,46 @@ def seen_in_room(position_L: Tensor, room: int) -> Tensor:
     return torch.arange(room, device=position_L.device) <= position_L[:, None]
 
 
-def write_and_attend(
-    qkv_BHLP: tuple[Tensor, Tensor, Tensor], room_BHSP: tuple[Tensor, Tensor], position_L: Tensor, seen_LS: Tensor
-) -> Tensor:
-    """Write keys and values into the room at their positions; what attends to it, (B, H, L, P)."""
-    q, k, v = qkv_BHLP
-    keys, values = room_BHSP
-    keys.index_copy_(2, position_L, k.to(keys.dtype))
-    values.index_copy_(2, position_L, v.to(values.dtype))
-    return attend(q, keys.to(q.dtype), values.to(q.dtype), seen_LS)
+class Room(NamedTuple):
+    """Keys and values (B, H, S, P), written in place where a block's tokens lie.
+
+    position is an integer tensor on their device, so that a captured graph serves every block; seen (L, S) says which
+    keys each token sees, and is made anew if it is not given.
+    """
+
+    keys_BHSP: Tensor
+    values_BHSP: Tensor
+    position_L: Tensor
+    seen_LS: Tensor | None = None
+
+
+def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], room: Room) -> Tensor:
+    """Causal attention (B, L, H P) of a block to what lies in the room before it and to itself, which is written there.
+
+    Args: qkv, injection and rope as for `rotated_heads`. Without gradient.
+    """
+    keys, values = room.keys_BHSP, room.values_BHSP
+    if selection.room_attention_runs_on_triton(qkv_BLE, (keys, values)):
+        from implicit_llm.kernels.triton import attention as triton_attention
+
+        return triton_attention.token_attention(qkv_BLE, injection_BLE, rope, (keys, values), room.position_L)
+    _, key_heads, _, width = keys.shape
+    heads = qkv_BLE.shape[2] // width - 2 * key_heads
+    q, k, v = rotated_heads(qkv_BLE, injection_BLE, rope, heads, key_heads)
+    seen_LS = room.seen_LS
+    if seen_LS is None:
+        seen_LS = seen_in_room(room.position_L, keys.shape[2])
+    keys.index_copy_(2, room.position_L, k.to(keys.dtype))
+    values.index_copy_(2, room.position_L, v.to(values.dtype))
+    out_BHLP = attend(q, keys.to(q.dtype), values.to(q.dtype), seen_LS)
+    return out_BHLP.transpose(1, 2).flatten(2)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As `kernels.operations.swiglu`."""
+    """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
+    if selection.swiglu_runs_on_triton(gate_up):
+        from implicit_llm.kernels.triton import swiglu as triton_swiglu
+
+        return triton_swiglu.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

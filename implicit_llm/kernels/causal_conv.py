@@ -1,4 +1,4 @@
-"""Causal depthwise convolution of Mamba2 in plain PyTorch.
+"""Causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from implicit_llm.kernels.selection import is_reference
+from implicit_llm.kernels import selection
 
 
 def causal_conv(
@@ -19,23 +19,31 @@ def causal_conv(
     initial_BKC: Tensor | None = None,
     *,
     silu: bool = False,
-) -> Tensor:
+    return_state: bool = False,
+    valid_BL: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """y_t = bias + sum_k weight_k x_{t-K+1+k}, then silu if asked for; before the sequence come `initial_BKC` or zeros.
 
-    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C).
-    Returns: y (B, L, C) in the dtype of x.
+    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C). valid: False where padding, which comes
+        last in each row.
+    Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) before padding if asked for.
     """
     width = weight_CK.shape[1]
+    state = last_inputs(x_BLC, initial_BKC, width - 1, valid_BL) if return_state else None
+    if selection.conv_runs_on_triton(x_BLC, weight_CK):
+        from implicit_llm.kernels.triton import mamba_ssm
+
+        return mamba_ssm.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu), state
     if initial_BKC is None:
         padded = F.pad(x_BLC, (0, 0, width - 1, 0))
     else:
         padded = torch.cat([initial_BKC.to(x_BLC.dtype), x_BLC], dim=1)
     with torch.autocast(x_BLC.device.type, enabled=False):
-        correlate = _DepthwiseConv.apply if torch.is_grad_enabled() and not is_reference() else _correlate
+        correlate = _DepthwiseConv.apply if torch.is_grad_enabled() and not selection.is_reference() else _correlate
         y = correlate(padded, weight_CK.to(x_BLC.dtype))
     if bias_C is not None:
         y = y + bias_C.to(x_BLC.dtype)
-    return F.silu(y) if silu else y
+    return F.silu(y) if silu else y, state
 
 
 def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:

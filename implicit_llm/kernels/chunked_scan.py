@@ -7,6 +7,7 @@ on states.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from torch.nn import functional as F
 
 # The decay matrices formed at once: enough to fill a GPU, little beside the activations of a model.
 SLICE_BYTES = 256 * 2**20
+
+
+class ScanWeights(NamedTuple):
+    """Parameters of a Mamba2 mixer between its projections."""
+
+    conv_CK: Tensor
+    conv_bias_C: Tensor
+    dt_bias_H: Tensor
+    A_H: Tensor
+    D_H: Tensor
 
 
 @dataclass(frozen=True)

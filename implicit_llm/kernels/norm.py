@@ -1,4 +1,4 @@
-"""RMS normalisation in plain PyTorch, plain and gated, with its gradient written out.
+"""RMS normalisation, plain and gated, by Triton kernels or in plain PyTorch with its gradient written out.
 
 Autograd would keep five fp32 tensors a call; this keeps the inputs, and takes half the passes over memory.
 Shapes: `...` any leading dimensions, `D` width.
@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from implicit_llm.kernels.selection import is_reference
+from implicit_llm.kernels import selection
 
 
 def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """As `kernels.operations.rms_norm`."""
-    if is_reference():
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x.
+
+    With a gate, of x silu(gate): Mamba2's output norm.
+    """
+    if selection.norm_runs_on_triton(x):
+        from implicit_llm.kernels.triton import norm as triton_norm
+
+        return triton_norm.rms_norm(x, gate, weight, eps)
+    if selection.is_reference():
         gated = _gate(x, gate)
         return F.rms_norm(gated, weight.shape, weight.to(gated.dtype), eps).to(x.dtype)
     if not torch.is_grad_enabled():  # to enter an autograd function takes a fifth of the time of a decoded token's norm

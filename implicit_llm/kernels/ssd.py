@@ -1,4 +1,4 @@
-"""State space duality (SSD) of Mamba2 in plain PyTorch, for every device: a chunked scan as matrix products.
+"""State space duality (SSD) of Mamba2: by kernels, or as a chunked scan of matrix products in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state.
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels.chunked_scan import cut, make_layout, scan, scan_gradient
-from implicit_llm.kernels.selection import is_reference
+from implicit_llm.kernels import selection
+from implicit_llm.kernels.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head: 64 balances both at published widths.
 CHUNK_LEN = 64
@@ -29,23 +29,34 @@ def ssd(
     C_BLGN: Tensor,
     initial_state_BHPN: Tensor | None = None,
     *,
+    D_H: Tensor | None = None,
     return_state: bool = False,
     chunk_len: int = CHUNK_LEN,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t over the whole sequence.
+    """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t over the whole sequence.
 
     Args: dt is positive (after softplus), 0 where a position is padding: it then neither decays nor feeds the state.
-        A is negative. Any L. x, B and C have one dtype; products are computed in it, decays in fp32 (fp64 if x is),
-        under autocast too.
+        A is negative. Any L. B and C are taken to the dtype of x; products are computed in it, decays in fp32 (fp64 if
+        x is), under autocast too.
     Returns: y of shape (B, L, H, P) in the dtype of x; the state after the last position (B, H, P, N) in the dtype of
         the decays, or None unless asked for: the state products are skipped where no later position needs them.
     """
-    if is_reference():
+    B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
+    inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
+    if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
+        from implicit_llm.kernels.triton import mamba_ssm
+
+        return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state)
+    if selection.is_reference():
         layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
         with torch.autocast(x_BLHP.device.type, enabled=False):
             chunks = cut(layout, A_H, x_BLHP, dt_BLH, B_BLGN, C_BLGN, initial_state_BHPN)
-            return scan(chunks, layout, return_state=return_state)
-    return _ChunkedScan.apply(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN, return_state, chunk_len)
+            y_BLHP, state = scan(chunks, layout, return_state=return_state)
+    else:
+        y_BLHP, state = _ChunkedScan.apply(*inputs, return_state, chunk_len)
+    if D_H is not None:
+        y_BLHP = torch.addcmul(y_BLHP, x_BLHP, D_H.to(x_BLHP.dtype)[:, None])
+    return y_BLHP, state
 
 
 class _ChunkedScan(torch.autograd.Function):
@@ -110,3 +121,38 @@ def _slices(slice_len: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]
 def _join(parts: Iterable[Tensor]) -> Tensor:
     parts = list(parts)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def gated_scan(
+    projected_BLE: Tensor,
+    injection_BLE: Tensor | None,
+    weights: ScanWeights,
+    sizes: tuple[int, int, int],
+    state: tuple[Tensor, ...] | None,
+    *,
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection; `scan_runs_on_triton` must hold, or with a
+    gradient, from an empty state and without injection, `trained_scan_runs_on_triton`.
+
+    Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
+        state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
+    Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
+    """
+    from implicit_llm.kernels.triton.scan_inputs import Mixer
+
+    weights = weights._replace(conv_CK=weights.conv_CK.contiguous())
+    injection_BLE = None if injection_BLE is None else injection_BLE.contiguous()
+    mixer = Mixer(projected_BLE.contiguous(), injection_BLE, weights, sizes)
+    if torch.is_grad_enabled():
+        from implicit_llm.kernels.triton.mixer import gated_mix
+
+        assert state is None
+        assert injection_BLE is None
+        assert not return_state
+        return gated_mix(mixer), None
+    from implicit_llm.kernels.triton import scan as triton_scan
+
+    if projected_BLE.shape[1] == 1 and state is not None:
+        return triton_scan.gated_token(mixer, state, return_state)
+    return triton_scan.gated_scan(mixer, state, return_state)

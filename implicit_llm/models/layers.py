@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.operations import causal_conv, rms_norm
+from implicit_llm.kernels.causal_conv import causal_conv
+from implicit_llm.kernels.norm import rms_norm
 from implicit_llm.models.stack import LayerState, StackInput
 
 
@@ -117,7 +118,7 @@ class CausalConv(NormedWeight):
         return_state: bool = False,
         valid_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `kernels.operations.causal_conv`."""
+        """As `kernels.causal_conv.causal_conv`."""
         weight_CK = self.effective_weight().squeeze(1)
         return causal_conv(
             x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from implicit_llm.kernels.attention import attend
-from implicit_llm.kernels.operations import Room, room_attention, rotated_heads, swiglu
+from implicit_llm.kernels.attention import Room, attend, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.layers import Projection, RMSNorm, touched_module
 from implicit_llm.models.stack import LayerState, StackInput

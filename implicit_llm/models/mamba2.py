@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.causal_conv import last_inputs
-from implicit_llm.kernels.operations import ScanWeights, causal_conv, gated_scan, ssd
+from implicit_llm.kernels.causal_conv import causal_conv, last_inputs
+from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import scan_runs_on_triton, selected_kernels, trained_scan_runs_on_triton
+from implicit_llm.kernels.ssd import gated_scan, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.layers import CausalConv, Projection, RMSNorm, touched_module
 from implicit_llm.models.stack import LayerState, StackInput

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from implicit_llm.kernels.operations import ScanWeights, gated_scan
+from implicit_llm.kernels.chunked_scan import ScanWeights
+from implicit_llm.kernels.ssd import gated_scan
 from tests.measuring import card, keep, milliseconds, options_of
 
 SIZES = (64, 1, 128)  # P, G, N

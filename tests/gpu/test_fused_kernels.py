@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.kernels.operations import rms_norm
+from implicit_llm.kernels.norm import rms_norm
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels import operations
+from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.selection import Backend, kernels, missing_of_mamba_ssm
+from implicit_llm.kernels.ssd import ssd
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +56,7 @@ def scan_results(inputs: ScanInputs, return_state: bool) -> dict[str, Tensor]:
     make = torch.Generator().manual_seed(3)
     D = torch.randn(inputs.x.shape[2], generator=make, dtype=torch.float64)
     D = D.to(inputs.x.device, inputs.dt.dtype).requires_grad_()
-    y, state = operations.ssd(*leaves.tensors(), D_H=D, return_state=return_state)
+    y, state = ssd(*leaves.tensors(), D_H=D, return_state=return_state)
     outputs = {"y": y} if state is None else {"y": y, "state": state}
     grads = [torch.randn(t.shape, generator=make, dtype=torch.float64).to(t.device, t.dtype) for t in outputs.values()]
     names = [name for name in ("x", "dt", "A", "B", "C", "initial") if getattr(leaves, name) is not None]
@@ -87,7 +88,7 @@ def conv_results(tensors: list[Tensor], has_initial: bool, silu: bool) -> dict[s
     # A slice of wider rows, as the projection gives it.
     wide = torch.cat([leaves[0], leaves[0]], dim=-1)[..., leaves[0].shape[-1] :]
     initial = leaves[3] if has_initial else None
-    y, state = operations.causal_conv(wide, leaves[1], leaves[2], initial, silu=silu, return_state=True)
+    y, state = causal_conv(wide, leaves[1], leaves[2], initial, silu=silu, return_state=True)
     gradients = torch.autograd.grad(
         [y, state], leaves, [torch.ones_like(y) + y.detach(), state.detach()], allow_unused=True
     )

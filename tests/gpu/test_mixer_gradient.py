@@ -7,8 +7,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.kernels import selection
-from implicit_llm.kernels.operations import ScanWeights, gated_scan
+from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import kernels
+from implicit_llm.kernels.ssd import gated_scan
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from tests.unit.kernels.reference import DEVICE, relative_error
 

@@ -50,7 +50,7 @@ def ssd(
     D_H: Tensor | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `kernels.operations.ssd`. Products in the dtype of x (fp32: in TF32), as are the states between chunks."""
+    """As `kernels.ssd.ssd`. Products in the dtype of x (fp32: in TF32), as are the states between chunks."""
     length = x_BLHP.shape[1]
     out = _chunk_scan(
         x_BLHP,

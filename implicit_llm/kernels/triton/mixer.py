@@ -12,38 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.triton.scan import gated_scan_for_gradient
-from implicit_llm.kernels.triton.scan_backward import ScanPass, gated_scan_gradient
-from implicit_llm.kernels.triton.scan_inputs import MixerInputs, Sizes, convolution_gradient, mixer_inputs
+from implicit_llm.kernels.triton.scan_backward import gated_scan_gradient
+from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, convolution_gradient, mixer_inputs
 
 
-def gated_mix(
-    projected_BLE: Tensor, convolution: tuple[Tensor, Tensor], per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes
-) -> Tensor:
+def gated_mix(mixer: Mixer) -> Tensor:
     """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, from an empty state."""
-    return _GatedMix.apply(projected_BLE.contiguous(), *convolution, *per_head, sizes)
+    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes)
 
 
 class _GatedMix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, projected_BLE: Tensor, *weights: Any) -> Tensor:
-        conv_CK, conv_bias_C, *per_head, sizes = weights
-        inputs = mixer_inputs(projected_BLE, (conv_CK, conv_bias_C), tuple(per_head), sizes)
-        out_BLI, kept_BSHPN = gated_scan_for_gradient(projected_BLE, inputs, tuple(per_head), sizes)
-        ctx.save_for_backward(projected_BLE, *inputs, kept_BSHPN, conv_CK, conv_bias_C, *per_head)
-        ctx.sizes = sizes
+    def forward(ctx: Any, projected_BLE: Tensor, *others: Any) -> Tensor:
+        *weights, ctx.sizes = others
+        mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
+        inputs = mixer_inputs(mixer)
+        out_BLI, kept_BSHPN = gated_scan_for_gradient(mixer, inputs)
+        ctx.save_for_backward(projected_BLE, kept_BSHPN, *inputs, *weights)
         return out_BLI
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout_BLI: Tensor) -> tuple[Tensor | None, ...]:
-        projected_BLE, *inputs, kept_BSHPN, conv_CK, conv_bias_C, dt_bias_H, A_H, D_H = ctx.saved_tensors
-        per_head = (dt_bias_H, A_H, D_H)
-        scan = ScanPass(projected_BLE, MixerInputs(*inputs), kept_BSHPN, per_head, ctx.sizes)
-        dprojected_BLE = torch.empty_like(projected_BLE)
-        dconvolved_BLC, dper_head = gated_scan_gradient(scan, dout_BLI, dprojected_BLE)
-        dconvolution = convolution_gradient(
-            projected_BLE, (conv_CK, conv_bias_C), len(A_H), ctx.sizes, dconvolved_BLC, dprojected_BLE
-        )
-        gradients = (gradient.to(t.dtype) for gradient, t in zip(dper_head, per_head, strict=True))
-        return dprojected_BLE, *dconvolution, *gradients, None
+        projected_BLE, kept_BSHPN, convolved_BLC, dt_BSHQ, logs_BSHQ, *weights = ctx.saved_tensors
+        mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
+        inputs, dprojected_BLE = MixerInputs(convolved_BLC, dt_BSHQ, logs_BSHQ), torch.empty_like(projected_BLE)
+        dconvolved_BLC, dper_head = gated_scan_gradient(mixer, inputs, kept_BSHPN, dout_BLI, dprojected_BLE)
+        dweights = (*convolution_gradient(mixer, dconvolved_BLC, dprojected_BLE), *dper_head)
+        return dprojected_BLE, *(gradient.to(t.dtype) for gradient, t in zip(dweights, weights, strict=True)), None

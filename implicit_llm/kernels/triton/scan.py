@@ -18,106 +18,75 @@ import triton.language as tl
 from torch import Tensor
 
 from implicit_llm.kernels.triton.memory import load, wide_sum
-from implicit_llm.kernels.triton.scan_inputs import (
-    MixerInputs,
-    Sizes,
-    constants,
-    exp2,
-    mixer_inputs,
-    sigmoid,
-    softplus,
-)
+from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, mixer_inputs, sigmoid, softplus
 
 WIDE_STATE = 64 * 128  # entries; larger ones take the registers of twice as many warps
 
 
-def gated_scan(
-    projected_BLE: Tensor,
-    injection_BLE: Tensor | None,
-    convolution: tuple[Tensor, Tensor],
-    per_head: tuple[Tensor, Tensor, Tensor],
-    sizes: Sizes,
-    state: tuple[Tensor, ...] | None,
-    return_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
     """silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the state after it in fp32 if asked for.
 
-    Args: convolution is weight (C, K) and bias (C); per_head are dt bias, A and D (H each); state holds the SSM state
-        (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
+    Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
     """
     before_BHPN, before_BKC = (None, None) if state is None else state
-    inputs = mixer_inputs(projected_BLE, convolution, per_head, sizes, before_BKC, injection_BLE)
-    last = _state_like(projected_BLE, per_head, sizes) if return_state else None
-    return _scan(projected_BLE, injection_BLE, inputs, per_head, sizes, before_BHPN, last, None), last
+    last_BHPN = _new_state(mixer) if return_state else None
+    return _scan(mixer, mixer_inputs(mixer, before_BKC), before_BHPN, last_BHPN), last_BHPN
 
 
-def gated_scan_for_gradient(
-    projected_BLE: Tensor, inputs: MixerInputs, per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes
-) -> tuple[Tensor, Tensor]:
+def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs) -> tuple[Tensor, Tensor]:
     """`gated_scan` from an empty state, which also returns the states between chunks.
 
     Returns: (B, L, I), and what was kept, (B, S, H, P, N) in the dtype of `projected`, as the products take it.
     """
-    batch, chunks, heads = inputs.dt_BSHQ.shape[:3]
-    kept = projected_BLE.new_empty(batch, chunks - 1, heads, sizes.head_dim, sizes.state_size)
-    return _scan(projected_BLE, None, inputs, per_head, sizes, None, None, kept), kept
+    batch, chunks, heads, _ = inputs.dt_BSHQ.shape
+    width, _, size = mixer.sizes
+    kept_BSHPN = mixer.projected_BLE.new_empty(batch, chunks - 1, heads, width, size)
+    return _scan(mixer, inputs, kept_BSHPN=kept_BSHPN), kept_BSHPN
 
 
 def _scan(
-    projected_BLE: Tensor,
-    injection_BLE: Tensor | None,
+    mixer: Mixer,
     inputs: MixerInputs,
-    per_head: tuple[Tensor, Tensor, Tensor],
-    sizes: Sizes,
-    before_BHPN: Tensor | None,
-    last_BHPN: Tensor | None,
-    kept_BSHPN: Tensor | None,
+    before_BHPN: Tensor | None = None,
+    last_BHPN: Tensor | None = None,
+    kept_BSHPN: Tensor | None = None,
 ) -> Tensor:
+    projected_BLE, injection_BLE, weights, (width, _, size) = mixer
     batch, length, _ = projected_BLE.shape
     chunks, heads = inputs.dt_BSHQ.shape[1:3]
-    out = projected_BLE.new_empty(batch, length, heads * sizes.head_dim)
+    out = projected_BLE.new_empty(batch, length, heads * width)
     before, last, kept = (out if t is None else t.contiguous() for t in (before_BHPN, last_BHPN, kept_BSHPN))
     _scan_kernel[(heads, batch)](
-        projected_BLE, projected_BLE if injection_BLE is None else injection_BLE, *inputs, per_head[2], before, out,
+        projected_BLE, projected_BLE if injection_BLE is None else injection_BLE, *inputs, weights.D_H, before, out,
         last, kept, length, chunks,
-        **constants(projected_BLE, heads, sizes), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
+        **mixer.constants(), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
         RETURN_STATE=last_BHPN is not None, INJECT=injection_BLE is not None, IS_LONG=chunks > 1, PRECISION=precision(),
-        num_warps=warps(sizes), num_stages=1,  # a chunk under way in shared memory would keep a second program out
+        num_warps=4 if width * size <= WIDE_STATE else 8,
+        num_stages=1,  # a chunk under way in shared memory would keep a second program out
     )  # fmt: skip
     return out
 
 
-def gated_token(
-    projected_B1E: Tensor,
-    injection_B1E: Tensor | None,
-    convolution: tuple[Tensor, Tensor],
-    per_head: tuple[Tensor, Tensor, Tensor],
-    sizes: Sizes,
-    state: tuple[Tensor, ...],
-    return_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> tuple[Tensor, Tensor | None]:
     """`gated_scan` of one token."""
+    projected_B1E, injection_B1E, weights, (width, groups, size) = mixer
     batch, _, columns = projected_B1E.shape
-    heads, (width, groups, size) = len(per_head[1]), sizes
-    out = projected_B1E.new_empty(batch, 1, heads * width)
-    last = _state_like(projected_B1E, per_head, sizes) if return_state else None
-    _token_kernel[(heads, batch)](
-        projected_B1E, projected_B1E if injection_B1E is None else injection_B1E, out, *convolution, *per_head,
+    out = projected_B1E.new_empty(batch, 1, mixer.heads * width)
+    last = _new_state(mixer) if return_state else None
+    _token_kernel[(mixer.heads, batch)](
+        projected_B1E, projected_B1E if injection_B1E is None else injection_B1E, out, *weights,
         state[0].contiguous(), state[1].contiguous(),
-        out if last is None else last, heads, groups, convolution[0].shape[0], columns,
-        P=width, N=size, K=convolution[0].shape[1], RETURN_STATE=return_state,
+        out if last is None else last, mixer.heads, groups, len(weights.conv_CK), columns,
+        P=width, N=size, K=weights.conv_CK.shape[1], RETURN_STATE=return_state,
         INJECT=injection_B1E is not None, num_warps=4,
     )  # fmt: skip
     return out, last
 
 
-def _state_like(projected_BLE: Tensor, per_head: tuple[Tensor, Tensor, Tensor], sizes: Sizes) -> Tensor:
-    shape = (len(projected_BLE), len(per_head[1]), sizes.head_dim, sizes.state_size)
-    return projected_BLE.new_empty(shape, dtype=torch.float32)
-
-
-def warps(sizes: Sizes) -> int:
-    return 4 if sizes.head_dim * sizes.state_size <= WIDE_STATE else 8
+def _new_state(mixer: Mixer) -> Tensor:
+    width, _, size = mixer.sizes
+    shape = (len(mixer.projected_BLE), mixer.heads, width, size)
+    return mixer.projected_BLE.new_empty(shape, dtype=torch.float32)
 
 
 def precision() -> str:

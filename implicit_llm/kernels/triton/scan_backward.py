@@ -17,7 +17,6 @@ wide) wrongly for Hopper. None is formed here: the transposed scores are multipl
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
@@ -26,28 +25,21 @@ from torch import Tensor
 
 from implicit_llm.kernels.triton.memory import load, wide
 from implicit_llm.kernels.triton.scan import precision, transposed_scores
-from implicit_llm.kernels.triton.scan_inputs import MixerInputs, Sizes, constants, exp2, sigmoid
+from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, sigmoid
 
 SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
 SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
-class ScanPass(NamedTuple):
-    """What the forward pass read, and the states that it kept: see `scan.gated_scan`."""
-
-    projected_BLE: Tensor
-    inputs: MixerInputs
-    kept_BSHPN: Tensor
-    per_head: tuple[Tensor, Tensor, Tensor]
-    sizes: Sizes
-
-
-def gated_scan_gradient(scan: ScanPass, dout_BLI: Tensor, dprojected_BLE: Tensor) -> tuple[Tensor, Tensor]:
+def gated_scan_gradient(
+    mixer: Mixer, inputs: MixerInputs, kept_BSHPN: Tensor, dout_BLI: Tensor, dprojected_BLE: Tensor
+) -> tuple[Tensor, Tensor]:
     """Write the gradients of gate and dt into their columns of `dprojected`; the columns between are left alone.
 
+    Args: inputs and kept as the forward pass made them, see `scan.gated_scan_for_gradient`.
     Returns: the gradients of `convolved` (B, L, C) and of dt bias, A and D (3, H) in fp32.
     """
-    projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), kept_BSHPN, per_head, sizes = scan
+    projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), weights = mixer.projected_BLE, inputs, mixer.weights
     batch, chunks, heads, _ = dt_BSHQ.shape
     length = projected_BLE.shape[1]
     empty = partial(torch.empty, dtype=torch.float32, device=projected_BLE.device)
@@ -56,7 +48,7 @@ def gated_scan_gradient(scan: ScanPass, dout_BLI: Tensor, dprojected_BLE: Tensor
     dper_head = empty(3, batch, chunks, heads)
     dout_BLI, dkept_BSHPN = dout_BLI.contiguous(), torch.empty_like(kept_BSHPN)
     dconvolved_BLC = torch.empty_like(convolved_BLC)
-    known = constants(projected_BLE, heads, sizes)
+    known = mixer.constants()
     tiles = {**known, "IS_LONG": chunks > 1, "PRECISION": precision()}
     steps = (dt_BSHQ, logs_BSHQ)
     is_narrow = projected_BLE.element_size() == 2  # fp32 fills the shared memory with one chunk
@@ -66,18 +58,18 @@ def gated_scan_gradient(scan: ScanPass, dout_BLI: Tensor, dprojected_BLE: Tensor
             **known, PRECISION=precision(), num_warps=SWEEP_WARPS, num_stages=SWEEP_STAGES if is_narrow else 1,
         )  # fmt: skip
     _head_kernel[(heads, chunks, batch)](
-        projected_BLE, convolved_BLC, dout_BLI, *steps, per_head[2], kept_BSHPN, dkept_BSHPN,
+        projected_BLE, convolved_BLC, dout_BLI, *steps, weights.D_H, kept_BSHPN, dkept_BSHPN,
         dprojected_BLE, dconvolved_BLC, rows, columns, fed, dper_head[2], length, chunks,
         **tiles, num_warps=HEAD_WARPS, num_stages=1,
     )  # fmt: skip
-    _group_kernel[(sizes.groups, chunks, batch)](
+    _group_kernel[(mixer.sizes[1], chunks, batch)](
         projected_BLE, convolved_BLC, dout_BLI, *steps, kept_BSHPN, dkept_BSHPN, dconvolved_BLC, length, chunks,
         **tiles, num_warps=GROUP_WARPS,
         num_stages=GROUP_STAGES if is_narrow else 1,
     )  # fmt: skip
     _dt_kernel[(chunks, batch)](
-        projected_BLE, *per_head[:2], dt_BSHQ, rows, columns, through, fed, dprojected_BLE, *dper_head[:2],
-        length, chunks,
+        projected_BLE, weights.dt_bias_H, weights.A_H, dt_BSHQ, rows, columns, through, fed, dprojected_BLE,
+        *dper_head[:2], length, chunks,
         **known, ALL_HEADS=triton.next_power_of_2(heads), num_warps=DT_WARPS,
     )  # fmt: skip
     return dconvolved_BLC, dper_head.sum((1, 2))

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.triton.memory import wide, wide_sum
 
 TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
@@ -24,10 +25,29 @@ MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # of the matrix units; more takes too man
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-class Sizes(NamedTuple):
-    head_dim: int
-    groups: int
-    state_size: int
+class Mixer(NamedTuple):
+    """What a mixer reads, all of it contiguous: see `kernels.ssd.gated_scan`."""
+
+    projected_BLE: Tensor
+    injection_BLE: Tensor | None
+    weights: ScanWeights
+    sizes: tuple[int, int, int]
+
+    @property
+    def heads(self) -> int:
+        return len(self.weights.A_H)
+
+    @property
+    def chunk_len(self) -> int:
+        """Positions of a chunk: in fp32 half as many, for the sake of registers."""
+        longest = MAX_CHUNK_LEN if self.projected_BLE.element_size() == 2 else MAX_CHUNK_LEN // 2
+        return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(self.projected_BLE.shape[1])))
+
+    def constants(self) -> dict[str, Any]:
+        """Known when the kernels are compiled, so that the compiler sees which rows are aligned."""
+        columns, (width, groups, size) = self.projected_BLE.shape[2], self.sizes
+        known = {"HEADS": self.heads, "GROUPS": groups, "COLUMNS": columns, "P": width, "N": size}
+        return known | {"Q": self.chunk_len}
 
 
 class MixerInputs(NamedTuple):
@@ -38,69 +58,36 @@ class MixerInputs(NamedTuple):
     logs_BSHQ: Tensor
 
 
-def chunk_len(projected_BLE: Tensor) -> int:
-    """Positions of a chunk: in fp32 half as many, for the sake of registers."""
-    longest = MAX_CHUNK_LEN if projected_BLE.element_size() == 2 else MAX_CHUNK_LEN // 2
-    return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(projected_BLE.shape[1])))
-
-
-def constants(projected_BLE: Tensor, heads: int, sizes: Sizes) -> dict[str, Any]:
-    """Known when the kernels are compiled, so that the compiler sees which rows are aligned."""
-    return {
-        "HEADS": heads, "GROUPS": sizes.groups, "COLUMNS": projected_BLE.shape[2],
-        "P": sizes.head_dim, "N": sizes.state_size, "Q": chunk_len(projected_BLE),
-    }  # fmt: skip
-
-
-def mixer_inputs(
-    projected_BLE: Tensor,
-    convolution: tuple[Tensor, Tensor],
-    per_head: tuple[Tensor, Tensor, Tensor],
-    sizes: Sizes,
-    before_BKC: Tensor | None = None,
-    injection_BLE: Tensor | None = None,
-) -> MixerInputs:
-    """What the scan reads of projected + injection.
-
-    Args: convolution is weight (C, K) and bias (C); before holds the last K-1 inputs before the sequence.
-    """
+def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
+    """What the scan reads of projected + injection; before holds the last K-1 inputs before the sequence."""
+    projected_BLE, injection_BLE, weights, _ = mixer
     batch, length, _ = projected_BLE.shape
-    (channels, taps), heads = convolution[0].shape, len(per_head[1])
-    known = constants(projected_BLE, heads, sizes)
-    chunks = triton.cdiv(length, known["Q"])
+    channels, taps = weights.conv_CK.shape
+    chunks = triton.cdiv(length, mixer.chunk_len)
     convolved_BLC = projected_BLE.new_empty(batch, length, channels)
-    dt, logs = projected_BLE.new_empty(2, batch, chunks, heads, known["Q"], dtype=torch.float32)
+    dt, logs = projected_BLE.new_empty(2, batch, chunks, mixer.heads, mixer.chunk_len, dtype=torch.float32)
     _inputs_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM) + 1, chunks, batch)](
         projected_BLE, projected_BLE if injection_BLE is None else injection_BLE,
-        projected_BLE if before_BKC is None else before_BKC.contiguous(), *convolution, *per_head[:2],
+        projected_BLE if before_BKC is None else before_BKC.contiguous(), *weights[:4],
         convolved_BLC, dt, logs, length, chunks,
-        **known, K=taps, BLOCK=CHANNELS_PER_PROGRAM, ALL_HEADS=triton.next_power_of_2(heads),
+        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, ALL_HEADS=triton.next_power_of_2(mixer.heads),
         HAS_STATE=before_BKC is not None, INJECT=injection_BLE is not None, num_warps=1,
     )  # fmt: skip
     return MixerInputs(convolved_BLC, dt, logs)
 
 
-def convolution_gradient(
-    projected_BLE: Tensor,
-    convolution: tuple[Tensor, Tensor],
-    heads: int,
-    sizes: Sizes,
-    dconvolved_BLC: Tensor,
-    dprojected_BLE: Tensor,
-) -> tuple[Tensor, Tensor]:
+def convolution_gradient(mixer: Mixer, dconvolved_BLC: Tensor, dprojected_BLE: Tensor) -> tuple[Tensor, Tensor]:
     """Write the convolved columns of `dprojected`; the gradients of weight and bias."""
-    batch, length, _ = projected_BLE.shape
-    channels, taps = convolution[0].shape
-    known = constants(projected_BLE, heads, sizes)
-    chunks = triton.cdiv(length, known["Q"])
-    sums = projected_BLE.new_empty(TAPS + 1, batch * chunks, channels, dtype=torch.float32)
+    batch, length, _ = mixer.projected_BLE.shape
+    channels, taps = mixer.weights.conv_CK.shape
+    chunks = triton.cdiv(length, mixer.chunk_len)
+    sums = mixer.projected_BLE.new_empty(TAPS + 1, batch * chunks, channels, dtype=torch.float32)
     _convolution_gradient_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), chunks, batch)](
-        projected_BLE, *convolution, dconvolved_BLC, dprojected_BLE, sums, length, chunks,
-        **known, K=taps, BLOCK=CHANNELS_PER_PROGRAM, num_warps=2,
+        mixer.projected_BLE, *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
+        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, num_warps=2,
     )  # fmt: skip
     totals = sums.sum(1)
-    dweight_CK = totals[:taps].flip(0).t().to(convolution[0].dtype)
-    return dweight_CK, totals[TAPS].to(convolution[1].dtype)
+    return totals[:taps].flip(0).t(), totals[TAPS]
 
 
 @triton.jit

@@ -20,7 +20,7 @@ FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy m
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As `kernels.operations.swiglu`."""
+    """As `kernels.attention.swiglu`."""
     found: Tensor = _SwiGLU.apply(gate_up)
     return found
 

@@ -12,7 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import implicit_llm.kernels.triton
-from implicit_llm.kernels import operations, selection
+from implicit_llm.kernels import selection
+from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.selection import (
     KernelsUnavailable,
     kernels,
@@ -261,7 +262,7 @@ def test_convolutions_that_are_not_built_go_to_torch(channels: int, width: int, 
 
 def test_tensors_on_the_cpu_are_computed_by_torch_under_triton(capable: None) -> None:
     x = torch.ones(1, 4, 8)
-    y, _ = operations.causal_conv(x, torch.ones(8, 4), None)
+    y, _ = causal_conv(x, torch.ones(8, 4), None)
     assert selected_kernels() == "triton"
     assert y[0, :, 0].tolist() == [1, 2, 3, 4]
 

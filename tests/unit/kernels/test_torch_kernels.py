@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from implicit_llm.kernels import chunked_scan, operations
+from implicit_llm.kernels import chunked_scan
 from implicit_llm.kernels import linear_cross_entropy as module
 from implicit_llm.kernels import ssd as ssd_module
+from implicit_llm.kernels.attention import Room, room_attention, rotated_heads, swiglu
 from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import rms_norm
-from implicit_llm.kernels.operations import Room, room_attention, rotated_heads, swiglu
-from implicit_llm.kernels.operations import causal_conv as causal_conv_with_state
 from implicit_llm.kernels.ssd import ssd
 from implicit_llm.models.llama3 import rope_tables
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error, sequential_conv, sequential_ssd
@@ -35,7 +34,7 @@ def test_outputs_and_gradients_equal_the_sum(sizes, silu, has_initial, dtype, to
     tensors = conv_inputs(*sizes, dtype=dtype)
     tensors = tensors if has_initial else tensors[:3]
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    y = causal_conv(*tensors, silu=silu)
+    y, _ = causal_conv(*tensors, silu=silu)
     expected = sequential_conv(*exact, *([] if has_initial else [None]))
     expected = F.silu(expected) if silu else expected
     assert y.dtype == dtype
@@ -48,7 +47,7 @@ def test_outputs_and_gradients_equal_the_sum(sizes, silu, has_initial, dtype, to
 
 def test_gradients_of_the_convolution_agree_with_finite_differences() -> None:
     tensors = conv_inputs(2, 5, 3, 4)
-    assert torch.autograd.gradcheck(lambda *t: causal_conv(*t, silu=True), tensors)
+    assert torch.autograd.gradcheck(lambda *t: causal_conv(*t, silu=True)[0], tensors)
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 8, 11])
@@ -56,9 +55,9 @@ def test_gradients_of_the_convolution_agree_with_finite_differences() -> None:
 def test_two_halves_with_the_carried_inputs_equal_one_run(split: int, has_initial: bool) -> None:
     x, weight, bias, given = conv_inputs(2, 12, 6, 4)
     initial = given if has_initial else None  # an empty start is padded with zeros
-    y, state = causal_conv_with_state(x, weight, bias, initial, silu=True, return_state=True)
-    first, carried = causal_conv_with_state(x[:, :split], weight, bias, initial, silu=True, return_state=True)
-    second, last = causal_conv_with_state(x[:, split:], weight, bias, carried, silu=True, return_state=True)
+    y, state = causal_conv(x, weight, bias, initial, silu=True, return_state=True)
+    first, carried = causal_conv(x[:, :split], weight, bias, initial, silu=True, return_state=True)
+    second, last = causal_conv(x[:, split:], weight, bias, carried, silu=True, return_state=True)
     torch.testing.assert_close(torch.cat([first, second], dim=1), y)
     torch.testing.assert_close(last, state, rtol=0, atol=0)
     assert carried.shape == (2, 3, 6)
@@ -66,7 +65,7 @@ def test_two_halves_with_the_carried_inputs_equal_one_run(split: int, has_initia
 
 def test_the_carried_inputs_do_not_keep_the_block_alive() -> None:
     x, weight, bias, _ = conv_inputs(1, 64, 6, 4)
-    _, carried = causal_conv_with_state(x.detach(), weight, bias, return_state=True)
+    _, carried = causal_conv(x.detach(), weight, bias, return_state=True)
     assert carried.untyped_storage().nbytes() == carried.nbytes
 
 
@@ -278,7 +277,7 @@ def test_the_dtypes_are_those_of_the_inputs_under_autocast_too() -> None:
 def test_D_adds_a_multiple_of_the_input() -> None:
     inputs = ScanCase(2, 9, 4, 1, 3, 4).inputs()
     D = torch.randn(4, dtype=torch.float64)
-    y, _ = operations.ssd(*inputs.tensors(), D_H=D)
+    y, _ = ssd(*inputs.tensors(), D_H=D)
     torch.testing.assert_close(y, sequential_ssd(inputs)[0] + D[:, None] * inputs.x)
 
 
