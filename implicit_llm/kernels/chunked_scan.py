@@ -52,6 +52,7 @@ def make_layout(length: int, heads: int, chunk_len: int) -> Layout:
 class Chunks:
     """A slice of the batch cut into chunks, and the decays: what both passes start from."""
 
+    layout: Layout
     x_FQHP: Tensor
     dt_FQH: Tensor
     A_H: Tensor
@@ -74,6 +75,11 @@ class Chunks:
         """(F, H, P, N) -> (F, G, K, N), in the dtype of x."""
         return t_FHPN.to(self.x_FQHP.dtype).flatten(1, 2).unflatten(1, (self.B_FGQN.shape[1], -1))
 
+    def uncut(self, t_FQ: Tensor) -> Tensor:
+        """(F, Q, ...) -> (B, L, ...)."""
+        rows = self.layout.chunks * self.layout.chunk_len
+        return t_FQ.reshape(-1, rows, *t_FQ.shape[2:])[:, : self.layout.length]
+
     def decay_to_end(self) -> Tensor:
         return (self.cum_FQH[:, -1:] - self.cum_FQH).exp()
 
@@ -93,36 +99,36 @@ def cut(layout: Layout, A: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, 
     if groups not in (1, heads):
         scores_FHQQ = scores_FHQQ.repeat_interleave(heads // groups, dim=1)
     u_FQHP = (x * dt.unsqueeze(-1)).to(x.dtype)
-    return Chunks(x, dt, A, B, C, initial, u_FQHP, cum_FQH, decay_FHQQ, scores_FHQQ)
+    return Chunks(layout, x, dt, A, B, C, initial, u_FQHP, cum_FQH, decay_FHQQ, scores_FHQQ)
 
 
-def scan(c: Chunks, layout: Layout, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
+def scan(c: Chunks, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
     """y (B, L, H, P), and if asked for the state after the last position (B, H, P, N)."""
     weights_FHQQ = (c.decay_FHQQ * c.scores_FHQQ).to(c.x_FQHP.dtype)
     y_FQHP = (weights_FHQQ @ c.u_FQHP.transpose(1, 2)).transpose(1, 2)
-    before_FHPN, last_BHPN = _states(c, layout, return_last=return_state)
+    before_FHPN, last_BHPN = _states(c, return_last=return_state)
     if before_FHPN is not None:
         carried_FQHP = c.by_head(c.C_FGQN @ c.state_rows(before_FHPN).mT)
         y_FQHP = torch.addcmul(y_FQHP, carried_FQHP, c.cum_FQH.exp().unsqueeze(-1)).to(y_FQHP.dtype)
-    return _uncut(y_FQHP, layout), last_BHPN
+    return c.uncut(y_FQHP), last_BHPN
 
 
-def _states(c: Chunks, layout: Layout, *, return_last: bool) -> tuple[Tensor | None, Tensor | None]:
+def _states(c: Chunks, *, return_last: bool) -> tuple[Tensor | None, Tensor | None]:
     """The state before every chunk (F, H, P, N), None if all are zero; the state after the last one, if asked for."""
     initial = None if c.initial_BHPN is None else c.initial_BHPN.to(c.dt_FQH.dtype)
-    if layout.chunks == 1 and not return_last:
+    if c.layout.chunks == 1 and not return_last:
         return initial, None
     v_FQHP = (c.u_FQHP * c.decay_to_end().unsqueeze(-1)).to(c.u_FQHP.dtype)
     added_FGKN = c.side_by_side(v_FQHP).mT @ c.B_FGQN
-    added_BCHPN = added_FGKN.reshape(-1, layout.chunks, *v_FQHP.shape[2:], added_FGKN.shape[-1])
-    decay_BCH11 = c.cum_FQH[:, -1].exp().unflatten(0, (-1, layout.chunks))[..., None, None]
+    added_BCHPN = added_FGKN.reshape(-1, c.layout.chunks, *v_FQHP.shape[2:], added_FGKN.shape[-1])
+    decay_BCH11 = c.cum_FQH[:, -1].exp().unflatten(0, (-1, c.layout.chunks))[..., None, None]
     state_BHPN = torch.zeros_like(added_BCHPN[:, 0], dtype=c.dt_FQH.dtype) if initial is None else initial
     before = []
-    for chunk in range(layout.chunks):
+    for chunk in range(c.layout.chunks):
         before.append(state_BHPN)
-        if return_last or chunk + 1 < layout.chunks:
+        if return_last or chunk + 1 < c.layout.chunks:
             state_BHPN = torch.addcmul(added_BCHPN[:, chunk], state_BHPN, decay_BCH11[:, chunk])
-    if layout.chunks == 1:
+    if c.layout.chunks == 1:
         return initial, state_BHPN
     return torch.stack(before, dim=1).flatten(0, 1), state_BHPN if return_last else None
 
@@ -132,10 +138,6 @@ def _fold(t_BL: Tensor, layout: Layout) -> Tensor:
     if pad:  # dt = 0 neither decays nor feeds the state, so padding at the end changes nothing
         t_BL = F.pad(t_BL, (0, 0) * (t_BL.ndim - 2) + (0, pad))
     return t_BL.reshape(-1, layout.chunk_len, *t_BL.shape[2:])
-
-
-def _uncut(t_FQ: Tensor, layout: Layout) -> Tensor:
-    return t_FQ.reshape(-1, layout.chunks * layout.chunk_len, *t_FQ.shape[2:])[:, : layout.length]
 
 
 @dataclass
@@ -149,18 +151,18 @@ class _Gradient:
     initial_BHPN: Tensor | None = None
 
 
-def scan_gradient(c: Chunks, layout: Layout, dy_BLHP: Tensor, dstate_BHPN: Tensor | None) -> tuple[Tensor | None, ...]:
+def scan_gradient(c: Chunks, dy_BLHP: Tensor, dstate_BHPN: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of x, dt, A, B, C and the initial state, given those of y and of the last state."""
-    dy_FQHP = _fold(dy_BLHP, layout)
+    dy_FQHP = _fold(dy_BLHP, c.layout)
     grad = _gradient_within_chunks(c, dy_FQHP)
-    if layout.chunks > 1 or c.initial_BHPN is not None or dstate_BHPN is not None:
-        _add_gradient_between_chunks(grad, c, layout, dy_FQHP, dstate_BHPN)
+    if c.layout.chunks > 1 or c.initial_BHPN is not None or dstate_BHPN is not None:
+        _add_gradient_between_chunks(grad, c, dy_FQHP, dstate_BHPN)
     ddtA_FQH = grad.cum_FQH.flip(1).cumsum(1).flip(1)
     dA_H = (ddtA_FQH * c.dt_FQH).sum((0, 1))
     ddt_FQH = ddtA_FQH * c.A_H + (grad.u_FQHP * c.x_FQHP).sum(-1, dtype=c.dt_FQH.dtype)
     dx_FQHP = (grad.u_FQHP * c.dt_FQH.unsqueeze(-1)).to(c.x_FQHP.dtype)
     dB, dC = grad.B_FGQN.transpose(1, 2), grad.C_FGQN.transpose(1, 2)
-    dx, ddt, dB, dC = (_uncut(t, layout) for t in (dx_FQHP, ddt_FQH, dB, dC))
+    dx, ddt, dB, dC = (c.uncut(t) for t in (dx_FQHP, ddt_FQH, dB, dC))
     return dx, ddt, dA_H, dB, dC, grad.initial_BHPN
 
 
@@ -178,11 +180,9 @@ def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
     return _Gradient(du_FQHP, dcum_FQH, dscores_FGQQ.mT @ c.C_FGQN, dscores_FGQQ @ c.B_FGQN)
 
 
-def _add_gradient_between_chunks(
-    grad: _Gradient, c: Chunks, layout: Layout, dy_FQHP: Tensor, dstate_BHPN: Tensor | None
-) -> None:
+def _add_gradient_between_chunks(grad: _Gradient, c: Chunks, dy_FQHP: Tensor, dstate_BHPN: Tensor | None) -> None:
     """Add what reading the states before the chunks and adding to the states after them contributes."""
-    before_FHPN, _ = _states(c, layout, return_last=False)
+    before_FHPN, _ = _states(c, return_last=False)
     dbefore_FHPN = None
     if before_FHPN is not None:  # y += exp(cum) C before
         dcarried_FQHP = dy_FQHP * c.cum_FQH.exp().unsqueeze(-1)
@@ -191,7 +191,7 @@ def _add_gradient_between_chunks(
         grad.C_FGQN = grad.C_FGQN + dcarried_FGQK @ rows_FGKN
         dbefore_FHPN = (dcarried_FGQK.mT @ c.C_FGQN).reshape(before_FHPN.shape)
         grad.cum_FQH = grad.cum_FQH + (dcarried_FQHP * c.by_head(c.C_FGQN @ rows_FGKN.mT)).sum(-1)
-    dadded_FHPN, dlog_decay_FH = _gradient_of_states(grad, c, layout, before_FHPN, dbefore_FHPN, dstate_BHPN)
+    dadded_FHPN, dlog_decay_FH = _gradient_of_states(grad, c, before_FHPN, dbefore_FHPN, dstate_BHPN)
     if dadded_FHPN is None:
         return
     # added = (u exp(cum_end - cum))^T B
@@ -208,7 +208,6 @@ def _add_gradient_between_chunks(
 def _gradient_of_states(
     grad: _Gradient,
     c: Chunks,
-    layout: Layout,
     before_FHPN: Tensor | None,
     dbefore_FHPN: Tensor | None,
     dstate_BHPN: Tensor | None,
@@ -220,15 +219,15 @@ def _gradient_of_states(
     if before_FHPN is None:  # one chunk from an empty state
         return dstate_BHPN, 0.0
     assert dbefore_FHPN is not None
-    if layout.chunks == 1 and dstate_BHPN is None:
+    if c.layout.chunks == 1 and dstate_BHPN is None:
         grad.initial_BHPN = dbefore_FHPN
         return None, 0.0
-    by_chunk = (-1, layout.chunks)
+    by_chunk = (-1, c.layout.chunks)
     before_BCHPN, dbefore_BCHPN = before_FHPN.unflatten(0, by_chunk), dbefore_FHPN.unflatten(0, by_chunk)
     decay_BCH11 = c.cum_FQH[:, -1].exp().unflatten(0, by_chunk)[..., None, None]
     dstate = torch.zeros_like(before_BCHPN[:, 0]) if dstate_BHPN is None else dstate_BHPN
     dadded, dlog_decay = [], []
-    for chunk in reversed(range(layout.chunks)):
+    for chunk in reversed(range(c.layout.chunks)):
         dadded.append(dstate)
         kept = dstate * decay_BCH11[:, chunk]
         dlog_decay.append((kept * before_BCHPN[:, chunk]).sum((-1, -2)))

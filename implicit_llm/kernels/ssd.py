@@ -6,7 +6,7 @@ Autograd's backward pass would keep five decay matrices per chunk and head, 3 Gi
 heads. This one keeps the inputs alone and forms the matrices again, for a few sequences at a time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,8 +50,8 @@ def ssd(
     if selection.is_reference():
         layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
         with torch.autocast(x_BLHP.device.type, enabled=False):
-            chunks = cut(layout, A_H, x_BLHP, dt_BLH, B_BLGN, C_BLGN, initial_state_BHPN)
-            y_BLHP, state = scan(chunks, layout, return_state=return_state)
+            chunks = cut(layout, A_H, x_BLHP, dt_BLH, *inputs[3:])
+            y_BLHP, state = scan(chunks, return_state=return_state)
     else:
         y_BLHP, state = _ChunkedScan.apply(*inputs, return_state, chunk_len)
     if D_H is not None:
@@ -63,40 +63,30 @@ class _ChunkedScan(torch.autograd.Function):
     """The scan and its gradient, a slice of the batch at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        initial: Tensor | None,
-        return_state: bool,
-        chunk_len: int,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor | None]:
+        *inputs, return_state, chunk_len = given
+        x, dt, A, B, C, initial = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, dt, A, B, C, initial)
+        ctx.save_for_backward(*inputs)
         ctx.layout = layout = make_layout(x.shape[1], x.shape[2], chunk_len)
         parts = []
         with torch.autocast(x.device.type, enabled=False):
             for rows in _slices(layout.slice_len, x, dt, B, C, initial):
                 chunks = cut(layout, A, *rows)
-                parts.append(scan(chunks, layout, return_state=return_state))
+                parts.append(scan(chunks, return_state=return_state))
         ctx.chunks = chunks if len(parts) == 1 and chunks.decay_FHQQ.nbytes <= KEPT_BYTES else None
-        return _join(part[0] for part in parts), _join(
-            part[1] for part in parts if part[1] is not None
-        ) if return_state else None
+        y, states = zip(*parts, strict=True)
+        return _join(y), _join(states) if return_state else None
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dstate: Tensor | None) -> tuple[Tensor | None, ...]:
         x, dt, A, B, C, initial = ctx.saved_tensors
-        layout = ctx.layout
         dy = torch.zeros_like(x) if dy is None else dy
         with torch.autocast(x.device.type, enabled=False):
             parts = [
-                scan_gradient(ctx.chunks or cut(layout, A, *rows), layout, dy_rows, dstate_rows)
-                for *rows, dy_rows, dstate_rows in _slices(layout.slice_len, x, dt, B, C, initial, dy, dstate)
+                scan_gradient(ctx.chunks or cut(ctx.layout, A, *rows), dy_rows, dstate_rows)
+                for *rows, dy_rows, dstate_rows in _slices(ctx.layout.slice_len, x, dt, B, C, initial, dy, dstate)
             ]
         dx, ddt, dA, dB, dC, dinitial = zip(*parts, strict=True)
         return (
@@ -118,8 +108,7 @@ def _slices(slice_len: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]
         yield tuple(None if t is None else t[start : start + slice_len] for t in tensors)
 
 
-def _join(parts: Iterable[Tensor]) -> Tensor:
-    parts = list(parts)
+def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide, wide_sum
 
@@ -53,7 +54,7 @@ def token_attention(
 def _token_kernel(
     qkv_ptr, injection_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr, out_ptr,
     heads, room, rope_stride, scale,
-    P: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, HAS_INJECTION: tl.constexpr,
+    P: constexpr, WIDTH: constexpr, KEYS: constexpr, HAS_INJECTION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -180,8 +181,8 @@ def _turn(
 def _turn_kernel(
     q_ptr, k_ptr, v_ptr, injection_ptr, to_q_ptr, to_k_ptr, to_v_ptr, cos_ptr, sin_ptr,
     from_B, from_L, from_H, to_B, to_L, to_H, length, heads, rope_stride,
-    HALF: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
-    HAS_INJECTION: tl.constexpr, HAS_VALUE: tl.constexpr, IS_BACKWARD: tl.constexpr,
+    HALF: constexpr, COLUMNS: constexpr, HEADS: constexpr,
+    HAS_INJECTION: constexpr, HAS_VALUE: constexpr, IS_BACKWARD: constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     sequence, place = token // length, token % length
@@ -205,12 +206,12 @@ def _turn_kernel(
 
 
 @triton.jit
-def _halves(heads_ptr, injection_ptr, at, is_inside, HALF: tl.constexpr, HAS_INJECTION: tl.constexpr):
+def _halves(heads_ptr, injection_ptr, at, is_inside, HALF: constexpr, HAS_INJECTION: constexpr):
     first = wide_sum(heads_ptr, injection_ptr, at, is_inside, HAS_INJECTION)
     return first, wide_sum(heads_ptr, injection_ptr, at + HALF, is_inside, HAS_INJECTION)
 
 
 @triton.jit
-def _store_halves(to_ptr, first, second, is_inside, HALF: tl.constexpr):
+def _store_halves(to_ptr, first, second, is_inside, HALF: constexpr):
     tl.store(to_ptr, first, is_inside)
     tl.store(to_ptr + HALF, second, is_inside)

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide
 
@@ -55,7 +56,7 @@ def judge(best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop
 @triton.jit
 def _measure_kernel(
     active_ptr, z_ptr, fz_ptr, change_ptr, size_ptr, done_ptr, bad_ptr, length, width, eps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active_ptr + entry)
@@ -77,7 +78,7 @@ def _measure_kernel(
 @triton.jit
 def _decide_kernel(
     active_ptr, change_ptr, size_ptr, better_ptr, residual_ptr, done_ptr, iterations_ptr, length, tol, eps,
-    BY_TOKEN: tl.constexpr, ROWS: tl.constexpr,
+    BY_TOKEN: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active_ptr + entry)
@@ -106,7 +107,7 @@ def _decide_kernel(
 @triton.jit
 def _keep_kernel(
     active_ptr, next_ptr, change_ptr, size_ptr, better_ptr, best_ptr, token_ptr, length, width, eps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
     if tl.load(better_ptr + entry) != 0:

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 
 @triton.jit
@@ -17,7 +18,7 @@ def wide(at, is_there):
 
 
 @triton.jit
-def wide_sum(given_ptr, injection_ptr, at, is_there, INJECT: tl.constexpr):
+def wide_sum(given_ptr, injection_ptr, at, is_there, INJECT: constexpr):
     """Entries plus those of the injection at the same places, in fp32."""
     entries = wide(given_ptr + at, is_there)
     if INJECT:

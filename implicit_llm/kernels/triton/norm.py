@@ -9,12 +9,13 @@ Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
 
@@ -30,24 +31,30 @@ def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float) -
     return _Norm.apply(x_D, gate_D, weight_D, eps)
 
 
-class _Launch(NamedTuple):
-    """How rows are shared out: `rows` at a time, of `columns` (a power of two), to each of `programs`."""
+class _Rows:
+    """x and gate as rows, and how these are shared out: some at a time, as a power of two wide, to each program."""
 
-    programs: int
-    rows: int
-    columns: int
-    stages: int
-    warps: int
+    def __init__(self, x: Tensor, gate: Tensor | None, warps_at_once: int) -> None:
+        self.x_TD, self.gate_TD = _as_rows(x), None if gate is None else _as_rows(gate)
+        count, width = self.x_TD.shape
+        columns = triton.next_power_of_2(width)
+        rows = max(1, MIN_WARPS * 32 * ENTRIES_PER_THREAD // columns)
+        warps = min(max(rows * columns // (32 * ENTRIES_PER_THREAD), MIN_WARPS), MAX_WARPS)
+        programs = _multiprocessors(x.device) * max(1, warps_at_once // warps)
+        self.programs = min(programs, triton.cdiv(count, rows))
+        stages = min(STAGES, 1 + STAGED_ENTRIES // (rows * columns))
+        self._how = {"ROWS": rows, "COLUMNS": columns, "STAGES": stages, "num_warps": warps}
 
-
-def _launch(x_TD: Tensor, warps_at_once: int) -> _Launch:
-    count, width = x_TD.shape
-    columns = triton.next_power_of_2(width)
-    rows = max(1, MIN_WARPS * 32 * ENTRIES_PER_THREAD // columns)
-    warps = min(max(rows * columns // (32 * ENTRIES_PER_THREAD), MIN_WARPS), MAX_WARPS)
-    stages = min(STAGES, 1 + STAGED_ENTRIES // (rows * columns))
-    programs = _multiprocessors(x_TD.device) * max(1, warps_at_once // warps)
-    return _Launch(min(programs, triton.cdiv(count, rows)), rows, columns, stages, warps)
+    def launch(self, kernel: Any, weight_D: Tensor, *others: Any) -> None:
+        """others: tensors, then what follows the strides of x and gate."""
+        if not self.programs:
+            return
+        x_TD, gate_TD = self.x_TD, self.x_TD if self.gate_TD is None else self.gate_TD
+        tensors = [t for t in others if isinstance(t, Tensor)]
+        kernel[(self.programs,)](
+            x_TD, gate_TD, weight_D.contiguous(), *tensors, *x_TD.shape, x_TD.stride(0), gate_TD.stride(0),
+            *others[len(tensors) :], HAS_GATE=self.gate_TD is not None, **self._how,
+        )  # fmt: skip
 
 
 @cache
@@ -66,44 +73,30 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, gate, weight_D)
         ctx.eps = eps
-        x_TD, gate_TD = _as_rows(x), None if gate is None else _as_rows(gate)
-        y_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
-        launch = _launch(x_TD, FORWARD_WARPS)
-        if launch.programs:
-            _forward_kernel[(launch.programs,)](
-                x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), y_TD,
-                *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), eps,
-                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
-                num_warps=launch.warps,
-            )  # fmt: skip
-        return y_TD.view(x.shape)
+        rows = _Rows(x, gate, FORWARD_WARPS)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows.launch(_forward_kernel, weight_D, y, eps)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, weight_D = ctx.saved_tensors
-        x_TD, dy_TD, gate_TD = _as_rows(x), _as_rows(dy), None if gate is None else _as_rows(gate)
-        dx_TD = torch.empty(x_TD.shape, dtype=x.dtype, device=x.device)
-        dgate_TD = None if gate is None else torch.empty(x_TD.shape, dtype=gate.dtype, device=x.device)
-        launch = _launch(x_TD, BACKWARD_WARPS)
-        dweight_SD = torch.empty(launch.programs, x_TD.shape[1], dtype=torch.float32, device=x.device)
-        if launch.programs:
-            _backward_kernel[(launch.programs,)](
-                x_TD, x_TD if gate_TD is None else gate_TD, weight_D.contiguous(), dy_TD,
-                dx_TD, dx_TD if dgate_TD is None else dgate_TD, dweight_SD,
-                *x_TD.shape, x_TD.stride(0), 0 if gate_TD is None else gate_TD.stride(0), dy_TD.stride(0), ctx.eps,
-                HAS_GATE=gate_TD is not None, ROWS=launch.rows, COLUMNS=launch.columns, STAGES=launch.stages,
-                num_warps=launch.warps,
-            )  # fmt: skip
+        rows, dy_TD = _Rows(x, gate, BACKWARD_WARPS), _as_rows(dy)
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dgate = None if gate is None else torch.empty(x.shape, dtype=gate.dtype, device=x.device)
+        dweight_SD = torch.empty(rows.programs, x.shape[-1], dtype=torch.float32, device=x.device)
+        tensors = (dy_TD, dx, dx if dgate is None else dgate, dweight_SD)
+        rows.launch(_backward_kernel, weight_D, *tensors, dy_TD.stride(0), ctx.eps)
         dweight = dweight_SD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[2] else None
-        return dx_TD.view(x.shape), None if dgate_TD is None else dgate_TD.view(x.shape), dweight, None
+        return dx, dgate, dweight, None
 
 
 @triton.jit
 def _forward_kernel(
     x_ptr, gate_ptr, weight_ptr, y_ptr,
     rows, width, x_stride, gate_stride, eps,
-    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    HAS_GATE: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = wide(weight_ptr + column, column < width)
@@ -123,7 +116,7 @@ def _forward_kernel(
 def _backward_kernel(
     x_ptr, gate_ptr, weight_ptr, dy_ptr, dx_ptr, dgate_ptr, dweight_ptr,
     rows, width, x_stride, gate_stride, dy_stride, eps,
-    HAS_GATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    HAS_GATE: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = wide(weight_ptr + column, column < width)

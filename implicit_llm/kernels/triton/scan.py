@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide_sum
 from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, mixer_inputs, sigmoid, softplus
@@ -97,15 +98,15 @@ def precision() -> str:
 def _scan_kernel(
     projected_ptr, injection_ptr, convolved_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, out_ptr, last_ptr, kept_ptr,
     length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, KEEP: tl.constexpr, HAS_STATE: tl.constexpr, RETURN_STATE: tl.constexpr, INJECT: tl.constexpr,
-    IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, KEEP: constexpr, HAS_STATE: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
+    IS_LONG: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     group = head // (HEADS // GROUPS)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = head * P + of_P
@@ -153,7 +154,7 @@ def _scan_kernel(
 
 
 @triton.jit
-def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: tl.constexpr):
+def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: constexpr):
     """What a position, a row, adds to the later ones, the columns."""
     is_causal = steps[:, None] <= steps[None, :]
     decay_QQ = exp2(tl.where(is_causal, logs_Q[None, :] - logs_Q[:, None], -float("inf")))
@@ -161,7 +162,7 @@ def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _injected(row_ptr, injected_ptr, columns, INJECT: tl.constexpr):
+def _injected(row_ptr, injected_ptr, columns, INJECT: constexpr):
     value = tl.load(row_ptr + columns).to(tl.float32)
     if INJECT:
         value += tl.load(injected_ptr + columns).to(tl.float32)
@@ -171,7 +172,7 @@ def _injected(row_ptr, injected_ptr, columns, INJECT: tl.constexpr):
 @triton.jit
 def _token_channels(
     row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, channels, inner, num_channels,
-    K: tl.constexpr, INJECT: tl.constexpr,
+    K: constexpr, INJECT: constexpr,
 ):  # fmt: skip
     """silu(convolution) of some channels of one token, in fp32."""
     total = tl.load(bias_ptr + channels).to(tl.float32)
@@ -187,7 +188,7 @@ def _token_channels(
 def _token_kernel(
     projected_ptr, injection_ptr, out_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, D_ptr, before_ptr, inputs_ptr,
     last_ptr, heads, groups, num_channels, num_columns,
-    P: tl.constexpr, N: tl.constexpr, K: tl.constexpr, RETURN_STATE: tl.constexpr, INJECT: tl.constexpr,
+    P: constexpr, N: constexpr, K: constexpr, RETURN_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)

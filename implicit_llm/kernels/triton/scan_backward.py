@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide
 from implicit_llm.kernels.triton.scan import precision, transposed_scores
@@ -78,14 +79,14 @@ def gated_scan_gradient(
 @triton.jit
 def _sweep_kernel(
     projected_ptr, convolved_ptr, dout_ptr, logs_ptr, kept_ptr, dkept_ptr, through_ptr, length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     group = head // (HEADS // GROUPS)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = (head * P + of_P)[None, :]
@@ -119,14 +120,14 @@ def _sweep_kernel(
 def _head_kernel(
     projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, kept_ptr, dkept_ptr,
     dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, fed_ptr, dD_ptr, length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, IS_LONG: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     group = head // (HEADS // GROUPS)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = (head * P + of_P)[None, :]
@@ -185,14 +186,14 @@ def _head_kernel(
 @triton.jit
 def _group_kernel(
     projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, kept_ptr, dkept_ptr, dconvolved_ptr, length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, IS_LONG: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, IS_LONG: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     """The gradients of B and C in one chunk of one sequence, over all heads of a group."""
     group, chunk = tl.program_id(0), tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     is_row = (chunk * Q + steps < length)[:, None]
@@ -245,8 +246,8 @@ def _group_kernel(
 def _dt_kernel(
     projected_ptr, dt_bias_ptr, A_ptr, dt_ptr, rows_ptr, columns_ptr, through_ptr, fed_ptr,
     dprojected_ptr, ddt_bias_ptr, dA_ptr, length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, ALL_HEADS: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, ALL_HEADS: constexpr,
 ):  # fmt: skip
     """All heads of one chunk of one sequence.
 

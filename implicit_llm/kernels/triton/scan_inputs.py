@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 from triton.language.extra import libdevice
 
 from implicit_llm.kernels.chunked_scan import ScanWeights
@@ -22,7 +23,7 @@ from implicit_llm.kernels.triton.memory import wide, wide_sum
 TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
 CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
 MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # of the matrix units; more takes too many registers
-LOG2_E = tl.constexpr(math.log2(math.e))
+LOG2_E = constexpr(math.log2(math.e))
 
 
 class Mixer(NamedTuple):
@@ -109,7 +110,7 @@ def softplus(value):
 
 
 @triton.jit
-def _taps(conv_ptr, channels, is_channel, K: tl.constexpr):
+def _taps(conv_ptr, channels, is_channel, K: constexpr):
     """Weights of an input and of the three before it; 0 for those that a narrower convolution has not."""
     last_ptr = conv_ptr + channels * K + (K - 1)
     return (
@@ -121,7 +122,7 @@ def _taps(conv_ptr, channels, is_channel, K: tl.constexpr):
 
 
 @triton.jit
-def _state_row(before_ptr, t, channels, is_channel, CHANNELS: tl.constexpr, K: tl.constexpr):
+def _state_row(before_ptr, t, channels, is_channel, CHANNELS: constexpr, K: constexpr):
     """Row t < 0 of what is convolved: K - 1 rows lie before the sequence."""
     is_before = is_channel & (t < 0) & (t >= 1 - K)
     return wide(before_ptr + (t + K - 1) * CHANNELS + channels, is_before)
@@ -129,7 +130,7 @@ def _state_row(before_ptr, t, channels, is_channel, CHANNELS: tl.constexpr, K: t
 
 @triton.jit
 def _four_rows(
-    rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: tl.constexpr, INJECT: tl.constexpr
+    rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: constexpr, INJECT: constexpr
 ):  # fmt: skip
     """The rows from t on, in fp32."""
     rows_ptr += t * STRIDE
@@ -157,15 +158,15 @@ def _silu_slope(value):
 def _inputs_kernel(
     projected_ptr, injection_ptr, before_ptr, conv_ptr, bias_ptr, dt_bias_ptr, A_ptr, convolved_ptr, dt_ptr, logs_ptr,
     length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, ALL_HEADS: tl.constexpr,
-    HAS_STATE: tl.constexpr, INJECT: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, K: constexpr, BLOCK: constexpr, ALL_HEADS: constexpr,
+    HAS_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
     """One chunk of one sequence: dt of all heads as the first program, some channels as another."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     projected_ptr += sequence * length * COLUMNS
     injection_ptr += sequence * length * COLUMNS
     rows_ptr, injected_ptr = projected_ptr + INNER, injection_ptr + INNER
@@ -216,14 +217,14 @@ def _inputs_kernel(
 @triton.jit
 def _convolution_gradient_kernel(
     projected_ptr, conv_ptr, bias_ptr, dconvolved_ptr, dprojected_ptr, sums_ptr, length, chunks,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    Q: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
+    Q: constexpr, K: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """Some channels of one chunk of one sequence. An input reaches the three positions after it: so far it looks."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
-    INNER: tl.constexpr = HEADS * P
-    CHANNELS: tl.constexpr = INNER + 2 * GROUPS * N
+    INNER: constexpr = HEADS * P
+    CHANNELS: constexpr = INNER + 2 * GROUPS * N
     channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channels < CHANNELS
     first = chunk * Q

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 BLOCK = 4096
 
@@ -31,8 +32,8 @@ def _softmax_kernel(
     vocab,
     ignore_index,
     scale,
-    WANTS_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WANTS_GRADIENT: constexpr,
+    BLOCK: constexpr,
 ):
     """One token: the log of the sum of exponentials on a first reading, the gradient on a second."""
     row = tl.program_id(0).to(tl.int64)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
 
@@ -52,7 +53,7 @@ def _launch(kernel: Any, rows_TG: Tensor, *others: Tensor) -> None:
 
 
 @triton.jit
-def _forward_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _forward_kernel(gate_up_ptr, out_ptr, width, BLOCK: constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate_up_ptr += token * 2 * width
@@ -63,7 +64,7 @@ def _forward_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(gate_up_ptr, grad_ptr, gradient_ptr, width, BLOCK: tl.constexpr):
+def _backward_kernel(gate_up_ptr, grad_ptr, gradient_ptr, width, BLOCK: constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate_up_ptr += token * 2 * width
