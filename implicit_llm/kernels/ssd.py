@@ -6,7 +6,7 @@ Autograd's backward pass would keep five decay matrices per chunk and head, 3 Gi
 heads. This one keeps the inputs alone and forms the matrices again, for a few sequences at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def _slices(slice_len: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]
         yield tuple(None if t is None else t[start : start + slice_len] for t in tensors)
 
 
-def _join(parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: tuple[Tensor, ...]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -18,7 +18,7 @@ from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.norm import rms_norm
-from implicit_llm.models.stack import LayerState, StackInput
+from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class RMSNorm(nn.Module):
@@ -41,7 +41,9 @@ class NormedWeight(nn.Module):
     weight.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], *, weight_norm: bool, bias: bool = False, init_scale: float = 1.0
+    ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which would draw random weights
         self.shape = shape
         self.init_scale = init_scale
@@ -78,10 +80,13 @@ class NormedWeight(nn.Module):
 
 
 class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear types bias and weight as never None
-    """A linear layer, optionally weight-normalised; `weight` is then computed and cannot be set."""
+    """A linear layer, optionally weight-normalised; `weight` is then computed and cannot be set.
 
-    def __init__(self, shape: tuple[int, int], *, bias: bool, weight_norm: bool, init_scale: float = 1.0) -> None:
-        super().__init__(shape, bias=bias, weight_norm=weight_norm, init_scale=init_scale)
+    Its options are those of `NormedWeight`.
+    """
+
+    def __init__(self, shape: tuple[int, int], **options: Any) -> None:
+        super().__init__(shape, **options)
         self.out_features, self.in_features = shape
 
     def __getattr__(self, name: str) -> Any:  # called for `weight` of a normalised projection, which is no parameter
@@ -142,7 +147,23 @@ class Injection(nn.Module):
         return self.proj(self.norm(embedding_BLD))
 
 
-class RecurrentLayer(nn.Module):
+class Layer(nn.Module):
+    """A residual layer, causal: h + what `mixed` makes of h."""
+
+    def mixed(self, h_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
+        """Mix along the sequence, after `state`. weights: this layer's in x."""
+        raise NotImplementedError
+
+    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> Mixed:
+        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
+        before = None if x.prefix is None else x.prefix.layers[index]
+        mixed_BLD, state = self.mixed(h_BLD, x, x.weights[index], before, return_state)
+        if x.dropout_masks is not None:
+            mixed_BLD = mixed_BLD * x.dropout_masks[index]
+        return h_BLD + mixed_BLD, state
+
+
+class RecurrentLayer(Layer):
     """A residual layer of a user's family (`register_family`): h + mix(h), causal, with a state of fixed size."""
 
     def mix(
@@ -163,13 +184,9 @@ class RecurrentLayer(nn.Module):
     def weights(self) -> None:
         """Nothing is computed ahead of the iterations."""
 
-    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
-        """One layer. index: which entry of the masks and states in x is this layer's."""
-        before = None if x.prefix is None else x.prefix.layers[index]
-        mixed_BLD, state = self.mix(h_BLD, x.injection_BLE, before, x.valid_BL)
-        if x.dropout_masks is not None:
-            mixed_BLD = mixed_BLD * x.dropout_masks[index]
-        return h_BLD + mixed_BLD, state if return_state else None
+    def mixed(self, h_BLD: Tensor, x: StackInput, weights: None, state: LayerState | None, return_state: bool) -> Mixed:
+        y_BLD, state = self.mix(h_BLD, x.injection_BLE, state, x.valid_BL)
+        return y_BLD, state if return_state else None
 
 
 _OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from implicit_llm.kernels.attention import Room, attend, room_attention, rotated_heads, swiglu
 from implicit_llm.models.configuration import ImplicitLlama3Config
-from implicit_llm.models.layers import Projection, RMSNorm, touched_module
-from implicit_llm.models.stack import LayerState, StackInput
+from implicit_llm.models.layers import Layer, Projection, RMSNorm, touched_module
+from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class Llama3Weights(NamedTuple):
@@ -64,15 +64,15 @@ class Attention(nn.Module):
         self.heads, self.key_value_heads = config.num_attention_heads, config.key_value_heads
         width, query = config.hidden_size, self.heads * config.head_width
         key = self.key_value_heads * config.head_width
-        self.q_proj = Projection((query, width), bias=False, weight_norm=config.has_weight_norm)
-        self.k_proj = Projection((key, width), bias=False, weight_norm=config.has_weight_norm)
-        self.v_proj = Projection((key, width), bias=False, weight_norm=config.has_weight_norm)
-        scale = residual_scale(config)
-        self.o_proj = Projection((width, query), bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
+        normed = config.has_weight_norm
+        self.q_proj = Projection((query, width), weight_norm=normed)
+        self.k_proj = Projection((key, width), weight_norm=normed)
+        self.v_proj = Projection((key, width), weight_norm=normed)
+        self.o_proj = Projection((width, query), weight_norm=normed, init_scale=residual_scale(config))
 
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
-    ) -> tuple[Tensor, LayerState | None]:
+    ) -> Mixed:
         """Attend to the block and what precedes it. state: keys and values (B, H, S, P) of the earlier tokens."""
         assert x.rope is not None
         if weights is None:
@@ -98,11 +98,10 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
-        wide, narrow = (config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size)
-        self.gate_proj = Projection(wide, bias=False, weight_norm=config.has_weight_norm)
-        self.up_proj = Projection(wide, bias=False, weight_norm=config.has_weight_norm)
-        scale = residual_scale(config)
-        self.down_proj = Projection(narrow, bias=False, weight_norm=config.has_weight_norm, init_scale=scale)
+        width, inner, normed = config.hidden_size, config.intermediate_size, config.has_weight_norm
+        self.gate_proj = Projection((inner, width), weight_norm=normed)
+        self.up_proj = Projection((inner, width), weight_norm=normed)
+        self.down_proj = Projection((width, inner), weight_norm=normed, init_scale=residual_scale(config))
 
     def forward(self, u_BLD: Tensor, weights: Llama3Weights | None) -> Tensor:
         if weights is None:
@@ -110,7 +109,7 @@ class Mlp(nn.Module):
         return F.linear(swiglu(F.linear(u_BLD, weights.gate_up_MD)), weights.down_DM)
 
 
-class Llama3Layer(nn.Module):
+class Llama3Layer(Layer):
     """h + attention(norm(h)), then h + mlp(norm(h))."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
@@ -130,15 +129,14 @@ class Llama3Layer(nn.Module):
         # nothing.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
-    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
-        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
-        state = None if x.prefix is None else x.prefix.layers[index]
-        weights: Llama3Weights | None = x.weights[index]
-        mixed_BLD, state = self.self_attn(self.input_layernorm(h_BLD), weights, x, state, return_state)
-        if x.dropout_masks is not None:
-            mixed_BLD = mixed_BLD * x.dropout_masks[index]
-        h_BLD = h_BLD + mixed_BLD
-        return h_BLD + self.mlp(self.post_attention_layernorm(h_BLD), weights), state
+    def mixed(
+        self, h_BLD: Tensor, x: StackInput, weights: Llama3Weights | None, state: LayerState | None, return_state: bool
+    ) -> Mixed:
+        return self.self_attn(self.input_layernorm(h_BLD), weights, x, state, return_state)
+
+    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> Mixed:
+        h_BLD, state = super().forward(h_BLD, x, index, return_state)
+        return h_BLD + self.mlp(self.post_attention_layernorm(h_BLD), x.weights[index]), state
 
 
 MLP_MULTIPLE = 64

@@ -17,8 +17,8 @@ from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import scan_runs_on_triton, selected_kernels, trained_scan_runs_on_triton
 from implicit_llm.kernels.ssd import gated_scan, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
-from implicit_llm.models.layers import CausalConv, Projection, RMSNorm, touched_module
-from implicit_llm.models.stack import LayerState, StackInput
+from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, touched_module
+from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class Mamba2Weights(NamedTuple):
@@ -48,11 +48,11 @@ class Mamba2Mixer(nn.Module):
         self.inner = config.intermediate_size
         self.conv_channels = self.inner + 2 * self.groups * self.state_size
         normed = config.has_weight_norm
-        self.in_proj = Projection((config.injection_width, config.hidden_size), bias=False, weight_norm=normed)
+        self.in_proj = Projection((config.injection_width, config.hidden_size), weight_norm=normed)
         self.conv1d = CausalConv((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
         # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
         self.out_proj = Projection(
-            (config.hidden_size, self.inner), bias=False, weight_norm=normed, init_scale=config.num_hidden_layers**-0.5
+            (config.hidden_size, self.inner), weight_norm=normed, init_scale=config.num_hidden_layers**-0.5
         )
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
@@ -72,7 +72,7 @@ class Mamba2Mixer(nn.Module):
 
     def forward(
         self, u_BLD: Tensor, weights: Mamba2Weights | None, x: StackInput, state: LayerState | None, return_state: bool
-    ) -> tuple[Tensor, LayerState | None]:
+    ) -> Mixed:
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
         if weights is None:
             y_BLI, state = self._mix(_added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
@@ -102,7 +102,7 @@ class Mamba2Mixer(nn.Module):
         x: StackInput,
         state: LayerState | None,
         return_state: bool,
-    ) -> tuple[Tensor, LayerState | None]:
+    ) -> Mixed:
         """Convolution, SSD and gated norm (B, L, I), and the state after the block if asked for."""
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
@@ -137,7 +137,7 @@ class Mamba2Mixer(nn.Module):
         weights: Mamba2Weights,
         state: LayerState | None,
         return_state: bool,
-    ) -> tuple[Tensor, LayerState | None]:
+    ) -> Mixed:
         """The same of projected + injection without padding; with a gradient, from an empty state."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
@@ -179,7 +179,7 @@ def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> 
     return flat.view(*u_BLD.shape[:2], -1)
 
 
-class Mamba2Layer(nn.Module):
+class Mamba2Layer(Layer):
     """h + mixer(norm(h))."""
 
     def __init__(self, config: ImplicitMamba2Config) -> None:
@@ -190,10 +190,7 @@ class Mamba2Layer(nn.Module):
     def weights(self) -> Mamba2Weights | None:
         return self.mixer.weights() if touched_module(self) is None else None
 
-    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> tuple[Tensor, LayerState | None]:
-        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
-        state = None if x.prefix is None else x.prefix.layers[index]
-        mixed_BLD, state = self.mixer(self.norm(h_BLD), x.weights[index], x, state, return_state)
-        if x.dropout_masks is not None:
-            mixed_BLD = mixed_BLD * x.dropout_masks[index]
-        return h_BLD + mixed_BLD, state
+    def mixed(
+        self, h_BLD: Tensor, x: StackInput, weights: Mamba2Weights | None, state: LayerState | None, return_state: bool
+    ) -> Mixed:
+        return self.mixer(self.norm(h_BLD), weights, x, state, return_state)

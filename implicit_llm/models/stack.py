@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from implicit_llm.models.backbone import ImplicitModel
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor with the batch first
+Mixed = tuple[Tensor, LayerState | None]  # what a layer makes of a block, and its state after it if asked for
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,8 @@ from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepCost, StepMetrics
 from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
+from implicit_llm.training.operations.checkpoint_store import CheckpointStore
+from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
 from implicit_llm.training.operations.speed import SpeedMeter
@@ -47,7 +49,8 @@ from implicit_llm.training.state import (
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)
@@ -59,49 +62,59 @@ MAX_SKIPPED_IN_A_ROW = 24
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What the loop needs besides the model.
+    """A phase ready to go on from `start` (None: from nothing); a request to `stop` ends it early.
 
-    Rank 0 alone writes to the journal, which gets the metrics of the steps since the last report, and alarms.
+    Rank 0 alone writes to the context's journal, which gets the metrics of the steps since the last report, and alarms.
     """
 
-    name: str
+    context: StageContext
     config: TrainConfig
     runtime: Runtime
-    dataset: Sequences
-    layout: BatchLayout
-    identity: dict[str, Any]
-    work: Path
     device: torch.device
-    saves: SaveSchedule
-    status: StatusLine
+    dataset: Sequences
+    model: PreTrainedModel
+    store: CheckpointStore
+    start: Checkpoint | None
+    stop: StopRequest
     watchdog: Watchdog
-    journal: Journal
+
+    @property
+    def first_step(self) -> int:
+        """Finished steps of the whole curriculum before this job."""
+        return 0 if self.start is None else self.start.global_step
+
+    @cached_property
+    def layout(self) -> BatchLayout:
+        return BatchLayout.choose(self.config.batch_size, world_size(), rank(), self.runtime.micro_batch_size)
 
     @property
     def shards_optimizer(self) -> bool:
         """Whether each process has a part of the optimizer's state."""
-        return self.runtime.shard_optimizer and self.layout.world_size > 1
+        return self.runtime.shard_optimizer and world_size() > 1
 
 
 class TrainingLoop:
-    """Trains `model` from the checkpoint `start` (None: from nothing) to the end of the phase.
+    """Trains the job's model to the end of the phase.
 
     `global_step` counts the finished steps of the whole curriculum.
     """
 
-    def __init__(self, model: PreTrainedModel, job: TrainingJob, start: Checkpoint | None) -> None:
-        self.job, config = job, job.config
-        self.global_step = 0 if start is None else start.global_step
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, config, model = job, job.config, job.model
+        self.global_step = job.first_step
         self.model = model
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
         self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
-        if start is not None:
-            self._load(start)
+        if job.start is not None:
+            self._load(job.start)
         self.speed = SpeedMeter(config.precision, job.device, world_size())
-        self._alarm = SolverAlarm(job.runtime, job.journal)
+        self.journal = job.context.journal
+        self._alarm = SolverAlarm(job.runtime, self.journal)
+        self._saves = SaveSchedule(job.runtime, job.stop, config.phase.end_step, job.store, self.journal)
+        self._status = StatusLine(job.context.name, job.context.log, bar=wants_bar(job.runtime.progress))
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
         self._reducer = GradientReducer(model, _DTYPES[config.reduction]) if world_size() > 1 else None
@@ -114,22 +127,22 @@ class TrainingLoop:
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
         self.speed.start(self.metrics.totals)
-        job.status.start(self.global_step, end)
+        self._status.start(self.global_step, end)
         is_stopped = False
-        with job.saves:
+        with self._saves:
             while self.global_step < end and not is_stopped:
                 indices = self.sampler.indices(self.global_step)
                 batches = micro_batches(job.dataset, indices, job.layout, job.config.labels, job.device)
                 self.train_step(list(batches))
                 step = self.global_step
-                should_save, is_stopped = job.saves.after_step(step)
+                should_save, is_stopped = self._saves.after_step(step)
                 if step in (1, end) or step % job.runtime.log_every_steps == 0:
                     self.report()
                 if should_save:
                     self.save()
-                job.status.update(step)
+                self._status.update(step)
                 job.watchdog.beat()
-        job.status.close()
+        self._status.close()
         return self.global_step
 
     def train_step(self, batches: list[dict[str, Any]]) -> None:
@@ -201,26 +214,26 @@ class TrainingLoop:
             values["skipped_updates"] = totals.skipped_updates
         values |= self.speed.read(totals)
         if is_main():
-            self.job.journal.metrics(step, values)
-            self.job.status.values = values
+            self.journal.metrics(step, values)
+            self._status.values = values
         self.job.watchdog.beat()
 
     def save(self) -> None:
         """Commit the training state, or begin to. Collective. Raises: ReplicasDiffer, StorageError."""
         self._read_metrics(self.global_step)
-        require_equal_replicas(self.model, self.job.name, self.global_step)
+        require_equal_replicas(self.model, self.job.context.name, self.global_step)
         random, optimizer = gather_objects(random_state()), optimizer_tensors(self.optimizer, self.model)
         if is_main():
             state = TrainingState(
                 global_step=self.global_step,
-                identity=self.job.identity,
+                identity=self.job.store.identity,
                 model=model_tensors(self.model),
                 optimizer=optimizer,
                 random=random,
                 metrics=self.metrics.state(),
                 scaler=self.scaler.state_dict() or None,  # scales are powers of two, so JSON rounds nothing
             )
-            self.job.saves.commit(state)
+            self._saves.commit(state)
         self.job.watchdog.beat()
 
     def _load(self, start: Checkpoint) -> None:
@@ -270,7 +283,7 @@ class TrainingLoop:
                 log.info(
                     "fp16 gradients overflowed at step %s: left out, the scale is halved", ", ".join(map(str, skipped))
                 )
-                self.job.journal.event("update_skipped", steps=skipped)
+                self.journal.event("update_skipped", steps=skipped)
 
     def _reason(self, what: str) -> str:
         """The first failure message of a rank's solver, by default `what`. Collective."""
@@ -281,4 +294,4 @@ class TrainingLoop:
 
     def _non_finite(self, step: int, what: str) -> Exception:
         indices, recent = self.sampler.indices(step - 1), self.metrics.recent_rows()
-        return non_finite_error(self.job.name, step, what, indices, recent, self.job.work)
+        return non_finite_error(self.job.context.name, step, what, indices, recent, self.job.context.work)

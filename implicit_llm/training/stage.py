@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.training_card import training_card
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
-from implicit_llm.training.batches import BatchLayout, BatchSizeError
+from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.distributed import (
     ReplicasDiffer,
     from_main,
     join_world,
-    rank,
     require_own_gpu,
     require_world,
     wait_for_all,
-    world_size,
 )
 from implicit_llm.training.loop import TrainingJob, TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
@@ -39,8 +36,7 @@ from implicit_llm.training.operations.checkpoint_store import (
     step_name,
 )
 from implicit_llm.training.operations.preemption import StopRequest
-from implicit_llm.training.operations.save_schedule import SaveSchedule
-from implicit_llm.training.operations.status import StatusLine, shown
+from implicit_llm.training.operations.status import shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
@@ -49,9 +45,8 @@ from implicit_llm_contracts.runs import journal as journals
 from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
 from implicit_llm_contracts.runs.errors import Preempted, UserError
 from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.shards import Sequences, open_dataset
+from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"
 DATA_ROLE, START_ROLE = "data", "start"
@@ -61,19 +56,6 @@ class TrainInputError(UserError):
     """An input directory or a runtime option is not what training needs."""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A phase ready to go on from `start` (None: from nothing)."""
-
-    config: TrainConfig
-    runtime: Runtime
-    device: torch.device
-    dataset: Sequences
-    model: PreTrainedModel
-    store: CheckpointStore
-    start: Checkpoint | None
-
-
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm train`: leaves model/, checkpoint/ and training.json below work.
 
@@ -81,21 +63,21 @@ def run(context: StageContext) -> StageResult:
     """
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     with StopRequest() as stop, Watchdog(runtime.hang_s or None, context.work) as watchdog:
-        setup = _prepare(context, runtime)
-        if setup.start is None or setup.start.global_step < setup.config.phase.end_step:
+        job = _prepare(context, runtime, stop, watchdog)
+        if job.first_step < job.config.phase.end_step:
             if stop:
                 raise Preempted(f"train/{context.name}: {stop.received} before the first step; start it again")
             try:
-                _train(context, setup, stop, watchdog)
+                _train(job)
             except (Preempted, NonFiniteTraining, ReplicasDiffer):
                 if not context.is_main:
                     stop.let_main_end_first()
                 raise
         watchdog.beat()
-        return _finish(context, setup)
+        return _finish(job)
 
 
-def _prepare(context: StageContext, runtime: Runtime) -> Setup:
+def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdog: Watchdog) -> TrainingJob:
     where = f"train/{context.name}"
     config = fill(TrainConfig, context.config, where)
     device = join_world(_set_up_torch(runtime))
@@ -103,68 +85,53 @@ def _prepare(context: StageContext, runtime: Runtime) -> Setup:
     dataset = open_dataset(context.given(DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)
-    identity = {
-        "stage": context.stage,
-        "fingerprint": context.fingerprint,
-        "config": context.config,
-    }
+    identity = {"stage": context.stage, "fingerprint": context.fingerprint, "config": context.config}
     store = CheckpointStore(context.work, identity, context.journal, config.phase.keep)
     start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
+    job = TrainingJob(context, config, runtime, device, dataset, model, store, start, stop, watchdog)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
-        step = 0 if start is None else start.global_step
-        if context.journal.path is not None and any(p.step > step for p in journals.read(context.journal.path)):
+        path, step = context.journal.path, job.first_step
+        if path is not None and any(point.step > step for point in journals.read(path)):
             context.journal.rewind(step)  # the steps after the checkpoint are made again, and must not count twice
-    return Setup(config, runtime, device, dataset, model, store, start)
+    return job
 
 
-def _train(context: StageContext, setup: Setup, stop: StopRequest, watchdog: Watchdog) -> None:
-    config, runtime = setup.config, setup.runtime
-    layout = BatchLayout.choose(config.batch_size, world_size(), rank(), runtime.micro_batch_size)
-    if config.phase.couples_sequences and layout.micro_batch_size < config.batch_size:
+def _train(job: TrainingJob) -> None:
+    config, context = job.config, job.context
+    if config.phase.couples_sequences and job.layout.micro_batch_size < config.batch_size:
         raise BatchSizeError(
             f"train/{context.name}: solver.stop: batch needs all {config.batch_size} sequences in one micro-batch "
-            f"on one device, not {layout.micro_batch_size}; drop micro_batch_size, use one process, or stop: sequence"
+            f"on one device, not {job.layout.micro_batch_size}; drop micro_batch_size, use one process, or stop: "
+            "sequence"
         )
-    job = TrainingJob(
-        name=context.name,
-        config=config,
-        runtime=runtime,
-        dataset=setup.dataset,
-        layout=layout,
-        identity=dict(setup.store.identity),
-        work=context.work,
-        device=setup.device,
-        saves=SaveSchedule(runtime, stop, config.phase.end_step, setup.store, context.journal),
-        status=StatusLine(context.name, context.log, bar=wants_bar(runtime.progress)),
-        watchdog=watchdog,
-        journal=context.journal,
-    )
-    context.log.info("%s", _headline(job, setup))
-    context.journal.event("training_started", step=0 if setup.start is None else setup.start.global_step)
-    reached = TrainingLoop(setup.model, job, setup.start).run()
+    context.log.info("%s", _headline(job))
+    context.journal.event("training_started", step=job.first_step)
+    reached = TrainingLoop(job).run()
     if reached < config.phase.end_step:
         raise Preempted(
-            f"train/{context.name}: stopped by {stop.received} after step {reached}, which is committed; start it again"
+            f"train/{context.name}: stopped by {job.stop.received} after step {reached}, which is committed; start it "
+            "again"
         )
 
 
-def _finish(context: StageContext, setup: Setup) -> StageResult:
+def _finish(job: TrainingJob) -> StageResult:
     """Model, final training state and summary, from the checkpoint at the end of the phase."""
-    kept = [f"{KEPT_DIR}/{step_name(step)}" for step in setup.config.phase.keep]
+    context, store, phase = job.context, job.store, job.config.phase
+    kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
     files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE]
     if not context.is_main:
         wait_for_all()
         return StageResult(files, {})
-    final = setup.store.newest()
-    if final is None or final.global_step != setup.config.phase.end_step:
-        raise NoCheckpoint(f"{setup.store.final}: the state at the end of the phase was damaged; start again")
-    load_model(setup.model, final.model(), str(final.path))
-    summary = _summary(context, setup, final)
-    _save_model(setup.model, training_card(context, setup.model, summary), context.work / MODEL_DIR)
+    final = store.newest()
+    if final is None or final.global_step != phase.end_step:
+        raise NoCheckpoint(f"{store.final}: the state at the end of the phase was damaged; start again")
+    load_model(job.model, final.model(), str(final.path))
+    summary = _summary(job, final)
+    _save_model(job.model, training_card(context, job.model, summary), context.work / MODEL_DIR)
     faults.point("train.before_summary")
     write_atomic(context.work / SUMMARY_FILE, json.dumps(summary, sort_keys=True, indent=1) + "\n")
-    setup.store.finish(final)
+    store.finish(final)
     context.log.info(
         "%s: phase finished at step %d, %s", context.name, final.global_step, ", ".join(shown(summary["metrics"]))
     )
@@ -183,29 +150,28 @@ def _save_model(model: PreTrainedModel, card: str, directory: Path) -> None:
         shutil.rmtree(tmp, ignore_errors=True)
 
 
-def _summary(context: StageContext, setup: Setup, final: Checkpoint) -> dict[str, Any]:
+def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
     """Nothing in it depends on the runtime. metrics: means over the last steps."""
-    config = setup.config
-    metrics = StepMetrics(config.task)
+    metrics = StepMetrics(job.config.task)
     metrics.load_state(final.state["metrics"])
     return {
-        "phase": config.phase.name,
+        "phase": job.config.phase.name,
         "global_step": final.global_step,
         "tokens": metrics.totals.tokens,
         "flops": metrics.totals.flops,
-        "num_parameters": setup.model.num_parameters(),
+        "num_parameters": job.model.num_parameters(),
         "metrics": metrics.recent(),
-        "data": context.inputs[DATA_ROLE].manifest.identity["config"],
+        "data": job.context.inputs[DATA_ROLE].manifest.identity["config"],
     }
 
 
-def _headline(job: TrainingJob, setup: Setup) -> str:
+def _headline(job: TrainingJob) -> str:
     phase, layout = job.config.phase, job.layout
-    first = phase.start_step if setup.start is None else setup.start.global_step
     how = "explicit" if phase.solver is None else phase.solver.mode
     sharding = ", optimizer states sharded" if job.shards_optimizer else ""
     return (
-        f"{job.name}: steps {first} to {phase.end_step}, {how}, {setup.model.num_parameters():,} parameters, "
+        f"{job.context.name}: steps {job.first_step} to {phase.end_step}, {how}, "
+        f"{job.model.num_parameters():,} parameters, "
         f"{layout.batch_size} x {job.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
         f"{layout.world_size} {job.device.type}{sharding}, {job.config.precision}, {torch.get_num_threads()} threads"
     )
