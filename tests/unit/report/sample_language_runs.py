@@ -1,12 +1,13 @@
 """Finished language-model and CatbAbI runs made up for tests of the report, with plausible numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.unit.report.sample_runs import FREE, UNROLLED, Change, Record, evaluated, finish
+from tests.unit.report.sample_runs import Change, Phase, Record, evaluated, trained, two_phases
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
 FREE_24 = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
@@ -54,35 +55,18 @@ def make_language_runs(
 
 def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Change) -> dict[str, Path]:
     name, roles = f"{run.name}-s{seed}", {}
+    phases: list[Phase] = [("explicit", 0, run.steps, None)]
     if run.is_implicit:
-        phases: list[tuple[str, int, Mapping[str, Any] | None]] = [("bounded", 0, BOUNDED)]
-        phases += [(f"free-{100 * share:g}", round(share * run.steps), FREE_24) for share in run.branches]
-    else:
-        phases = [("explicit", 0, None)]
-    trunk = ""
-    for index, (phase, start, solver) in enumerate(phases):
-        settings = {"name": phase, "index": min(index, 1), "start_step": start, "end_step": run.steps, "solver": solver}
-        config = {
-            "task": "language_model",
-            "model": {"model_type": run.model_type},
-            "phase": settings,
-            "seed": seed,
-            "total_steps": run.steps,
-            "batch_size": BATCH_SIZE,
-            "run": run.name,
-        }
-        points = [(step, _training_values(run, phase, step, seed)) for step in range(start + 1, run.steps + 1)]
-        summary = {
-            "num_parameters": run.num_parameters,
-            "data": {"kind": "token_stream", "length": LENGTH},
-            "tokens": run.steps * STEP_TOKENS,
-            "flops": _flops(run, phase, run.steps),
-        }
-        folder = results / "train" / name / phase
-        upstream = {"data": "d" * 64} | ({"start": trunk} if index else {})
-        made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
-        trunk = trunk or made
-        roles[f"train:{name}/{phase}"] = folder
+        branches = [(f"free-{100 * share:g}", round(share * run.steps)) for share in run.branches]
+        phases = [("bounded", 0, run.steps, BOUNDED), *((one, first, run.steps, FREE_24) for one, first in branches)]
+    config = {"task": "language_model", "model": {"model_type": run.model_type}, "seed": seed, "run": run.name}
+    trunk, summary = "", {"data": {"length": LENGTH}}
+    config |= {"batch_size": BATCH_SIZE}
+    for part in phases:
+        phase = part[0]
+        values = partial(_training_values, run, phase, seed)
+        mine, made = trained(results, name, config, [part], values, summary, trunk)
+        trunk, roles = trunk or made, roles | mine
         records = [
             change(_perplexity_record(run, phase, seed, length, mode))
             for length in (128, 256, 512)
@@ -107,7 +91,7 @@ def _loss(run: LanguageRun, phase: str, step: int) -> float:
     return 2.9 + 4.1 * (1 + step / 12) ** -0.55 - decay - gain * min(1.0, step / 100)
 
 
-def _training_values(run: LanguageRun, phase: str, step: int, seed: int) -> dict[str, float]:
+def _training_values(run: LanguageRun, phase: str, seed: int, step: int, solver: object) -> dict[str, float]:
     noise = 0.06 * math.sin(step * 12.9898 + 78.233 * seed) * math.cos(step * 4.1)
     values = {
         "loss": _loss(run, phase, step) + noise + 0.012 * seed,
@@ -161,26 +145,9 @@ def make_babi_runs(
 
 
 def _make_babi_run(results: Path, name: str, is_implicit: bool, tested: Sequence[Record]) -> dict[str, Path]:
-    phases: list[tuple[str, int, int, Any]] = [("explicit", 0, 900, None)]
-    if is_implicit:
-        phases = [("unrolled", 0, 300, UNROLLED), ("free", 300, 900, FREE)]
-    roles, made = {}, ""
-    for index, (phase, start, end, solver) in enumerate(phases):
-        settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
-        config = {
-            "task": "catbabi",
-            "model": {"model_type": "implicit_mamba2"},
-            "phase": settings,
-            "total_steps": 900,
-            "batch_size": 16,
-            "seed": tested[0]["seed"],
-        }
-        points = [(step, {"loss": 3 / (1 + step / 60) + 0.3}) for step in range(start + 10, end + 1, 10)]
-        folder = results / "train" / name / phase
-        upstream = {"data": "b" * 64} | ({"start": made} if index else {})
-        summary = {"num_parameters": 61_000 + 3_000 * is_implicit, "data": {"kind": "catbabi", "length": 200}}
-        made = finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points, summary)
-        roles[f"train:{name}/{phase}"] = folder
+    phases = two_phases(300, 900) if is_implicit else [("explicit", 0, 900, None)]
+    config = {"task": "catbabi", "batch_size": 16, "seed": tested[0]["seed"]}
+    roles, made = trained(results, name, config, phases, lambda step, _: {"loss": 3 / (1 + step / 60) + 0.3})
     valid = [record | {"data": "babi-valid", "accuracy": 0.125} for record in tested]
     return roles | evaluated(results, f"{name}/{phases[-1][0]}/catbabi", "catbabi", [*valid, *tested], {"model": made})
 

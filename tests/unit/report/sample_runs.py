@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]
 Change = Callable[[Record], Record]
+Phase = tuple[str, int, int, Mapping[str, Any] | None]  # name, first and last step, solver
 
 UNROLLED = {"mode": "unrolled", "num_unroll": 4, "tau": 0.8}
 FREE = {"mode": "fixed_point", "max_iter": 16, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
@@ -156,29 +158,9 @@ def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:
 
 
 def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[str, Path]:
-    name, half = f"{run.name}-s{seed}", run.steps // 2
-    phases = [("explicit", 0, run.steps, None)]
-    if run.is_implicit:
-        phases = [("unrolled", 0, half, UNROLLED), ("free", half, run.steps, FREE)]
-    roles: dict[str, Path] = {}
-    upstream = {"data": "d" * 64}
-    for index, (phase, start, end, solver) in enumerate(phases):
-        settings = {"name": phase, "index": index, "start_step": start, "end_step": end, "solver": solver}
-        config = {
-            "task": "word_problem",
-            "model": {"model_type": "implicit_mamba2"},
-            "phase": settings,
-            "seed": seed,
-            "total_steps": run.steps,
-            "run": run.name,
-        }
-        points = [(step, _training_values(run, step, solver)) for step in range(start + 10, end + 1, 10)]
-        folder = results / "train" / name / phase
-        upstream = {
-            "data": "d" * 64,
-            "start": finish(folder, "train", f"{name}/{phase}", config, upstream, {}, points),
-        }
-        roles[f"train:{name}/{phase}"] = folder
+    name, config = f"{run.name}-s{seed}", {"task": "word_problem", "seed": seed, "run": run.name}
+    phases = two_phases(run.steps // 2, run.steps) if run.is_implicit else [("explicit", 0, run.steps, None)]
+    roles, model = trained(results, name, config, phases, partial(_training_values, run))
     records = [
         change(_record(run, seed, length, fraction, mode))
         for length in run.lengths
@@ -186,7 +168,34 @@ def _make_one(results: Path, run: SampleRun, seed: int, change: Change) -> dict[
         for mode in (MODES if run.is_implicit else ("parallel",))
     ]
     evaluation = f"{name}/{phases[-1][0]}/word-problem"
-    return roles | evaluated(results, evaluation, "word_problem", records, {"model": upstream["start"]})
+    return roles | evaluated(results, evaluation, "word_problem", records, {"model": model})
+
+
+def two_phases(middle: int, end: int) -> list[Phase]:
+    return [("unrolled", 0, middle, UNROLLED), ("free", middle, end, FREE)]
+
+
+def trained(
+    results: Path,
+    name: str,
+    config: Record,
+    phases: Sequence[Phase],
+    values: Callable[[int, Any], Mapping[str, float]],
+    summary: Record | None = None,
+    start: str = "",
+) -> tuple[dict[str, Path], str]:
+    """Write training phases, each from the one before it, the first from `start`; folders by role, and the last one's
+    fingerprint. `values`: the journal at a step of a solver.
+    """
+    roles: dict[str, Path] = {}
+    for index, (phase, first, end, solver) in enumerate(phases):
+        settings = {"name": phase, "index": index, "start_step": first, "end_step": end, "solver": solver}
+        about = {"model": {"model_type": "implicit_mamba2"}, "total_steps": end} | config | {"phase": settings}
+        points = [(step, values(step, solver)) for step in range(first + 10, end + 1, 10)]
+        roles[f"train:{name}/{phase}"] = folder = results / "train" / name / phase
+        upstream = {"data": "d" * 64} | ({"start": start} if start else {})
+        start = finish(folder, "train", f"{name}/{phase}", about, upstream, {}, points, summary)
+    return roles, start
 
 
 def evaluated(

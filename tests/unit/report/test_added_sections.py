@@ -144,29 +144,6 @@ def test_every_heat_map_has_its_scale_beside_it(made: Path) -> None:
     assert figure.count(">0.01</text>") == panels
 
 
-def depth_records(accuracies: dict[tuple[str, int, int], list[float | None]]) -> list[Record]:
-    """Records by (kind, length, layers), one a seed."""
-    records = []
-    for (kind, length, layers), values in accuracies.items():
-        for seed, value in enumerate(values):
-            record = {
-                "run": f"{kind}-{length}-{layers}",
-                "is_implicit": kind == "implicit",
-                "num_layers": layers,
-                "group": "S5",
-                "monoid": "none",
-                "length": length,
-                "train_length": length,
-                "hard_fraction": 1.0,
-                "train_hard_fraction": 1.0,
-                "mode": "parallel",
-                "data": f"L{length}",
-                "seed": seed,
-            }
-            records.append(record | {"accuracy_last10": value})
-    return records
-
-
 @pytest.mark.parametrize(
     ("by_depth", "words"),
     [
@@ -183,7 +160,12 @@ def test_the_fewest_layers_are_those_that_reach_the_threshold(by_depth: dict[int
 
 
 def test_only_tests_at_the_training_length_count() -> None:
-    records = depth_records({("explicit", 8, 1): [0.2], ("explicit", 8, 2): [0.95, 0.93]})
+    about = {"is_implicit": False, "group": "S5", "monoid": "none", "length": 8, "train_length": 8, "mode": "parallel"}
+    about |= {"hard_fraction": 1.0, "train_hard_fraction": 1.0, "data": "L8"}
+    records = [
+        about | {"run": f"{layers}", "num_layers": layers, "seed": seed, "accuracy_last10": accuracy}
+        for layers, seed, accuracy in ((1, 0, 0.2), (2, 0, 0.95), (2, 1, 0.93))
+    ]
     found = fewest_layers(depths(given_of({"word_problem": records}).inputs.frame, LAYERS), LAYERS)
     assert set(found["value"]) == {2.0}
     beyond = given_of({"word_problem": [record | {"length": 32} for record in records]})

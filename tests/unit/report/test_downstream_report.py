@@ -111,13 +111,6 @@ def test_a_missing_number_is_missing_in_its_average_too_and_never_zero(tmp_path:
     assert "missing" in (made / "tables" / "downstream.tex").read_text()
 
 
-def test_published_numbers_stand_beside_models_of_their_size_and_tokens(tmp_path: Path) -> None:
-    scale = {"num_parameters": 790_100_000, "train_tokens": 2.07e11}
-    made = report_of(tmp_path, lambda record: record | scale)
-    assert by_column(made, "explicit", "parallel")["average"]["published"] == "0.5262"
-    assert by_column(made, "implicit", "sequential")["OpenbookQA"]["published"] == "0.338"
-
-
 def test_a_released_model_stands_by_its_own_name_beside_its_published_numbers(tmp_path: Path) -> None:
     def released(record: Record) -> Record:
         about = {"source": {"hub": "state-spaces/mamba2-1.3b"}, "train_tokens": None}

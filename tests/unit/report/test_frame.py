@@ -10,7 +10,7 @@ from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.frame import frame_of, groups
 from implicit_llm_report.inputs.training_runs import Solver
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import MODES, SampleRun, inputs_of, make_context, make_runs
+from tests.unit.report.sample_runs import SampleRun, inputs_of, make_context, make_runs
 
 WORDS = (SampleRun("a5-implicit", "A5", True, 0.2, (0.2,), steps=20, seeds=(0, 1), lengths=(16, 64)),)
 LOST = "evaluate:a5-implicit-s1/free/word-problem"
@@ -37,35 +37,9 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
         for record in records_of(folder) if role.startswith("evaluate:") else ():
             kind = record.get("kind", "word_problem")
             row = found[kind, metrics[kind], *(record[key] for key in WHAT)]
-            assert (row.value, row.role, row.origin) == (record[metrics[kind]], role, "measured")
+            assert (row.value, row.role) == (record[metrics[kind]], role)
             wanted += 1
     assert wanted == (frame["metric"].isin(metrics.values())).sum()
-
-
-def test_a_missing_result_is_a_row_with_its_reason_and_no_value(tmp_path: Path) -> None:
-    roles = make_runs(tmp_path / "words", WORDS)
-    config = {"kind": "word_problem", "modes": [{"name": mode, "eval_mode": "simultaneous"} for mode in MODES]}
-    item = {
-        "job": "x",
-        "role": LOST,
-        "state": "failed",
-        "why": "out of memory",
-        "command": "y",
-        "is_implicit": True,
-        "config": config,
-        "data": {"a5-test-L16-h0.2": {"group": "A5", "monoid": "none", "length": 16}},
-    }
-    del roles[LOST]
-    context = make_context(tmp_path / "report", roles, {"experiment": "demo", "missing": [item]})
-    frame = inputs_of(context).frame
-    missing = frame[frame["origin"] == "missing"]
-    assert set(missing["mode"]) == set(MODES)
-    assert "accuracy_last10" in set(missing["metric"])
-    assert missing["value"].isna().all()
-    assert set(missing["reason"]) == {"out of memory"}
-    rows = frame[(frame["metric"] == "accuracy_last10") & (frame["length"] == 16)]
-    for mode in groups(rows, ("mode",)):
-        assert (len(mode.spread("accuracy_last10").values), mode.spread("accuracy_last10").num_missing) == (1, 1)
 
 
 def test_rows_that_are_not_one_thing_have_no_mean() -> None:
@@ -87,8 +61,12 @@ def test_a_number_that_is_no_number_is_missing_and_seeds_come_in_order() -> None
 
 
 def test_a_model_is_called_by_its_phase_only_where_several_of_its_phases_are_there() -> None:
-    models = [("a", "free", 24), ("b", "free", 24), ("b", "bounded", 4), ("c", "one", 4), ("c", "two", 4)]
-    solvers = {max_iter: Solver("fixed_point", max_iter, 4) for _, _, max_iter in models}
-    records = [{"run": run, "phase": phase, "solver": solvers[max_iter]} for run, phase, max_iter in models]
+    free, bounded, unrolled = (
+        Solver("fixed_point", 24, 4),
+        Solver("fixed_point", 4, 4),
+        Solver("unrolled", num_unroll=4),
+    )
+    models = [("a", "f", free), ("b", "f", free), ("b", "u", unrolled), ("c", "one", bounded), ("c", "two", bounded)]
+    records = [{"run": run, "phase": phase, "solver": solver} for run, phase, solver in models]
     names = frame_of({"perplexity": records}, {})["name"].unique()
-    assert list(names) == ["a", "b (4+4)", "b (24+4)", "c one", "c two"]
+    assert list(names) == ["a", "b (24+4)", "b (unrolled 4)", "c one", "c two"]

@@ -4,32 +4,28 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_report.config import ReportConfig
-from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.published import MARK_WORDS, load_published
-from implicit_llm_report.inputs.sources import Given, ReportInputs
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Solver
 from implicit_llm_report.sections import published_files, published_rows
+from tests.unit.report.sample_runs import given_of
 
 FREE = Solver("fixed_point", 24, 4)
 PUBLISHED = load_published()
 
 
-def rows(given: Given) -> dict[str, dict[str, str]]:
+def rows(records: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The table of published numbers beside these of ours, by their ids."""
+    given = replace(given_of(records, experiment="paper"), published=PUBLISHED)
     text = published_files(published_rows(given))["csv"]
     return {row["id"]: row for row in csv.DictReader(io.StringIO(text))}
-
-
-def inputs(records: dict[str, Any] | None = None) -> Given:
-    read = ReportInputs((), {}, frame=frame_of(records or {}, {}))
-    return Given(read, ReportConfig("paper"), PUBLISHED)
 
 
 def test_every_entry_has_a_source_a_mark_that_is_explained_and_a_number_or_words() -> None:
@@ -53,7 +49,7 @@ def test_averages_of_published_downstream_results_are_those_of_their_tasks() -> 
 
 
 def test_every_entry_stands_in_the_table_with_source_and_mark() -> None:
-    found = rows(inputs())
+    found = rows({})
     wanted = {entry.id for entry in PUBLISHED.entries}
     assert set(found) == wanted
     assert all(row["source"] and row["mark"] for row in found.values())
@@ -98,7 +94,7 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
         ],
         "lm_eval": [about | {"task": "piqa", "metrics": {"acc": 0.73}, "data": "piqa", "sweep": None, "source": None}],
     }  # fmt: skip
-    found = rows(inputs(records))
+    found = rows(records)
     assert float(found["reference-a5m-1024-published"]["ours_mean"]) == pytest.approx(0.65)
     assert found["reference-a5m-1024-published"]["num_seeds"] == "2"
     assert found["d-pile-mamba2-760m-24-4"]["ours_mean"] == "8.4"

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,10 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.config import ReportConfig, ReportError
-from implicit_llm_report.figures.word_problems import accuracy_by_length
-from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import Given
+from implicit_llm_report.config import ReportError
 from implicit_llm_report.kept import make_again
 from implicit_llm_report.page.latex_numbers import latex_number
 from implicit_llm_report.page.page import hyperparameters
@@ -48,28 +44,6 @@ SMALL = (
 )
 
 
-class Page(HTMLParser):
-    """What the tests ask of a page: its ids, its links, and whether its elements are closed."""
-
-    VOID = frozenset(("meta", "br", "link", "img", "input", "hr"))
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for key, value in attrs if key == "id" and value]
-        self.links += [value for key, value in attrs if key in ("href", "src", "xlink:href") and value]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert tag in self.VOID or self.open.pop() == tag
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a report of two runs, one of them with two seeds."""
@@ -82,11 +56,13 @@ def demo_report(folder: Path, runs: tuple[SampleRun, ...] = SMALL, *, change: An
 
 def see_that_the_page_is_whole(made: Path) -> None:
     """Every link leads to a place on the page, and no id stands twice."""
-    page = Page((made / "index.html").read_text())
-    assert page.links
-    assert set(page.links) <= {f"#{name}" for name in page.ids}
-    assert len(page.ids) == len(set(page.ids))
-    assert page.open == []
+    text = (made / "index.html").read_text().strip().removeprefix("<!doctype html>")
+    page = ElementTree.fromstring(re.sub(r"(<(?:meta|br)\b[^>]*)>", r"\1/>", text))  # raises where one is not closed
+    ids = [one.attrib["id"] for one in page.iter() if "id" in one.attrib]
+    links = {link for one in page.iter() for key, link in one.attrib.items() if key.endswith(("href", "src"))}
+    assert links
+    assert links <= {f"#{name}" for name in ids}
+    assert len(ids) == len(set(ids))
 
 
 def test_page_needs_nothing_but_itself(made: Path) -> None:
@@ -104,12 +80,6 @@ def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> N
     assert {path.name for path in (made / "tables").iterdir()} == {
         f"{table}.{form}" for table in ("accuracy", "published") for form in ("csv", "tex")
     }
-
-
-def test_equal_inputs_give_equal_bytes(made: Path, tmp_path: Path) -> None:
-    again = demo_report(tmp_path)
-    for path in sorted(made.rglob("*.*")):
-        assert path.read_bytes() == (again / path.relative_to(made)).read_bytes(), path.name
 
 
 def test_figures_are_outlines_in_files_and_text_in_the_colours_of_the_page_on_it(made: Path) -> None:
@@ -212,15 +182,6 @@ def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(t
     assert 'id="published"' not in page
     assert claims_of(made) == {}
     assert "published" in names_in(made, "tables")
-
-
-def test_no_two_lines_of_the_accuracy_figure_look_alike(tmp_path: Path) -> None:
-    deep = tuple(SampleRun(f"s3-{n}", "S3", True, 0.5, (0.5,), steps=50, lengths=(16, 64)) for n in ("one", "two"))
-    context = make_context(tmp_path / "report", make_runs(tmp_path / "results", (*SMALL, *deep)))
-    figure = accuracy_by_length(Given(inputs_of(context), ReportConfig("demo"), Published({})))
-    assert figure is not None
-    looks = [(series.color, series.marker, series.dashes) for series in figure.legend]
-    assert len(set(looks)) == len(looks) == len({series.label for series in figure.legend})
 
 
 def test_settings_that_differ_between_runs_are_columns_and_the_others_are_said_once(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """One table of everything that was measured or is missing: a row a number.
 
 Columns: `kind` of evaluation, `metric` and `value`; what the number is of (run, seed, phase and its solver, model,
-data, length, mode, ...); `role`, the input it comes from; `origin`, "measured" or "missing", and `reason` of a missing
-one. A number that does not exist is None or NaN in a row of its own, never zero and never left out. What does not apply
-to a kind is None. Curves and other details stay in `detail`, a mapping by name. All columns have the type object, so
-that pandas keeps them as one array, which it filters and cuts in a fraction of the time.
+data, length, mode, ...); `role`, the input it comes from; `reason`, why a result is missing. A number that does not
+exist is None or NaN in a row of its own, never zero and never left out. What does not apply to a kind is None. Curves
+and other details stay in `detail`, a mapping by name. All columns have the type object, so that pandas keeps them as
+one array, which it filters and cuts in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-MEASURED, MISSING = "measured", "missing"
 COSTS = ("f_evaluations_per_token", "unconverged_share")
 # The numbers that a record of a kind has; one that it lacks is missing.
 METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
@@ -43,7 +42,7 @@ DERIVED = (
     "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
 )  # fmt: skip
-COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "origin", "reason", "metric", "value", "detail")
+COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
@@ -163,8 +162,7 @@ def frame_of(
             about["reason"] = reasons.get(str(record.get("role")))
             about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
             for task, metric, value in _numbers(kind, record):
-                found = {"origin": MISSING if value is None else MEASURED, "metric": metric, "value": value}
-                rows.append(about | found | ({} if task is None else {"task": task}))
+                rows.append(about | {"metric": metric, "value": value} | ({} if task is None else {"task": task}))
     frame = pd.DataFrame(sorted(rows, key=_order), columns=pd.Index(COLUMNS, dtype=object), dtype=object)
     swept = frame[frame["swept"].notna()].astype({"at": float})
     for extent, end in (("least", "min"), ("most", "max")):
