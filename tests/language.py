@@ -2,8 +2,8 @@
 
     python tests/language.py [PAGE ...]
 
-A sentence has at most 30 words and one semicolon, and avoids the phrases below. Code, tables and quotations in
-backticks are not read, except for the phrases in tables. Prints one line for each finding, with what to write instead.
+A sentence has at most 30 words and one semicolon, and avoids the phrases below. Code is not read, and tables only for
+the phrases. Prints one line for each finding, with what to write instead.
 """
 
 import ast
@@ -17,6 +17,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from markdown_it import MarkdownIt  # noqa: E402
+from typer.main import get_command  # noqa: E402
+
+from implicit_llm_workflow.console import app  # noqa: E402
 from tests.pages import PAGES  # noqa: E402
 
 MAX_WORDS = 30
@@ -53,34 +57,28 @@ _ALLOWED = re.compile(r"(?:model|index|README) cards?|\bmodel card\b", re.IGNORE
 
 def main(names: list[str]) -> int:
     pages = names or [*PAGES, "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/reference/cli.md"]
-    findings = [finding for name in pages for finding in of_page(name)]
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in pages}
     if not names:
-        findings += [*of_help(), *of_errors()]
+        texts |= dict(helps(get_command(app), "help of implicit-llm"))
+    findings = [finding for name, text in texts.items() for finding in of_text(name, text)]
+    if not names:
+        findings += of_errors()
     sys.stdout.writelines(f"{finding}\n" for finding in findings)
     return 1 if findings else 0
 
 
-def of_page(name: str) -> Iterator[str]:
-    for number, sentence, is_prose in sentences((ROOT / name).read_text(encoding="utf-8")):
-        yield from (f"{name}:{number}: {what}" for what in findings_in(sentence, is_prose))
+def of_text(name: str, text: str) -> Iterator[str]:
+    for line, sentence, is_prose in sentences(text):
+        yield from (f"{name}:{line}: {what}" for what in findings_in(sentence, is_prose))
 
 
-def of_help() -> Iterator[str]:
-    """The help of every command and option of `implicit-llm`."""
-    from typer.main import get_command
-
-    from implicit_llm_workflow.console import app
-
-    def commands(command: Any, path: str) -> Iterator[tuple[str, str]]:
-        yield path, inspect.cleandoc(command.help or "").replace("\b", "")
-        for item in command.params:
-            yield f"{path} {item.opts[0]}", getattr(item, "help", None) or ""
-        for below in getattr(command, "commands", {}).values():
-            yield from commands(below, f"{path} {below.name}")
-
-    for path, text in commands(get_command(app), "implicit-llm"):
-        for _, sentence, is_prose in sentences(text):
-            yield from (f"help of {path}: {what}" for what in findings_in(sentence, is_prose))
+def helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of the help of every command and option."""
+    yield path, inspect.cleandoc(command.help or "").replace("\b", "")
+    for item in command.params:
+        yield f"{path} {item.opts[0]}", getattr(item, "help", None) or ""
+    for below in getattr(command, "commands", {}).values():
+        yield from helps(below, f"{path} {below.name}")
 
 
 def of_errors() -> Iterator[str]:
@@ -121,32 +119,17 @@ def findings_in(sentence: str, is_prose: bool) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[tuple[int, str, bool]]:
-    """(line, sentence, whether it is prose) of Markdown; rows of tables and headings are not prose."""
-    block: list[str] = []
-    start, in_code = 1, False
-    for number, line in enumerate([*text.splitlines(), ""], 1):
-        is_fence = line.lstrip().startswith("```")
-        is_other = in_code or is_fence or re.match(r"\s*(?:\||#|<|\\b)| {4} *\S", line) is not None
-        begins = re.match(r"\s*(?:[-*:]|\d+\.) ", line) is not None
-        if (is_other or begins or not line.strip()) and block:
-            yield from ((start, sentence, True) for sentence in split(" ".join(block)))
-            block = []
-        if is_other:
-            if not in_code and not is_fence and line.lstrip().startswith(("|", "#")):
-                yield number, plain_text(line), False
-        elif line.strip():
-            start = start if block else number
-            block.append(re.sub(r"^\s*(?:[-*:]|\d+\.) ", "", line).strip())
-        in_code ^= is_fence
-
-
-def split(paragraph: str) -> list[str]:
-    return re.split(r"(?<=[.!?])(?:\*\*)? +(?=[\"'`*(\[]*[A-Z0-9`])", plain_text(paragraph))
-
-
-def plain_text(markdown: str) -> str:
-    """Links by their text."""
-    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", markdown).replace("**", "")
+    """(line, sentence, whether it is prose) of Markdown, X for code; headings and cells of tables are not prose."""
+    before = ""
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.map is not None:
+            line = token.map[0] + 1
+        if token.type == "inline":
+            known = {"code_inline": "X", "softbreak": " "}
+            plain = "".join(known.get(part.type, part.content) for part in token.children or [])
+            for sentence in re.split(r"(?<=[.!?]) +(?=[\"'(\[]*[A-Z0-9])", plain):
+                yield line, sentence, before == "paragraph_open"
+        before = token.type
 
 
 if __name__ == "__main__":

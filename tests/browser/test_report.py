@@ -69,14 +69,9 @@ def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: W
     drawn = {f"figure-{path.stem}" for path in (report / "figures").glob("*.svg")}
     assert set(figures) == drawn
     for figure in figures.values():
-        assert figure["heading"]
-        assert len(figure["caption"]) > 40
-        assert figure["drawings"]
+        assert (figure["heading"] != "", len(figure["caption"]) > 40, figure["drawings"] != []) == (True,) * 3, figure
         for width, height, shapes, texts in figure["drawings"]:
-            assert width > 200, figure["name"]
-            assert height > 100, figure["name"]
-            assert shapes > 3, figure["name"]
-            assert texts > 3, figure["name"]
+            assert (width > 200, height > 100, shapes > 3, texts > 3) == (True,) * 4, figure["name"]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

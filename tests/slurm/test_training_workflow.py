@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurm_cluster import SlurmCluster
-from tests.workflow.cluster_site import edit_site
-from tests.workflow.tiny_project import Project, make_real_project
+from tests.workflow.tiny_project import Project, edit_site, make_real_project
 
 # No GPUs: the fake ones of the test are no more than a device file.
 SITE = """\

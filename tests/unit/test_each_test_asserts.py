@@ -1,31 +1,33 @@
 """A test without an assertion cannot fail."""
 
 import ast
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import ROOT
+
 FOLDERS = (ROOT / "tests", ROOT / "workflow" / "plugins" / "submitit" / "tests")
 
 
-def checks_of(function: ast.FunctionDef) -> set[str]:
-    """Names of what the function calls, and "assert" where it has an assertion or calls a library's."""
+def calls_of(function: ast.FunctionDef) -> set[str]:
+    """Names of what the function calls, "assert" for a statement or a function of a library that asserts."""
     nodes = list(ast.walk(function))
     calls = (node.func for node in nodes if isinstance(node, ast.Call))
     names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls}
-    is_sure = any(isinstance(node, ast.Assert) for node in nodes) or any(name.startswith("assert_") for name in names)
-    return names | ({"assert"} if is_sure else set())
+    return {"assert" if name.startswith("assert_") else name for name in names} | {
+        "assert" for node in nodes if isinstance(node, ast.Assert)
+    }
 
 
 def test_each_test_asserts_itself_or_calls_a_helper_that_does() -> None:
-    tests, helpers = {}, []
-    for path in (path for folder in FOLDERS for path in folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and path.name.startswith("test_") and node.name.startswith("test_"):
-                tests[f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"] = checks_of(node)
-            elif isinstance(node, ast.FunctionDef):
-                helpers.append((node.name, checks_of(node)))
+    functions = {
+        (path, node.name): calls_of(node)
+        for folder in FOLDERS
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    tests = {it for it in functions if it[1].startswith("test_") and it[0].name.startswith("test_")}
     asserting, size = {"assert", "raises", "warns", "fail"}, 0
     while len(asserting) > size:
         size = len(asserting)
-        asserting |= {name for name, checks in helpers if checks & asserting}
-    assert [name for name, checks in tests.items() if not checks & asserting] == []
+        asserting |= {it[1] for it, calls in functions.items() if it not in tests and calls & asserting}
+    assert [it for it in tests if not functions[it] & asserting] == []

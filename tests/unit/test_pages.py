@@ -1,23 +1,35 @@
-"""Pages of the project: their Python runs, experiments take their YAML, links lead somewhere, quoted messages exist.
+"""Pages of the project: their Python runs, experiments take their YAML, programs their commands, messages exist.
 
-tests/workflow/test_experiments_page.py runs the YAML of experiments.md.
+tests/workflow/test_experiments.py runs the YAML of experiments.md.
 """
 
 import ast
 import re
-from itertools import accumulate
+import shlex
+import subprocess
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
+import typer
 import yaml
+from snakemake.cli import get_argument_parser
 
 from implicit_llm_data.groups import load_group
+from implicit_llm_workflow.commands.experiments import write_project
+from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
-from tests.pages import PAGES, ROOT
+from implicit_llm_workflow.experiment_files.yaml_files import (
+    DEFAULT_EXPERIMENT,
+    experiment_names,
+    experiment_path,
+    read_yaml,
+)
+from tests.pages import PAGES, ROOT, commands_of
 
 
 def read(page: str) -> str:
@@ -30,12 +42,10 @@ def blocks_of(page: str, language: str) -> list[str]:
 
 def run_blocks(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run the Python blocks of a document one after another as one script, in `folder`; return its names."""
-    blocks = blocks_of(document, "python")
-    assert blocks, f"{document} has no Python block"
     names: dict[str, Any] = {}
     monkeypatch.chdir(folder)
     torch.manual_seed(0)
-    exec(compile("\n".join(blocks), document, "exec"), names)
+    exec(compile("\n".join(blocks_of(document, "python")), document, "exec"), names)
     return names
 
 
@@ -103,3 +113,86 @@ def test_a_block_of_a_page_fits_into_the_experiment_of_the_paper(page: str, bloc
     experiment |= {name: {**experiment[name], **section} for name, section in given.items()}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(experiment))
     assert load_experiment(tmp_path / "own.yaml").name == "paper"
+
+
+COMMANDS = [(page, shlex.join(words)) for page in PAGES for words in commands_of(page)]
+OWN_FILE = re.compile(r"^# workflow/config/([a-z0-9-]+)\.yaml$", re.MULTILINE)  # that a page has its reader write
+
+
+def check(words: list[str], own_configs: Iterable[str] = ()) -> None:
+    """Have the real parsers read the words, and look up what they name; an error of any kind refuses them.
+
+    `own_configs`: names of experiments besides those of the project.
+    """
+    program, *arguments = words
+    if program == "make":
+        subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, check=True)
+        return
+    if program == "implicit-llm":
+        console = typer.main.get_command(app)
+        do_nothing(console)
+        console.main(list(arguments), program, standalone_mode=False)
+        configs = [value for option, value in pairwise(arguments) if option == "--config"]
+    else:
+        options = get_argument_parser().parse_args(arguments)
+        assert {Path(name).name for name in options.profile or []} <= {it.name for it in (ROOT / "profiles").iterdir()}
+        configs = [str(path) for path in options.configfile or []]
+        if options.targets:
+            values = read_yaml(ROOT / (configs or [experiment_path(DEFAULT_EXPERIMENT)])[-1])
+            assert {*options.targets} <= {values["name"], *values["excerpts"]}
+    names = {Path(config).stem for config in configs if not (ROOT / config).is_file()}
+    assert names <= {*experiment_names(), *own_configs}
+
+
+def do_nothing(command: Any) -> None:
+    """Have the command read its words and end."""
+    command.callback = None
+    for below in getattr(command, "commands", {}).values():
+        do_nothing(below)
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_on_a_page_is_taken(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    check(shlex.split(command), OWN_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+
+
+def test_the_commands_in_a_folder_of_ones_own_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(str(tmp_path / "README.md"))
+    assert {words[0] for words in commands} == {"implicit-llm", "snakemake"}
+    for words in commands:
+        check(words)
+
+
+def test_the_demo_ends_with_the_page_the_activation_and_a_command_that_is_taken() -> None:
+    make = ["make", "--dry-run", "--no-print-directory", "demo", "VENV=.venv"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    page, shell, following = (shlex.split(line)[1].split(":", 1)[1].strip() for line in done.stdout.splitlines()[-3:])
+    assert page == (ROOT / "results" / "demo" / "report" / "index.html").as_uri()
+    assert shell == "source .venv/bin/activate"
+    check(shlex.split(following))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "implicit-llm estimat --config paper",
+        "implicit-llm estimate --confg paper",
+        "implicit-llm estimate --config papr",
+        "implicit-llm evaluate word-problem --model a --data b --max-itr 3",
+        "implicit-llm mlflow rebild",
+        "snakemake --profle cluster paper",
+        "snakemake --profile clster paper",
+        "snakemake --profile cluster figure_9",
+        "snakemake --profile cluster demo",
+        "snakemake --profile cluster --configfile workflow/config/papr.yaml",
+        "snakemake --executor submitit --submitit-clster local",
+        "make dmo",
+    ],
+)
+def test_a_misspelt_command_is_noticed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((Exception, SystemExit)):
+        check(shlex.split(command))

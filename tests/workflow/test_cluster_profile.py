@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.cluster_site import edit_site
-from tests.workflow.tiny_project import LIBRARY, NOTHING, ROOT, Project, make_project
+from tests.workflow.tiny_project import LIBRARY, NOTHING, ROOT, Project, edit_site, make_project
 
 SITE = """\
   classes:

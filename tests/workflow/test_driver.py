@@ -1,11 +1,17 @@
-"""The driver itself: a first run, bad configuration, a second driver, a killed one, Snakemake's own report."""
+"""The driver itself: a first run, mistakes, a second driver, a killed one, failing jobs, Snakemake's own report.
+
+Rows 37, 40, 47, 58 and 61 of tests/fault/README.md.
+"""
 
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 from tests.workflow.tiny_project import ALL, DEADLINE_S, NOTHING, ROOT, Project, make_project
@@ -56,28 +62,30 @@ def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Pro
     assert re.search(rf"{re.escape(named)}.*`cd {project.dir} && make setup", output)
 
 
-def test_an_unknown_target_is_refused_with_the_nearest_and_all_that_have_a_name(project: Project) -> None:
-    for target, meant in (
-        ("trian", "train"),
-        ("results/tiny/train/implicit-s0/fre/manifest.json", "results/tiny/train/implicit-s0/free/manifest.json"),
-    ):
-        output = project.snakemake("--dry-run", target, code=2)
-        line = f"\nerror: {target}: no target of tiny.yaml, by name there are (.*); did you mean '{meant}'"
-        (names,) = re.findall(line, output)
-        assert {"all", "train", "tiny"} <= set(names.split(", "))
-    assert project.planned("results/tiny/../tiny/report/manifest.json") == set()
+FREE = "results/tiny/train/implicit-s0/free/manifest.json"
 
 
-def test_another_experiment_than_that_of_the_call_is_refused_as_such(project: Project) -> None:
-    output = project.snakemake("--dry-run", "demo", code=2)
-    advice = "type `snakemake --configfile workflow/config/demo.yaml` with your other options"
-    assert f"\nerror: demo: is an experiment of its own, and this call is of tiny.yaml; {advice}" in output
-    assert "did you mean" not in output
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], r"trian: no target of tiny\.yaml, by name there are .*\btiny\b.*; did you mean 'train'"),
+        ([FREE.replace("free", "fre")], rf"\S+/fre/manifest\.json: no target .*; did you mean '{FREE}'"),
+        (
+            ["demo"],
+            "demo: is an experiment of its own, and this call is of tiny.yaml; "
+            "type `snakemake --configfile workflow/config/demo.yaml` with your other options",
+        ),
+        (["--configfile", "tiny.yaml", FREE], rf"{FREE}: is a target, and --configfile takes every word"),
+    ],
+)
+def test_a_word_that_is_no_target_is_refused_with_what_to_type(built: Project, words: list[str], said: str) -> None:
+    output = built.snakemake("--dry-run", *words, code=2)
+    assert re.search(rf"^error: {said}", output, re.MULTILINE)
+    assert ("did you mean" in output) == ("did you mean" in said)
 
 
-def test_a_target_that_configfile_has_swallowed_is_named(built: Project) -> None:
-    output = built.snakemake("--dry-run", "--configfile", "tiny.yaml", "results/tiny/report/manifest.json", code=2)
-    assert "error: results/tiny/report/manifest.json: is a target, and --configfile takes every word" in output
+def test_a_target_may_be_written_as_any_path_of_it(built: Project) -> None:
+    assert built.planned(FREE.replace("tiny", "tiny/../tiny")) == set()
 
 
 def test_a_store_of_mlflow_that_cannot_be_made_stops_nothing(project: Project) -> None:
@@ -120,3 +128,46 @@ def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path
     assert "Traceback" not in output
     assert json.loads((project.results / ".driver.json").read_text()) == {"profile": "profiles/local"}
     assert len(list(project.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
+
+
+def solved_by_code(project: Project) -> set[tuple[str, float]]:
+    """(code digest, what that code computes) of every published result of training."""
+    found = set()
+    for path in project.results.glob("train/*/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        model = json.loads((path.parent / manifest["files"][0]["path"]).read_text())
+        found.add((manifest["identity"]["code"], model["solved"]))
+    return found
+
+
+def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest_of_the_old_code(
+    project: Project,
+) -> None:
+    stack = project.library / "models" / "stack.py"
+    project.edit(stack, "tol / 2", "tol / 4")
+    with project.held() as driver:
+        project.edit(stack, "tol / 4", "tol / 8")
+        project.release()
+        output, _ = driver.communicate(timeout=DEADLINE_S)
+    assert driver.returncode == 1
+    assert "the code was changed since the job was planned" in output
+    published = solved_by_code(project)
+    assert {0.5 / 4} <= {solved for _, solved in published} <= {0.5 / 2, 0.5 / 4}  # what ran, and what was there before
+    assert len({code for code, _ in published}) == len(published)
+    project.snakemake()
+    assert {solved for _, solved in solved_by_code(project)} == {0.5 / 8}
+
+
+def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) -> None:
+    project.edit(project.config, "batch_size: 8", "batch_size: 4")
+    failing = "train/explicit-s0/explicit"
+    work = project.results / failing / "work"
+    shutil.rmtree(work)
+    work.write_text("where a folder should be")
+    project.snakemake(code=1)
+    assert project.planned() == {failing, "evaluate/explicit-s0/explicit/word-problem", "report"}
+    done = {path: path.stat().st_mtime_ns for path in project.results.glob("train/implicit-s0/*/manifest.json")}
+    work.unlink()
+    project.snakemake()
+    assert NOTHING in project.snakemake("--dry-run")
+    assert done == {path: path.stat().st_mtime_ns for path in done}

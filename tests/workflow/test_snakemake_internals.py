@@ -6,7 +6,6 @@ count as fresh: these tests fail then, also where the names are still there.
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -95,10 +94,3 @@ def test_targets_and_what_the_user_forces_are_known_when_the_graph_is_made(done:
 def test_a_snakemake_that_cannot_be_told_is_refused() -> None:
     with pytest.raises(UnsupportedSnakemake, match="snakemake>="):
         around_job_graph(object(), lambda: None, lambda: None)
-
-
-def test_no_other_module_of_the_driver_uses_them() -> None:
-    private = re.compile(r"_prepare_dag|forcefiles|forcerules|needrun_jobs|is_producer|dag_settings|get_rule\(")
-    sources = [path for folder in ("workflow/lib", "workflow/rules") for path in Path(ROOT, folder).rglob("*.*")]
-    users = {path.name for path in sources if path.suffix in (".py", ".smk") and private.search(path.read_text())}
-    assert users == {"snakemake_internals.py"}

@@ -1,17 +1,39 @@
-"""After a change exactly what depends on it runs again, as Snakemake sees it; test_plan.py has the cases."""
+"""After a change exactly what depends on it runs again, as Snakemake sees it and as `implicit-llm explain` says.
 
+tests/unit/workflow/planning/test_plan.py has the cases of changed configurations.
+"""
+
+import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.workflow.experiments import TEST_SETS
-from tests.workflow.tiny_project import ALL, NOTHING, Project
+from tests.workflow.tiny_project import ALL, EVALUATED, NOTHING, Project
 
+EXPERIMENT = ("--config", "tiny.yaml")
 FREE = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
 TRAINED = ALL - {"data/s3-train", *TEST_SETS}
+EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem", "report"}
+EXPLICIT_MANIFEST = "results/tiny/train/explicit-s0/explicit/manifest.json"
+
+
+def explained(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What `explain` says of the jobs that run."""
+    values = json.loads(project.command("implicit-llm", "explain", *arguments, *EXPERIMENT, "--json"))
+    running = {job["job"]: job for job in values["jobs"] if job["runs"]}
+    assert values["total"]["jobs"] == len(running)
+    return running
+
+
+def accept_edited_model(project: Project) -> None:
+    project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
+    project.command("implicit-llm", "accept", "train/*", "--why", "half or a third", *EXPERIMENT)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +49,19 @@ def test_changed_code_reruns_the_jobs_that_can_run_it_and_what_follows(
 ) -> None:
     project.append(project.library.parent / module, "\nANOTHER = 1\n")
     assert project.planned() == jobs
+
+
+def test_what_is_explained_is_what_snakemake_runs(project: Project) -> None:
+    project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
+    jobs = explained(project)
+    assert jobs.keys() == project.planned() == TRAINED
+    free = jobs["train/implicit-s0/free"]
+    assert free["code"]["files"] == ["implicit_llm.models.stack (solve)"]
+    assert free["difference"]["changed_inputs"] == ["train/implicit-s0/unrolled"]
+    assert (free["cost"]["unit"], free["cost"]["basis"], free["cost"]["hours"] > 0) == ("cpu", "as last time", True)
+    text = project.command("implicit-llm", "explain", *EXPERIMENT)
+    assert "implicit_llm.models.stack (solve)" in text
+    assert f"{len(TRAINED)} of 9 jobs will run" in text
 
 
 def test_comments_plumbing_machine_facts_and_touched_or_copied_files_rerun_nothing(
@@ -60,14 +95,17 @@ def test_a_deleted_snakemake_folder_hides_no_change(project: Project) -> None:
 
 
 def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(project: Project) -> None:
-    shutil.rmtree(project.results / "train/implicit-s0/unrolled")
+    unrolled, damaged = "train/implicit-s0/unrolled", "train/explicit-s0/explicit"
+    shutil.rmtree(project.results / unrolled)
     (project.results / "evaluate/explicit-s0/explicit/word-problem/manifest.json").unlink()
-    (project.results / "train/explicit-s0/explicit/manifest.json").write_text("{")  # damaged
-    missing = {"train/implicit-s0/unrolled", "evaluate/explicit-s0/explicit/word-problem"}
-    assert project.planned("tiny") == {*missing, "train/explicit-s0/explicit"}
+    (project.dir / EXPLICIT_MANIFEST).write_text("{")
+    jobs = explained(project)
+    assert jobs.keys() == project.planned("tiny") == {unrolled, *EXPLICIT} - {"report"}
+    assert jobs[damaged]["cost"]["basis"] == "done before, is taken up again"
+    assert explained(project, unrolled).keys() == {unrolled}
     project.snakemake()
-    assert "already done" in (project.results / "train/explicit-s0/explicit/job.log").read_text()
-    assert (project.results / "train/implicit-s0/unrolled/manifest.json").is_file()
+    assert "already done" in (project.results / damaged / "job.log").read_text()
+    assert (project.results / unrolled / "manifest.json").is_file()
     assert NOTHING in project.snakemake()
 
 
@@ -75,7 +113,7 @@ def test_freed_files_are_made_again_when_a_job_needs_them(project: Project) -> N
     unrolled = "train/implicit-s0/unrolled"
     (work,) = (project.results / unrolled).glob("work/[0-9a-f]*")
     (work / "state").write_text("large")
-    project.command("implicit-llm", "gc", "--payload", unrolled, "--config", "tiny.yaml")
+    project.command("implicit-llm", "gc", "--payload", unrolled, *EXPERIMENT)
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     said = project.snakemake()
     assert f"stale: results/tiny/{unrolled} (its files were freed, and train/implicit-s0/free needs them)" in said
@@ -96,3 +134,54 @@ def test_a_deleted_checkpoint_is_missed_by_the_phase_that_starts_from_it(project
     assert project.planned() == {"train/implicit-s0/unrolled", *FREE}
     project.snakemake()
     assert model.read_bytes() == content
+
+
+def test_what_the_user_forces_is_computed_again_and_its_log_keeps_both(project: Project) -> None:
+    assert project.planned("-R", "evaluate_word_problem") == {*EVALUATED, "report"}
+    assert project.planned("-R", EXPLICIT_MANIFEST) == EXPLICIT
+    assert not list(project.results.rglob("*.again"))
+    before = journals(project)
+    project.snakemake("-R", EXPLICIT_MANIFEST)
+    assert {job for job, line in journals(project).items() if line != before[job]} == EXPLICIT
+    assert not list(project.results.rglob("work/*.previous"))
+    for job in EXPLICIT:
+        text = (project.results / job / "job.log").read_text()
+        assert (text.count("done, "), "to be computed again" in text) == (2, True), text
+    assert NOTHING in project.snakemake()
+
+
+def journals(project: Project) -> dict[str, str]:
+    """The first line of each job's journal, which has the time."""
+    paths = project.results.glob("**/work/*/journal.jsonl")
+    return {str(path.parents[2].relative_to(project.results)): path.read_text().partition("\n")[0] for path in paths}
+
+
+def test_what_is_made_from_a_forced_result_follows_in_the_next_run(project: Project) -> None:
+    project.snakemake("-f", EXPLICIT_MANIFEST)
+    assert project.planned() == EXPLICIT - {"train/explicit-s0/explicit"}
+    assert "forced" in project.command("implicit-llm", "explain", *EXPERIMENT)
+    project.snakemake()
+    assert NOTHING in project.snakemake()
+
+
+def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(project: Project) -> None:
+    accept_edited_model(project)
+    assert NOTHING in project.snakemake()
+    shutil.rmtree(project.dir / ".snakemake")
+    assert NOTHING in project.snakemake()
+    project.edit(project.config, "eval_block_len: 4", "eval_block_len: 8")
+    assert project.planned() == {*EVALUATED, "report"}
+    project.snakemake()
+    project.command("implicit-llm", "accept", "--revoke", "train/*", *EXPERIMENT)
+    assert project.planned() == TRAINED
+
+
+def test_forcing_an_accepted_job_says_how_to_revoke_that(project: Project) -> None:
+    accept_edited_model(project)
+    accepted = (project.dir / EXPLICIT_MANIFEST).read_text()
+    refused = project.snakemake(EXPLICIT_MANIFEST, "--forcerun", EXPLICIT_MANIFEST, code=2)
+    (advice,) = re.findall(r"type `(implicit-llm accept --revoke [^`]+)`", refused)
+    assert (project.dir / EXPLICIT_MANIFEST).read_text() == accepted
+    project.command(*shlex.split(advice))
+    project.snakemake(EXPLICIT_MANIFEST, "--forcerun", EXPLICIT_MANIFEST)
+    assert (project.dir / EXPLICIT_MANIFEST).read_text() != accepted

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fault.forks import Server
-from tests.unit.workflow.experiments import TEST_SETS
+from tests.unit.workflow.experiments import TEST_SETS, ExperimentFile
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "implicit_llm"
@@ -85,12 +85,12 @@ class Project:
         return output
 
     @contextmanager
-    def held(self) -> Iterator[subprocess.Popen[str]]:
+    def held(self, cores: int = 1) -> Iterator[subprocess.Popen[str]]:
         """A call of Snakemake that has reached its first training, which waits for `release`; killed in the end."""
         hold = self.dir / "hold"
         hold.touch()
         with subprocess.Popen(
-            [*self.driver, "--cores", "1"],  # so that this job runs and the others wait
+            [*self.driver, "--cores", str(cores)],  # with one this job runs and the others wait
             cwd=self.dir,
             env=self.environment | {"TINY_HOLD": str(hold)},
             start_new_session=True,
@@ -118,10 +118,7 @@ class Project:
         path.write_text(path.read_text() + text)
 
     def edit(self, path: Path, old: str, new: str) -> None:
-        """Replace text that must be there."""
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+        ExperimentFile(path).edit(old, new)
 
     def copy_to(self, folder: Path, *, keeps_times: bool = True) -> Project:
         """The project, its results and its library at another place."""
@@ -180,3 +177,13 @@ def _make_library(library: Path) -> None:
     for kind in (LIBRARY / "evaluation" / "kinds").glob("[a-z]*.py"):
         shutil.copy(DATA / "evaluate_stage.py", library / "evaluation" / "kinds" / kind.name)
     shutil.copytree(LIBRARY / "configs", library / "configs")
+
+
+_BLOCK = re.compile(r"(?<=# ---- A new site edits from here)(.*?)(?=# ---- to here)", re.DOTALL)
+
+
+def edit_site(profile: Path, block: str) -> None:
+    """Put `block`, the value of __variables__, into the profile; two spaces before each line of it."""
+    text = profile.read_text()
+    assert len(_BLOCK.findall(text)) == 1
+    profile.write_text(_BLOCK.sub(lambda match: f"\n__variables__:\n{block.rstrip()}\n", text))

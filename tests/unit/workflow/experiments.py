@@ -115,6 +115,26 @@ evaluations:
     modes:
       - {name: blockwise, eval_mode: blockwise}
 """
+# For TINY.
+EXCERPTS = """
+excerpts:
+  figure_3:
+    title: "Figure 3"
+    figures: [accuracy-by-length]
+    tables: [accuracy]
+    from: [{runs: [implicit], evaluations: ["word-*"]}]
+  figure_training:
+    title: "Training"
+    figures: [training-curves]
+    from: [{runs: [explicit], evaluations: []}]
+"""
+# For LANGUAGE, and for one of its runs.
+PEER = "\npeers:\n  other: {data: text, checkpoint: {hub: owner/other, revision: null}}\n"
+GRID = """\
+    grid:
+      lr: {key: override.task.schedule.peak_learning_rate, values: [1e-4, 5.0e-4]}
+      batch: {key: override.task.batch_size, values: [128, 256]}
+"""
 
 # The jobs of TINY.
 FREE = {

@@ -1,3 +1,5 @@
+"""What the commands take and refuse, and what `status` and `report --numbers` show."""
+
 import json
 import os
 import re
@@ -10,9 +12,21 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.commands.options import OptionError
+from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.console_calls import loaded_after, loaded_by, output, refusal, run, where
 from tests.unit.workflow.experiments import ExperimentFile, finish
-from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
+from tests.unit.workflow.run_dirs import (
+    DRIVER,
+    START_S,
+    event,
+    finish_with,
+    held,
+    log,
+    metrics,
+    real_plan,
+    work_of,
+    write_journal,
+)
 
 COMMANDS = get_command(console.app).commands
 GROUPED = {f"{group} {name}": it for group in COMMANDS for name, it in getattr(COMMANDS[group], "commands", {}).items()}
@@ -73,65 +87,53 @@ def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
     assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["status", "--confg", "demo"], "No such option: --confg (Possible options: --config, --json)"),
-        (["accept"], "Missing argument 'TARGET'"),
-        (["train", "--nodes", "x"], "Invalid value for '--nodes': "),
-        (["evaluate", "word-problm"], "No such command 'word-problm'. Did you mean 'word-problem'"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_one_line_with_the_help_to_type(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    err = refusal(capsys, *words)
-    assert err.startswith(f"error: {message}")
-    assert err.endswith(f"; type `implicit-llm {words[0]} --help`\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["preflight", "--hardware", "v100", "--device", "cda"],
-            "Invalid value for '--device': ",
-        ),
-        (["mlflow", "rebuild", "--results", "/proc/none"], "/proc/none: no such directory"),
-        (
-            ["job", "--run-dir", "x", "--identity", "{}", "--threads", "-1"],
-            "--threads: expected an integer",
-        ),
-        (
-            ["train", "--run-dir", "x", "--identity", "{}", "--grace-s", "-1"],
-            "--grace-s: expected a number",
-        ),
-    ],
-)
-def test_a_wrong_value_is_one_line_with_the_fix(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert refusal(capsys, *words).startswith(f"error: {message}")
+TINY = "--config tiny.yaml --results results"
+NO_RUN = "experiment tiny has no such run; did you mean 'implicit-s.*"
+IDENTITY = "--run-dir x --identity {}"
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("status train/implicit-s0/fre", "did you mean 'train/implicit-s0/free'"),
-        ("verify data/s3-trian", "did you mean 'data/s3-train'"),
-        ("status train/*/fre", "train/*/fre: no job matches; "),
-        ("compare implicit-s7 implicit-s0", "implicit-s7: experiment tiny has no such run; did you mean 'implicit-s"),
-        ("compare implicit-s explicit", "implicit-s: experiment tiny has no such run; did you mean 'implicit-s"),
-        ("compare implicit-s0 explicit", "implicit-s0: has not finished; type: snakemake "),
-        ("compare ./ explicit", ": is in no run directory of a finished job; name a job, its folder or a file in it"),
-        ("explain --identity", "--identity: needs one job"),
-        ("lineage report", "report: has not finished; type: snakemake --configfile "),
-        ("accept report", "--why: is missing"),
-        ("report --only train/implicit-s0/free", "is no figure or table of the experiment; "),
-        ("estimate --hardware h20", "did you mean 'h200'"),
+        (
+            "status --confg demo",
+            r"No such option: --confg \(Possible options: --config, --json\); type `implicit-llm status --help`",
+        ),
+        ("accept", "Missing argument 'TARGET'; type `implicit-llm accept --help`"),
+        ("train --nodes x", "Invalid value for '--nodes': .*; type `implicit-llm train --help`"),
+        (
+            "evaluate word-problm",
+            "No such command 'word-problm'. Did you mean 'word-problem'.*`implicit-llm evaluate --help`",
+        ),
+        ("preflight --hardware v100 --device cda", "Invalid value for '--device': .*"),
+        ("mlflow rebuild --results /proc/none", "/proc/none: no such directory.*"),
+        (f"job {IDENTITY} --threads -1", "--threads: expected an integer.*"),
+        (f"train {IDENTITY} --grace-s -1", "--grace-s: expected a number.*"),
+        ("evaluate lm-eval --model .", r".*tasks: is missing; give the name of a suite \(paper, local\).*"),
+        (f"status train/implicit-s0/fre {TINY}", ".*did you mean 'train/implicit-s0/free'.*"),
+        (f"verify data/s3-trian {TINY}", ".*did you mean 'data/s3-train'.*"),
+        (f"status train/*/fre {TINY}", r"train/\*/fre: no job matches; .*"),
+        (
+            f"compare implicit-s7 implicit-s0 {TINY}",
+            f"implicit-s7: {NO_RUN}",
+        ),
+        (
+            f"compare implicit-s explicit {TINY}",
+            f"implicit-s: {NO_RUN}",
+        ),
+        (f"compare implicit-s0 explicit {TINY}", "implicit-s0: has not finished; type: snakemake .*"),
+        (
+            f"compare ./ explicit {TINY}",
+            ".*: is in no run directory of a finished job; name a job, its folder or a file in it.*",
+        ),
+        (f"explain --identity {TINY}", "--identity: needs one job.*"),
+        (f"lineage report {TINY}", "report: has not finished; type: snakemake --configfile .*"),
+        (f"accept report {TINY}", ".*--why: is missing.*"),
+        (f"report --only train/implicit-s0/free {TINY}", ".*is no figure or table of the experiment; .*"),
+        (f"estimate --hardware h20 {TINY}", ".*did you mean 'h200'.*"),
     ],
 )
-def test_a_mistake_about_an_experiment_is_one_line_that_says_what_to_type(
+def test_a_mistake_is_one_line_that_says_what_to_type(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tiny: ExperimentFile,
@@ -139,23 +141,32 @@ def test_a_mistake_about_an_experiment_is_one_line_that_says_what_to_type(
     message: str,
 ) -> None:
     monkeypatch.chdir(tiny.path.parent)
-    assert message in refusal(capsys, *command.split(), *where(tiny))
+    assert re.fullmatch(f"error: {message}\n", refusal(capsys, *command.split()))
+
+
+USELESS = "error: --{}: does nothing in a job of the stage {}; remove it\n"
 
 
 @pytest.mark.parametrize(
-    ("stage", "message"),
+    ("stage", "words", "message"),
     [
-        ("data", "there is no job of stage data and kind wordproblem"),
-        ("daata", "there is no job of stage daata"),
-        ("train", "is that of a job of the stage train; type `implicit-llm train`"),
+        ("data", (), "there is no job of stage data and kind wordproblem"),
+        ("daata", (), "there is no job of stage daata"),
+        ("train", (), "is that of a job of the stage train; type `implicit-llm train`"),
+        ("data", ("--device", "cpu"), USELESS.format("device", "data")),
+        ("data", ("--batch-size", "4"), USELESS.format("batch-size", "data")),
+        ("checkpoint", ("--threads", "2"), USELESS.format("threads", "checkpoint")),
+        ("evaluate", ("--downloads", "elsewhere"), USELESS.format("downloads", "evaluate")),
+        ("report", ("--kernels", "torch"), USELESS.format("kernels", "report")),
+        ("excerpt", ("--threads", "2"), USELESS.format("threads", "excerpt")),
     ],
 )
-def test_an_identity_that_no_job_has_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, message: str
+def test_an_identity_that_no_job_has_and_an_option_that_does_nothing_in_it_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, words: tuple[str, ...], message: str
 ) -> None:
     identity = Identity(stage, "s3", {"kind": "wordproblem"}, "c0de", {}).to_json()
-    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
-    assert (code, message in err) == (2, True)
+    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity, *words)
+    assert (code, message in err, (tmp_path / "s3" / "work").exists()) == (2, True, False)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:
@@ -197,26 +208,6 @@ def test_a_job_is_run_from_its_identity_alone(
     assert "done" in (run_dir / "job.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("stage", "option", "value"),
-    [
-        ("data", "device", "cpu"),
-        ("data", "batch-size", "4"),
-        ("checkpoint", "threads", "2"),
-        ("evaluate", "downloads", "elsewhere"),
-        ("report", "kernels", "torch"),
-        ("excerpt", "threads", "2"),
-    ],
-)
-def test_an_option_that_does_nothing_in_a_job_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str, option: str, value: str
-) -> None:
-    identity = Identity(stage, "x", {}, "c0de", {}).to_json()
-    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "x"), "--identity", identity, f"--{option}", value)
-    assert (code, err) == (2, f"error: --{option}: does nothing in a job of the stage {stage}; remove it\n")
-    assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])
 def test_jobs_do_not_look_at_the_hub_unless_told_to(
     capsys: pytest.CaptureFixture[str],
@@ -239,24 +230,26 @@ def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
     assert (code, "fingerprint" in err.splitlines()[-1]) == (2, True)
 
 
-def test_many_inputs_come_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "inputs.json"
-    path.write_text(json.dumps({f"shard-{number}": f"results/{number}" for number in range(2000)}))
-    inputs = parse_inputs(["tokenizer=t", f"@{path}"])
-    assert len(inputs) == 2001
-    assert (inputs["tokenizer"], inputs["shard-1999"]) == (Path("t"), Path("results/1999"))
+WRONG_FILES = ("{", "[]", '{"role": 1}', '{"data": "a"}')  # each with its text as its name
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"role": 1}', '{"data": "a"}'])
-def test_a_file_that_holds_no_inputs_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "inputs.json").write_text(text)
-    with pytest.raises(OptionError, match=re.escape(f"--input @{tmp_path}/inputs.json")):
-        parse_inputs(["data=x", f"@{tmp_path}/inputs.json"])
-
-
-@pytest.mark.parametrize("options", [["data"], ["=x"], ["data="], ["data=x", "data=y"], ["@nowhere.json"]])
-def test_an_input_without_role_or_directory_is_refused(options: list[str]) -> None:
-    with pytest.raises(OptionError, match="--input"):
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *((options, "--input") for options in (["data"], ["=x"], ["data="], ["data=x", "data=y"])),
+        *(
+            (["data=x", f"@{name}"], f"--input @{name}")
+            for name in ("nowhere", "{", "[]", '{"role": 1}', '{"data": "a"}')
+        ),
+    ],
+)
+def test_inputs_without_role_or_directory_and_files_without_inputs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in WRONG_FILES:
+        Path(text).write_text(text)
+    with pytest.raises(OptionError, match=re.escape(named)):
         parse_inputs(options)
 
 
@@ -299,3 +292,134 @@ def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
         r"babi/explicit \(stale\) +parallel +50\.0 %\n",
     ):
         assert re.search(part, out), part
+
+
+EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
+
+
+@pytest.fixture
+def failed(tiny: ExperimentFile) -> ExperimentFile:
+    """Data and a phase done, another one failed."""
+    plan = real_plan(tiny)
+    finish_with(plan, "data/s3-train", {})
+    finish_with(plan, UNROLLED, {"global_step": 4})
+    ended = event("stage_failed", 4, error="OSError: [Errno 28] full", failure_class="quota")
+    write_journal(plan, EXPLICIT, event("stage_started"), ended)
+    log(plan, EXPLICIT, *[f"INFO implicit_llm.train: line {number}" for number in range(20)])
+    return tiny
+
+
+def test_stages_are_counted_and_a_failure_is_told_with_its_log(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    out = output(capsys, "status", *where(failed), "--lines", "3")
+    assert out.splitlines()[0] == "tiny: 2 of 12 jobs done, 1 failed, 9 waiting; no driver"
+    for line in (
+        r"stage +done +of +failed +waiting",
+        r"data\W+1 +3 +0 +2",
+        r"train\W+1 +5 +1 +3",
+        rf"failed {EXPLICIT} \(class quota, \d+ d ago\)",
+        r".*OSError: \[Errno 28\] full",
+        r".*advice: free some space",
+        r"next: snakemake --configfile \S+ --profile profiles/local --directory \S+",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), line
+    assert [int(number) for number in re.findall(r"line (\d+)", out)] == [17, 18, 19]
+
+
+def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_prints(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    evaluation, manifest = "evaluate/implicit-s0/free/word-problem", f"{plan.root}/{FREE}/manifest.json"
+    finish_with(plan, FREE, {})
+    plan.write_job_files()
+    log(plan, evaluation, f"ERROR runs: model: found another; type `rm -f {manifest}` and run the workflow again")
+    out = output(capsys, "status", *where(failed))
+    remove, run_again = rebuild_commands(plan, [FREE])
+    assert remove == f"rm -f {manifest}"
+    assert out.splitlines()[-1] == f"next: {remove} && {run_again}"
+    Path(manifest).unlink()
+    assert output(capsys, "status", *where(failed)).splitlines()[-1] == f"next: {run_again}"
+
+
+def test_the_next_command_has_the_profile_of_the_last_driver(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    (real_plan(failed).root / ".driver.json").write_text('{"profile": "profiles/gpu"}')
+    assert re.search(r"^next: snakemake .* --profile profiles/gpu ", output(capsys, "status", *where(failed)), re.M)
+
+
+def test_a_running_job_is_told_with_step_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
+        os.utime(plan.root / ".driver.lock", (START_S, START_S))
+        out = output(capsys, "status", *where(failed))
+    assert re.fullmatch(rf"tiny: 2 of 12 jobs done, .*; driver is process {driver}, since \d+ d", out.splitlines()[0])
+    assert re.search(rf"^{FREE} +6/10 +33 % +3.0 s/step +12 s +\d+ d ago +on here +loss 1.5", out, re.MULTILINE)
+    assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
+
+
+def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    (work_of(real_plan(failed), UNROLLED) / "mlflow.json").write_text('{"run_id": "abc"}')
+    words = ("status", "train/*/unrolled", EXPLICIT, *where(failed), "--json", "--lines", "2")
+    found = json.loads(output(capsys, *words))
+    assert found["driver"] is None
+    assert {stage: sum(counts.values()) for stage, counts in found["stages"].items()} == {"data": 1, "train": 3}
+    jobs = {job["job"]: job for job in found["jobs"]}
+    assert list(jobs) == ["data/s3-train", UNROLLED, "train/implicit-s1/unrolled", EXPLICIT]
+    assert (jobs[UNROLLED]["mlflow_run_id"], jobs[UNROLLED]["progress"]["end_step"]) == ("abc", 4)
+    job = jobs[EXPLICIT]
+    assert (job["state"], job["failure_class"], len(job["last_lines"])) == ("failed", "quota", 2)
+    assert job["log"].endswith(f"{EXPLICIT}/job.log")
+    assert job["age_s"] > 0
+    (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
+    out = output(capsys, "status", UNROLLED, *where(failed))
+    assert out.splitlines()[-1] == "next: nothing, all is done; 1 of its inputs are gone and not needed"
+
+
+def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed.edit("{steps: 4}", "{steps: 5}"))
+    values = {"loss": 0.5, "residual": 0.0301, "num_iter": 7.25, "unconverged_share": 0.012}
+    write_journal(plan, FREE, event("stage_started"), metrics(7, 5, **values), torn='{"kind": "metr')
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"):
+        out = output(capsys, "status", "--jobs", *where(failed))
+    assert out.startswith("tiny: 1 of 12 jobs done, 1 running, 1 failed, 1 stale, 8 waiting; no driver")
+    for line in (
+        r"job +state +step +loss +residual +iter +unconv +age +why",
+        rf"{UNROLLED} +stale +4/4 +- +- +- +- +\d+ \w+ +config: phase.end_step 4 -> 5",
+        rf"{FREE} +running +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d *$",
+        r"train/implicit-s1/free +waiting +-/10 +- ",
+    ):
+        assert re.search(f"^{line}", out, re.MULTILINE), line
+    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in output(
+        capsys, "status", *where(failed)
+    )
+
+
+def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    (work_of(plan, UNROLLED) / "freed.json").touch()
+    why = f"its files were freed, and {FREE} needs them"
+    for command in ("explain", "status"):
+        jobs = json.loads(output(capsys, command, FREE, *where(failed), "--json"))["jobs"]
+        (job,) = [job for job in jobs if job["job"] == UNROLLED]
+        assert (job["state"], job["why"]) == ("stale", why), command
+
+
+def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    log = tiny.beside("results/tiny/.preflight/h100.log", "no space left\n")
+    failure = "failed preflight, which all jobs on h100 wait for"
+    out = output(capsys, "status", *where(tiny))
+    assert (failure in out, "    no space left\n" in out) == (True, True)
+    log.with_suffix(".json").touch()
+    assert "failed preflight" not in output(capsys, "status", *where(tiny))

@@ -20,6 +20,7 @@ from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
+from implicit_llm_workflow.results.explain import upstream_closure
 from tests.pages import ROOT
 from tests.unit.workflow.console_calls import output, where
 from tests.unit.workflow.experiments import ExperimentFile
@@ -76,14 +77,6 @@ def test_the_prices_are_the_newest_measured_steps() -> None:
         row = newest[step.model, step.f_evaluations]
         tokens_per_s = sequences_in(step.model) * step.length / row["ms"] * 1e3
         assert (step.tokens_per_s, step.commit) == (pytest.approx(tokens_per_s, rel=1e-4), row["commit"]), step
-
-
-def test_the_performance_page_has_no_newer_steps_than_the_prices() -> None:
-    page = (PROJECT_DIR / "docs" / "performance.md").read_text(encoding="utf-8")
-    table = page[page.index("| step, ms |") :].partition("\n\n")[0].splitlines()[2:]
-    shown = [float(re.sub(r"[*,\s]", "", line.split("|")[3])) for line in table]
-    priced = [sequences_in(step.model) * step.length / step.tokens_per_s * 1e3 for step in HARDWARE.steps]
-    assert shown == pytest.approx(priced, rel=0.01)
 
 
 @pytest.mark.parametrize("step", HARDWARE.steps, ids=lambda step: f"{step.model}-{step.f_evaluations}")
@@ -235,10 +228,6 @@ def hours_in(text: str) -> dict[str, int]:
     return {card.lower(): int(number.replace(",", "")) for number, card in HOURS.findall(text)}
 
 
-def training_behind(plan: Plan, key: str) -> set[str]:
-    return {key}.union(*(training_behind(plan, upstream) for upstream in plan.nodes[key].upstream.values()))
-
-
 def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     values = json.loads(output(capsys, "estimate", "--config", "paper", "--results", str(tmp_path), "--json"))
     jobs = {job["key"]: job for job in values["training"]}
@@ -253,6 +242,6 @@ def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixtu
     named = {name: hours_in(hours) for name, hours in ROW.findall(PAGE) if hours_in(hours)}
     assert len(named) > 10
     for name, hours in named.items():
-        assert hours == pytest.approx(hours_of(training_behind(plan, f"excerpt/{name}")), rel=0.02), name
+        assert hours == pytest.approx(hours_of(upstream_closure(plan, [f"excerpt/{name}"])), rel=0.02), name
     (whole,) = re.findall(r"everything together takes ([^;]*?) of training", PAGE)
     assert hours_in(whole.replace("-hours", "")) == pytest.approx(hours_of(set(jobs)), rel=0.02)

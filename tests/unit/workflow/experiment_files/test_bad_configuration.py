@@ -1,13 +1,16 @@
 """A wrong key or value gives one line: the file, the key, what to do."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from tests.unit.workflow.experiments import ExperimentFile
+from implicit_llm_workflow.planning.graph import build_graph
+from tests.refusals import refused
+from tests.unit.workflow.experiments import EXCERPTS, GRID, LANGUAGE, TINY, ExperimentFile
 
-CASES = [
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TINY_CASES = [
     ("lengths: [8, 16]", "lenghts: [8, 16]", "data.s3.test: unknown key 'lenghts'; did you mean 'lengths'?"),
     ("name: tiny", "name: Tiny", "name: 'Tiny' is not allowed; give lower-case letters"),
     ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
@@ -110,6 +113,29 @@ CASES = [
         "mode name 'blockwise' is taken",
     ),
 ]
+_BLOCKS = "      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
+_OTHER = f"{_BLOCKS}  other:\n    kind: word_problem\n    modes: [{{name: blockwise, eval_mode: blockwise}}]\n"
+_SAME = "evaluations.other.lengths: word-problem gives the same numbers of "
+TINY_CASES += [
+    (
+        "word_problem\n    modes",
+        "word_problem\n    runs: [s5-*]\n    modes",
+        "evaluations.word-problem.runs: s5-* matches no run",
+    ),
+    ("    modes:\n" + _BLOCKS, "", "evaluations.word-problem.modes: no mode given"),
+    ("word_problem\n    modes", "jacobian\n    modes", "unknown key 'modes'"),
+    (
+        _BLOCKS,
+        f"{_OTHER}    sweep: {{eval_max_iter: [1, 4]}}\n    runs: [explicit]\n",
+        "evaluations.other.runs: explicit matches no implicit run",
+    ),
+    (_BLOCKS, f"{_OTHER}    lengths: [16]\n", f"{_SAME}implicit"),
+    (
+        _BLOCKS,  # explicit models have one way to be evaluated
+        f"{_OTHER.replace('name: blockwise, eval_mode: blockwise}', 'name: blocks, eval_mode: blockwise}')}",
+        f"{_SAME}explicit; let them have different lengths",
+    ),
+]
 LANGUAGE_CASES = [
     ("kind: catbabi", "kind: catbab", "data.babi.kind: there is no 'catbab'; did you mean 'catbabi'?"),
     ("vocab_size: 192", "vocab_sise: 192", "data.babi: unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
@@ -159,38 +185,140 @@ LANGUAGE_CASES = [
         "runs.flat.model.num_attention_heads: 12 does not divide hidden_size 60 into heads of even width",
     ),
 ]
+DOWNSTREAM_CASES = [
+    ("tasks: paper", "num_fewshot: 0", "downstream.tasks: is missing; give the name of a suite (paper, local)"),
+    ("tasks: paper", "tasks: papre", "downstream.tasks: no suite 'papre' in downstream.yaml; did you mean 'paper'?"),
+    (
+        "tasks: paper",
+        "tasks: local, task_path: locl",
+        "downstream.task_path: there is no folder 'locl'; did you mean 'local'?",
+    ),
+    ("tasks: paper", "tasks: []", "downstream.tasks: [] is not allowed"),
+    ("tasks: paper", "tasks: paper, max_tokens: 3", "downstream.max_tokens: belongs to kind perplexity"),
+]
+GRID_CASES = [
+    ("override.task.batch_size", "overide.task.batch_size", "runs.babi.grid.batch.key: 'overide.task.batch_size' is"),
+    ("override.task.batch_size", "override", "runs.babi.grid.batch.key: 'override' is no path"),
+    ("override.task.batch_size", "model.hidden_size", "runs.babi.grid.batch.key: 'model.hidden_size' is no path"),
+    (
+        "override.task.batch_size",
+        "override.task.batch",
+        "unknown key 'batch'; did you mean 'batch_size'? (runs.babi.grid",
+    ),
+    ("override.task.batch_size", "override.task.schedule.peak_learning_rate", "grid.lr.key: two axes change"),
+    (
+        "[128, 256]",
+        "[128, 0]",
+        "0 is not allowed; give an integer of at least 1 (runs.babi.grid: lr = 0.0001, batch = 0)",
+    ),
+    ("[128, 256]", "[128, 128]", "runs.babi.grid.batch.values: two values are written '128'"),
+    ("[128, 256]", "[a/b]", "runs.babi.grid.batch.values: 'a/b' cannot be part of a run's name"),
+    ("[128, 256]", "[]", "runs.babi.grid.batch.values: [] is not allowed"),
+    ("values: [128", "value: [128", "runs.babi.grid.batch: unknown key 'value'; did you mean 'values'?"),
+    ("  flat:", "  babi-lr0.0001-batch128:", "runs: two runs are called 'babi-lr0.0001-batch128'"),
+    (
+        "batch_size, values: [128, 256]}\n",
+        "batch_size.x, values: [1, 2]}\n    override: {task: {batch_size: 4}}\n",
+        "grid.batch.key: 'batch_size' is 4 and has no keys below it",
+    ),
+]
+EXCERPT_CASES = [
+    (
+        "runs: [implicit]",
+        "runs: [implicid]",
+        "excerpts.figure_3.from[0].runs: no run or peer is called 'implicid'; did you mean 'implicit'",
+    ),
+    (
+        '"word-*"',
+        "word-problems",
+        "excerpts.figure_3.from[0].evaluations: none of these runs has one called 'word-problems'; did you mean",
+    ),
+    (
+        "[accuracy-by-length]",
+        "[accuracy-by-lenght]",
+        "excerpts.figure_3.figures: unknown key 'accuracy-by-lenght'; did you mean 'accuracy-by-length'",
+    ),
+    ("[accuracy]", "[perplexity]", "excerpts.figure_3.tables: unknown key 'perplexity'"),
+    ("  figure_3:", "  figure-3:", "excerpts: 'figure-3' is not allowed; give figure_ or table_ with lower-case"),
+]
+PEER = "{data: text, checkpoint: {path: x}}"
+PEER_CASES = [
+    (PEER, "{data: text, checkpoint: {}}", "needs either path"),
+    (PEER, "{data: text, checkpoint: {path: x, hub: y, revision: null}}", "needs either path"),
+    (PEER, "{data: text, checkpoint: {hub: owner/other}}", "revision: is missing; name the commit, or null"),
+    (PEER, "{data: text, checkpoint: {path: x, revision: y}}", "unknown key 'revision'"),
+    (PEER, "{data: txt, checkpoint: {path: x}}", "did you mean 'text'"),
+    (PEER, "{data: text, checkpoint: {path: x}, evaluations: [perplexty]}", "did you mean 'perplexity'"),
+    (PEER, "{data: text, checkpoint: {path: x}, evaluations: [questions]}", "none fits its language_model data"),
+    (
+        PEER,
+        "{data: text, checkpoint: {path: x, sha256: {a.bin: 12}}}",
+        "peers.other.checkpoint.sha256.a.bin: expected a string, found 12",
+    ),
+    ("other: {data", "flat-s0: {data", "peers.flat-s0: is also the name of a trained model"),
+]
+DOWNSTREAM = (
+    "evaluations:\n  downstream: {kind: lm_eval, tasks: paper, modes: [{name: blockwise, eval_mode: blockwise}]}\n"
+)
+TABLES = [
+    (TINY, TINY_CASES),
+    (TINY + EXCERPTS, EXCERPT_CASES),
+    (LANGUAGE, LANGUAGE_CASES),
+    (LANGUAGE.replace("evaluations:\n", DOWNSTREAM), DOWNSTREAM_CASES),
+    (LANGUAGE.replace("    task: catbabi\n", f"    task: catbabi\n{GRID}"), GRID_CASES),
+    (f"{LANGUAGE}\npeers:\n  other: {PEER}\n", PEER_CASES),
+]
 
 
-def check_refusal(experiment: ExperimentFile, message: str) -> None:
-    """It names file and key in one line."""
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        experiment.load()
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(f"{experiment.path.name}: ") or str(experiment.path) in str(caught.value)
+@pytest.mark.parametrize(
+    ("text", "old", "new", "message"),
+    [pytest.param(text, *case, id=f"{case[1]}: {case[2]}") for text, cases in TABLES for case in cases],
+)
+def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
+    tmp_path: Path, text: str, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with refused(re.escape(message)) as caught:
+        build_graph(ExperimentFile(path).edit(old, new).load())
+    assert str(path) in str(caught.value) or str(caught.value).startswith("own.yaml: ")
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("old", "new", "message"), CASES, ids=[case[1] for case in CASES])
-def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
-    tiny: ExperimentFile, old: str, new: str, message: str
+HUB = "pretrained: some/model\nrevision: "
+A_COMMIT = "revision: expected a commit in 40 lower-case"
+BESIDE_CASES = [
+    (
+        "tasks/language-model.yaml",
+        "kind: language_model\nlabels: shifted",
+        "labels: the text 'shifted' is not one of aligned",
+    ),
+    *(
+        ("models/llama3-130m-explicit.yaml", text, message)
+        for text, message in (
+            ("config: llama3-130m-explicid", "did you mean 'llama3-130m-explicit'"),
+            ("config: {model_type: other}\npackage: 'other; rm'", "package: .*name of a Python package"),
+            (
+                "pretrained: some/model",
+                "revision: is missing, .*`git ls-remote https://huggingface.co/some/model HEAD`",
+            ),
+            (f"{HUB}main", A_COMMIT),
+            (f"{HUB}{COMMIT[:12]}", A_COMMIT),
+            (f"{HUB}{COMMIT.upper()}", A_COMMIT),
+            (f"{HUB}null", "revision: is missing, and some/model is no folder"),
+            (f"pretrained: models\nrevision: {COMMIT}", "revision: models is a folder, which has none; remove it"),
+            ("pretrained: some/model\nconfig: llama3-130m-explicit", "unknown key"),
+            (f"revision: {COMMIT}\nconfig: llama3-130m-explicit", "unknown key"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "message"), BESIDE_CASES)
+def test_a_mistake_in_a_file_beside_the_experiment_is_named_with_that_file(
+    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, file: str, text: str, message: str
 ) -> None:
-    check_refusal(tiny.edit(old, new), message)
-
-
-@pytest.mark.parametrize(("old", "new", "message"), LANGUAGE_CASES, ids=[case[2] for case in LANGUAGE_CASES])
-def test_a_mistake_about_language_models_is_named_so_too(
-    language: ExperimentFile, old: str, new: str, message: str
-) -> None:
-    check_refusal(language.edit(old, new), message)
-
-
-def test_a_broken_file_beside_the_experiment_is_named(tiny: ExperimentFile) -> None:
-    tiny.beside("tasks/word-problem.yaml", "kind: word_problem\nlabels: shifted\n")
-    with pytest.raises(ConfigError, match=r"word-problem.yaml: labels: the text 'shifted' is not one of aligned"):
-        tiny.load()
-
-
-def test_an_unknown_library_configuration_is_named(tiny: ExperimentFile) -> None:
-    tiny.beside("models/mamba2-implicit.yaml", "config: mamba2-state-tracking-implicid\n")
-    with pytest.raises(ConfigError, match="did you mean 'mamba2-state-tracking-implicit'"):
-        tiny.load()
+    language.beside(file, text)
+    monkeypatch.chdir(language.path.parent)
+    with refused(f"{file}: .*{message}"):
+        language.load()

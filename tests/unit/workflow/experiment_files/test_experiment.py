@@ -1,17 +1,27 @@
+"""What an experiment file says: runs, grids, curricula and evaluations."""
+
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.tasks import group_order
 from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
 from implicit_llm_data.groups import load_group
+from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import override_fields
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_path, plain, read_yaml
+from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.refusals import refused
-from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.console_calls import output
+from tests.unit.workflow.experiments import GRID, ExperimentFile, finish, keys
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.yaml")), ids=lambda path: path.stem)
@@ -31,9 +41,6 @@ def test_a_model_file_can_hold_the_fields_of_any_model_and_the_package_that_know
     tiny.edit("model: mamba2-explicit", "model: other\n    override: {model: {width: 16}}")
     fields = {"model_type": "other", "width": 16, "package": "other.models", "vocab_size": 6}
     assert tiny.load().runs["explicit"].model == fields
-    tiny.beside("models/other.yaml", "config: {model_type: other}\npackage: 'other; rm'\n")
-    with pytest.raises(ConfigError, match=r"package: .*name of a Python package"):
-        tiny.load()
 
 
 def test_the_vocabulary_follows_from_the_data(tiny: ExperimentFile) -> None:
@@ -52,10 +59,32 @@ def test_a_file_beside_the_experiment_wins_over_that_of_the_project(tiny: Experi
     assert [phase.name for phase in tiny.load().runs["explicit"].phases] == ["all"]
 
 
-def test_an_experiment_is_found_by_its_name() -> None:
-    assert experiment_path("demo").resolve() == CONFIG_DIR / "demo.yaml"
-    with pytest.raises(ConfigError, match="did you mean 'demo'"):
-        experiment_path("demmo")
+def test_an_entry_with_a_grid_is_a_run_at_every_point(language: ExperimentFile) -> None:
+    language.edit("    task: catbabi\n", f"    task: catbabi\n{GRID}")
+    runs = {name: run.task for name, run in language.load().runs.items() if run.data == "babi"}
+    assert {name: (task.schedule.peak_learning_rate, task.batch_size) for name, task in runs.items()} == {
+        "babi-lr0.0001-batch128": (1e-4, 128),
+        "babi-lr0.0001-batch256": (1e-4, 256),
+        "babi-lr0.0005-batch128": (5e-4, 128),
+        "babi-lr0.0005-batch256": (5e-4, 256),
+    }
+
+
+def test_the_runs_of_a_grid_keep_the_other_changes_of_their_entry(language: ExperimentFile) -> None:
+    axis = "{key: override.curriculum.free-80.solver.max_iter, values: [8, 16]}"
+    branches = "    curriculum: bounded-then-free-branches\n"
+    run = language.edit(branches, f"{branches}    grid: {{iter: {axis}}}\n").load().runs["trunk-iter16"]
+    solvers = {phase.name: phase.solver for phase in run.phases if phase.solver}
+    assert (run.seeds, run.model["hidden_size"], run.task.total_steps) == ((0, 1), 64, 1000)
+    assert (solvers["free-70"]["tol"], solvers["free-80"]["max_iter"]) == (0.04, 16)
+
+
+def test_models_and_curricula_can_be_axes(language: ExperimentFile) -> None:
+    axis = "{key: model, values: [mamba2-130m-explicit, llama3-130m-explicit]}"
+    language.edit("  flat:\n    data: text\n", f"  flat:\n    grid: {{of: {axis}}}\n    data: text\n")
+    runs = language.load().runs
+    assert runs["flat-ofmamba2-130m-explicit"].model["model_type"] == "implicit_mamba2"
+    assert runs["flat-ofllama3-130m-explicit"].model["model_type"] == "implicit_llama3"
 
 
 def test_whole_numbers_and_floats_of_a_model_are_one_identity() -> None:
@@ -69,24 +98,21 @@ def test_groups_have_as_many_elements_as_their_tables(group: str) -> None:
     assert group_order(group) == load_group(group).order
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "file.yaml"
-    path.write_text(text)
-    return path
-
-
-@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "1.e-3", ".1e-2", "+1e-3"])
-def test_every_way_of_writing_a_thousandth_is_a_number(tmp_path: Path, text: str) -> None:
-    assert read_yaml(written(tmp_path, f"value: {text}")) == {"value": 0.001}
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        *((f"value: {one}", {"value": 0.001}) for one in ("1e-3", "1E-3", "1.0e-3", "1.e-3", ".1e-2", "+1e-3")),
+        ("x: &x {a: 1, b: 1}\ny: {<<: *x, b: 2}", {"x": {"a": 1, "b": 1}, "y": {"a": 1, "b": 2}}),
+    ],
+)
+def test_numbers_with_an_exponent_and_merge_keys_are_read(tmp_path: Path, text: str, values: object) -> None:
+    (tmp_path / "file.yaml").write_text(text)
+    assert read_yaml(tmp_path / "file.yaml") == values
 
 
 @pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3x", "1-3"])
 def test_text_that_only_looks_like_a_number_stays_text(text: str) -> None:
     assert plain({"value": [text]}) == {"value": [text]}
-
-
-def test_merge_keys_may_be_used_with_overrides(tmp_path: Path) -> None:
-    assert read_yaml(written(tmp_path, "x: &x {a: 1, b: 1}\ny: {<<: *x, b: 2}\n"))["y"] == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -98,11 +124,238 @@ def test_merge_keys_may_be_used_with_overrides(tmp_path: Path) -> None:
         (b"a: 1\nb: 2\na: 3\n", r"file\.yaml:3: .*'a' occurs twice"),
         (b"\xff\xfe\x00", "is not valid YAML: 'utf-8' codec can't decode byte 0xff"),
         (b"a: !!python/object/apply:os.getcwd []", "not valid YAML"),
-        (None, r"file\.yaml: cannot be read"),
     ],
 )
-def test_what_is_no_mapping_is_refused_in_one_line(tmp_path: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "file.yaml").write_bytes(content)
+def test_what_is_no_mapping_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "file.yaml").write_bytes(content)
     with refused(message, ConfigError):
         read_yaml(tmp_path / "file.yaml")
+
+
+def test_an_experiment_is_found_by_its_name_and_a_misspelt_one_is_named() -> None:
+    assert experiment_path("demo").resolve() == CONFIG_DIR / "demo.yaml"
+    with refused("did you mean 'demo'", ConfigError):
+        experiment_path("demmo")
+    with refused(r"file\.yaml: cannot be read", ConfigError):
+        load_experiment(Path("file.yaml"))
+
+
+def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
+    """Phases of explicit models, named by their letters where no name is given."""
+    named = [{"name": chr(ord("a") + index), "solver": None, **item} for index, item in enumerate(items)]
+    return {phase.name: phase for phase in build_phases(named, total_steps, "x.yaml: curriculum")}
+
+
+@pytest.mark.parametrize(
+    ("items", "found"),
+    [
+        (
+            [{"steps": 100}, {"steps": 0.2}, {"steps": "rest"}],
+            {"a": (0, 0, 100, None), "b": (1, 100, 300, "a"), "c": (2, 300, 1000, "b")},
+        ),
+        (
+            [
+                {"steps": "rest", "keep": [0.9, 0.7]},
+                {"after": "a", "start": 0.7, "steps": "rest"},
+                {"after": "a", "start": 900, "steps": "rest"},
+            ],
+            {"a": (0, 0, 1000, None), "b": (1, 700, 1000, "a"), "c": (1, 900, 1000, "a")},
+        ),
+        (
+            [{"steps": 0.5}, {"steps": "rest"}, {"after": "a", "steps": 100}, {"steps": "rest"}],
+            {"a": (0, 0, 500, None), "b": (1, 500, 1000, "a"), "c": (1, 500, 600, "a"), "d": (2, 600, 1000, "c")},
+        ),
+    ],
+    ids=["one after the other", "branches from kept steps", "a branch from the end, with phases of its own"],
+)
+def test_phases_follow_each_other_or_leave_the_one_they_name(items: list[dict[str, Any]], found: object) -> None:
+    made = phases(*items)
+    assert {name: (it.index, it.start_step, it.end_step, it.after) for name, it in made.items()} == found
+    assert made["a"].keep == ((700, 900) if "keep" in items[0] else ())
+
+
+def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
+    branches = [{"after": "a", "start": share, "steps": "rest"} for share in (0.7, 0.8, 0.9)]
+    found = phases({"steps": "rest", "keep": [0.7, 0.8, 0.9]}, *branches, total_steps=197_411)
+    assert [found[name].start_step for name in "bcd"] == [138_188, 157_929, 177_670]
+
+
+def test_only_kept_steps_are_added_to_the_identity() -> None:
+    plain, kept = phases({"steps": "rest"})["a"], phases({"steps": "rest", "keep": [10]})["a"]
+    assert plain.identity() == {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
+    assert kept.identity() == {**plain.identity(), "keep": [10]}
+
+
+CASES: list[tuple[list[dict[str, Any]], str]] = [
+    (
+        [{"steps": 0.5}, {"after": "aa", "steps": "rest"}],
+        "after: there is no phase 'aa' before this one; did you mean 'a'?",
+    ),
+    ([{"steps": 0.5, "after": "b"}, {"steps": "rest"}], "a.after: there is no phase 'b' before this one"),
+    ([{"steps": "rest"}, {"after": "b", "steps": "rest"}], "b.after: there is no phase 'b' before this one"),
+    (
+        [{"steps": "rest", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
+        "b.start: phase 'a' does not keep step 700; add 0.7 to the list `keep` of 'a'",
+    ),
+    ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: step 600 is outside of phase 'a', steps 0 to 500"),
+    ([{"steps": "rest", "start": 5}], "a.start: the first phase starts at step 0; remove the key"),
+    (
+        [{"steps": 500, "keep": [0.6]}, {"steps": "rest"}],
+        "a.keep: step 600 is not between the phase's start 0 and end 500",
+    ),
+    ([{"steps": 1001}], "a.steps: the phase ends at step 1001, the task has total_steps 1000"),
+    ([{"steps": 500}, {"steps": 1000}], "b.steps: the phase ends at step 1500, the task has total_steps 1000"),
+    ([{"steps": "rest"}, {"steps": "rest"}], "b.steps: no step of the 1000 is left"),
+    ([{"steps": "rest"}, {"steps": 10}], "b.steps: no step of the 1000 is left"),
+    (
+        [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],
+        "the phases up to 'a' have 900 steps, the task has total_steps 1000",
+    ),
+]
+
+
+@pytest.mark.parametrize(("items", "message"), CASES, ids=[case[1] for case in CASES])
+def test_what_makes_no_curriculum_is_one_line(items: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        phases(*items)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("x.yaml: curriculum")
+
+
+def test_every_branch_is_trained_from_the_trunk_and_evaluated(language: ExperimentFile) -> None:
+    nodes, trunk = build_graph(language.load()), "train/trunk-s1/bounded"
+    assert nodes[trunk].config["phase"]["keep"] == [700, 800, 900]
+    assert "start" not in nodes[trunk].upstream
+    for share in (70, 80, 90):
+        branch = nodes[f"train/trunk-s1/free-{share}"]
+        phase = branch.config["phase"]
+        assert (branch.upstream["start"], phase["index"], phase["start_step"]) == (trunk, 1, 10 * share)
+    ends = [f"evaluate/trunk-s1/{phase}/perplexity" for phase in ("bounded", "free-70", "free-80", "free-90")]
+    assert [key for key in nodes if key.startswith("evaluate/trunk-s1/")] == ends
+    assert {*ends} <= {*nodes["report"].upstream.values()}
+
+
+def test_a_change_of_a_free_phase_leaves_the_trunk_and_other_branches(language: ExperimentFile) -> None:
+    finish(language.plan())
+    language.edit("solver: {tol: 0.04}", "solver: {tol: 0.04, max_iter: 23}")
+    branches = {f"train/trunk-s{seed}/free-70" for seed in (0, 1)}
+    evaluations = {f"evaluate/trunk-s{seed}/free-70/perplexity" for seed in (0, 1)}
+    assert keys(language.plan(), "stale") == {*branches, *evaluations, "report"}
+
+
+def test_another_branch_at_a_kept_step_makes_nothing_stale_but_the_report(language: ExperimentFile) -> None:
+    solver = "{mode: fixed_point, max_iter: 4, phantom_steps: 1}"
+    one = (
+        f"phases:\n- {{name: bounded, steps: rest, keep: [0.7, 0.8], solver: {solver}}}\n"
+        f"- {{name: free-70, after: bounded, start: 0.7, steps: rest, solver: {solver}}}\n"
+    )
+    path = language.beside("curricula/bounded-then-free-branches.yaml", one)
+    finish(language.plan())
+    path.write_text(one + f"- {{name: free-80, after: bounded, start: 0.8, steps: rest, solver: {solver}}}\n")
+    plan = language.plan()
+    assert keys(plan, "stale") == {"report"}
+    assert keys(plan, "missing") == {
+        f"{key}" for s in (0, 1) for key in (f"train/trunk-s{s}/free-80", f"evaluate/trunk-s{s}/free-80/perplexity")
+    }
+
+
+ITEM = "evaluations:\n  word-problem:\n    kind: word_problem\n"
+MODES = "    modes:\n      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
+
+
+def evaluated(experiment: ExperimentFile) -> set[str]:
+    return {node.name for node in build_graph(experiment.load()).values() if node.stage == "evaluate"}
+
+
+def test_runs_are_chosen_by_name_or_pattern(tiny: ExperimentFile) -> None:
+    tiny.edit(ITEM, f"{ITEM}    runs: [impl*]\n")
+    assert evaluated(tiny) == {"implicit-s0/free/word-problem", "implicit-s1/free/word-problem"}
+
+
+def test_the_jacobian_has_no_modes(tiny: ExperimentFile) -> None:
+    tiny.edit(ITEM + MODES, "evaluations:\n  word-problem: {kind: jacobian}\n")
+    assert build_graph(tiny.load())["evaluate/implicit-s0/free/word-problem"].config == {"kind": "jacobian"}
+
+
+def test_a_sweep_is_not_done_for_explicit_runs_which_would_stand_in_the_report_twice(tiny: ExperimentFile) -> None:
+    sweep = "    sweep: {eval_max_iter: [1, 4]}\n"
+    nodes = build_graph(tiny.add(f"  compute:\n    kind: word_problem\n{sweep}{MODES}").load())
+    assert nodes["evaluate/implicit-s0/free/compute"].config["sweep"] == {"eval_max_iter": [1, 4]}
+    assert evaluated(tiny) - {"implicit-s0/free/compute", "implicit-s1/free/compute"} == {
+        f"{name}/word-problem" for name in ("implicit-s0/free", "implicit-s1/free", "explicit-s0/explicit")
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ("    lengths: [8]\n", "    lengths: [16]\n"),
+        ("    runs: [explicit]\n", "    runs: [implicit]\n"),
+    ],
+)
+def test_two_evaluations_of_a_kind_give_different_numbers(tiny: ExperimentFile, settings: str, others: str) -> None:
+    tiny.edit(ITEM, f"{ITEM}{settings}").add(f"  other:\n    kind: word_problem\n{others}{MODES}")
+    assert any(name.endswith("/other") for name in evaluated(tiny))
+
+
+@pytest.mark.parametrize("name", EVALUATION_KINDS)
+def test_every_setting_of_a_kind_is_a_field_of_its_jobs(name: str) -> None:
+    kind = EVALUATION_KINDS[name]
+    assert kind.settings.keys() == kind.fields.keys() - {"kind", "modes", "sweep", "task_files"}
+
+
+ONE_MODE = "modes: [{name: blockwise, eval_mode: blockwise}]"
+
+
+def with_downstream(language: ExperimentFile, settings: str) -> ExperimentFile:
+    return language.edit("evaluations:\n", f"evaluations:\n  downstream: {{kind: lm_eval, {settings}, {ONE_MODE}}}\n")
+
+
+def downstream_nodes(experiment: ExperimentFile) -> list[Node]:
+    return [node for node in experiment.plan().nodes.values() if node.name.endswith("/downstream")]
+
+
+def test_a_suite_stands_for_its_tasks_and_every_language_model_is_asked_with_its_tokenizer(
+    language: ExperimentFile,
+) -> None:
+    nodes = downstream_nodes(with_downstream(language, "tasks: paper, limit: 100"))
+    assert len(nodes) > 2
+    for node in nodes:
+        assert node.config["tasks"][:2] == ["lambada_openai", "hellaswag"]
+        assert (len(node.config["tasks"]), node.config["limit"]) == (7, 100)
+        assert node.upstream == {"model": node.upstream["model"], "tokenizer": "data/text-tokenizer"}
+
+
+def test_other_content_of_a_task_folder_is_another_identity(language: ExperimentFile, tmp_path: Path) -> None:
+    language.beside("tasks/mine.yaml", "task: mine\n")
+    experiment = with_downstream(language, f"tasks: [mine], task_path: {tmp_path}/tasks")
+
+    def fingerprints() -> set[str]:
+        plan = experiment.plan()
+        return {plan.identities[node.key].fingerprint for node in downstream_nodes(experiment)}
+
+    first = fingerprints()
+    language.beside("tasks/__pycache__/x.pyc", "")
+    assert fingerprints() == first
+    language.beside("tasks/mine.yaml", "task: mine # changed\n")
+    assert not fingerprints() & first
+
+
+def test_the_local_tasks_are_found_by_name(language: ExperimentFile) -> None:
+    (node, *_) = downstream_nodes(with_downstream(language, "tasks: local, task_path: local"))
+    assert set(node.config["task_files"]) == {
+        path.name for path in (TASK_FOLDERS / "local").iterdir() if path.is_file()
+    }
+    assert node.config["tasks"] == ["local_last_word", "local_continuation", "local_cloze"]
+
+
+def test_all_arguments_go_to_the_harness_in_their_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
+    options = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
+    calls = [options, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
+    for words in calls:
+        output(capsys, "evaluate", "harness", *words)
+    assert given == calls

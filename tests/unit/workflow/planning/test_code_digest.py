@@ -1,9 +1,12 @@
-"""What counts as the code of a stage."""
+"""What counts as the code of a stage, and that it is still the same when a job begins."""
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -11,6 +14,7 @@ from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning import code_digest as digests
 from implicit_llm_workflow.planning import project_sources
 from implicit_llm_workflow.planning.code_digest import (
+    CodeChanged,
     CodeRecord,
     JobCode,
     changed_files,
@@ -24,10 +28,12 @@ from implicit_llm_workflow.planning.code_digest import (
     read_code_record,
     record_code,
     record_path,
+    require_submitted_code,
     resource_digests,
 )
 from implicit_llm_workflow.planning.project_sources import Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import REPORT
+from tests.unit.workflow.experiments import ExperimentFile
 
 FILES = {
     "__init__.py": "from library.models.preset import load_preset\nfrom library.solver.config import Settings\n",
@@ -121,13 +127,6 @@ def test_code_counts_for_the_stages_that_reach_it_and_layout_for_none(
     assert {stage for stage, old in before.items() if digest(library, stage) != old} == stages
 
 
-def test_a_renamed_module_counts(library: Path) -> None:
-    before = digest(library)
-    (library / "data" / "groups.py").rename(library / "data" / "tables.py")
-    (library / "data" / "stage.py").write_text(FILES["data/stage.py"].replace("data.groups", "data.tables"))
-    assert digest(library) != before
-
-
 def test_claims_and_captions_count_for_the_report_alone() -> None:
     counted = resource_digests(job_sources(job_code("report", {})).values())
     assert {f"{REPORT}/claims/claims.yaml", f"{REPORT}/registry.yaml"} <= counted.keys()
@@ -145,7 +144,6 @@ def test_a_syntax_error_is_named_with_its_line(library: Path) -> None:
 
 def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = digest(library, kept=tmp_path / "kept")
-    assert first == digest(library)
     parsed: list[str] = []
     tree = Source.tree.func
     monkeypatch.setattr(Source, "tree", property(lambda source: parsed.append(source.module) or tree(source)))
@@ -154,9 +152,8 @@ def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeyp
     (library / "other.py").write_text("a = 1\n")
     (library / "data" / "groups.py").write_text("import library.other\n")
     changed = digest(library, kept=tmp_path / "kept")
-    assert changed != first
     assert set(parsed) == {"library.data.groups", "library.other"}
-    assert changed == digest(library)
+    assert first != changed == digest(library)
 
 
 def test_what_was_found_for_a_job_is_kept_for_the_next_process(
@@ -202,19 +199,6 @@ class Solver(Base):
 '''
 
 
-def changes(old: str, new: str) -> list[str]:
-    records = [
-        CodeRecord("m", {"m": text, "same": ""}, {"m": parts_of(ast.parse(text))})
-        for text in (SOURCE, edited(old, new))
-    ]
-    return changed_files(*records)
-
-
-def edited(old: str, new: str) -> str:
-    assert old in SOURCE
-    return SOURCE.replace(old, new)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
@@ -231,11 +215,14 @@ def edited(old: str, new: str) -> str:
     ],
 )
 def test_a_change_is_named_by_what_it_changes(old: str, new: str, named: str) -> None:
-    assert changes(old, new) == [f"m ({named})"]
+    texts = (SOURCE, SOURCE.replace(old, new))
+    records = [CodeRecord("m", {"m": text, "same": ""}, {"m": parts_of(ast.parse(text))}) for text in texts]
+    assert changed_files(*records) == [f"m ({named})"]
 
 
 def test_comments_and_docstrings_are_in_no_part() -> None:
-    assert parts_of(ast.parse(edited("Doc.", "Other."))) == parts_of(ast.parse(edited("# comment", "# other")))
+    other = SOURCE.replace("Doc.", "Other.").replace("# comment", "# other")
+    assert (parts_of(ast.parse(other)), other == SOURCE) == (parts_of(ast.parse(SOURCE)), False)
 
 
 def test_new_and_gone_files_are_told() -> None:
@@ -259,3 +246,39 @@ def test_a_record_of_other_code_than_its_name_says_is_none(tmp_path: Path) -> No
     for text in (other, "", "[]", "null", "{}"):
         path.write_text(text)
         assert read_code_record(tmp_path, digest) is None
+
+
+STAGE = JobCode("library.score.stage")
+
+
+@pytest.fixture
+def waiting(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The library can be imported, and its stage `score` imports score/extra.py only when it runs."""
+    monkeypatch.syspath_prepend(str(library.parent))
+    monkeypatch.setattr(digests, "_library", lambda: Project({"library": library}))
+    job_digest.cache_clear()
+    with mock.patch.dict(sys.modules):
+        yield library
+
+
+def test_unchanged_code_runs_and_what_is_imported_late_is_loaded_before_it_can_change(waiting: Path) -> None:
+    require_submitted_code(STAGE.module, job_digest(STAGE), "train/x")
+    assert "library.score.extra" in sys.modules
+
+
+@pytest.mark.parametrize("name", ["stage.py", "extra.py"])
+def test_code_that_was_changed_since_its_job_was_planned_is_refused(waiting: Path, name: str) -> None:
+    code = job_digest.__wrapped__(STAGE)
+    ExperimentFile(waiting / "score" / name).add("another = 1\n")
+    with pytest.raises(CodeChanged, match=rf"train/x: the code was changed .* \(digest {code[:12]} then") as caught:
+        require_submitted_code(STAGE.module, code, "train/x")
+    assert caught.value.exit_code == 2
+
+
+def test_a_changed_comment_is_no_change_also_in_code_that_cannot_be_loaded_here(waiting: Path) -> None:
+    extra = ExperimentFile(waiting / "score" / "extra.py").add("import no_such_package\n")
+    code = job_digest.__wrapped__(STAGE)
+    extra.add("# a comment\n")
+    require_submitted_code(STAGE.module, code, "train/x")
+    assert "library.score.extra" not in sys.modules
+    assert "library.score.extra" in job_sources(STAGE)

@@ -1,15 +1,28 @@
 """The jobs of an experiment and what each of them is."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 from implicit_llm_contracts.config.evaluation import EvaluateConfig
 from implicit_llm_contracts.config.training import TrainConfig
+from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_data.stages.word_problem import WordProblemConfig
 from implicit_llm_report.config import ReportConfig
+from implicit_llm_report.registry import registry
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
+from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
-from tests.unit.workflow.experiments import ExperimentFile
+from implicit_llm_workflow.results.explain import upstream_closure
+from tests.pages import ROOT
+from tests.unit.workflow.experiments import EXCERPTS, LANGUAGE, PEER, TINY, ExperimentFile, finish, keys
 
 KEYS = [
     "data/s3-train",
@@ -73,31 +86,266 @@ def test_every_job_is_described_as_its_stage_reads_it(tiny: ExperimentFile) -> N
     assert plan.nodes["train/explicit-s0/explicit"].config["phase"]["solver"] is None
 
 
-def test_an_explicit_experiment_has_no_figure_of_solvers(tiny: ExperimentFile) -> None:
-    assert "solver-health" in report_figures(tiny.load())
-    text = tiny.path.read_text()
-    start, end = text.index("  implicit:"), text.index("  explicit:")
-    tiny.path.write_text((text[:start] + text[end:]).replace("  curriculum:\n    unrolled: {steps: 4}\n", ""))
-    assert report_figures(tiny.load()) == ["accuracy-by-length", "accuracy-by-position", "training-curves"]
+EXPLICIT_ONLY = (TINY[: TINY.index("  implicit:")] + TINY[TINY.index("  explicit:") :]).replace(
+    "  curriculum:\n    unrolled: {steps: 4}\n", ""
+)
+TRAINING = ["training-curves", "solver-health", "spectral-radius"]
+BY_TOKEN = ["accuracy-by-length", "accuracy-by-position"]
+OF_LANGUAGE = ["perplexity-by-length", "perplexity-by-position", "curriculum", "loss-by-flops", "accuracy-by-babi-task"]
 
 
-def test_the_figures_and_tables_are_those_of_what_is_evaluated(tiny: ExperimentFile, language: ExperimentFile) -> None:
-    assert report_tables(tiny.load()) == ["accuracy", "published"]
-    assert report_tables(language.load()) == ["perplexity", "babi", "duality", "published"]
-    assert report_figures(language.load()) == [
-        "perplexity-by-length",
-        "perplexity-by-position",
-        "curriculum",
-        "loss-by-flops",
-        "accuracy-by-babi-task",
-        "training-curves",
-        "solver-health",
-        "spectral-radius",
+@pytest.mark.parametrize(
+    ("text", "figures", "tables"),
+    [
+        (
+            TINY,
+            ["accuracy-by-mode", *BY_TOKEN, *TRAINING],
+            ["accuracy", "published"],
+        ),
+        (EXPLICIT_ONLY, [*BY_TOKEN, "training-curves"], ["accuracy", "published"]),
+        (LANGUAGE, [*OF_LANGUAGE, *TRAINING], ["perplexity", "babi", "duality", "published"]),
+        (
+            LANGUAGE.replace('["flat*"]', '["flat*", trunk]'),  # a figure of the implicit run alone
+            [*OF_LANGUAGE, "convergence-by-iteration", *TRAINING],
+            ["perplexity", "babi", "duality", "published"],
+        ),
+        (LANGUAGE[: LANGUAGE.index("evaluations:")], ["loss-by-flops", *TRAINING], ["published"]),
+        (
+            TINY.replace("word_problem\n    modes", "word_problem\n    sweep: {eval_max_iter: [1, 4]}\n    modes"),
+            ["test-time-iterations", *TRAINING],
+            ["test-time", "published"],
+        ),
+    ],
+)
+def test_the_figures_and_tables_are_those_of_what_is_evaluated(
+    tmp_path: Path, text: str, figures: list[str], tables: list[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    experiment = load_experiment(tmp_path / "own.yaml")
+    assert (report_figures(experiment), report_tables(experiment)) == (figures, tables)
+
+
+@pytest.fixture
+def shown(tiny: ExperimentFile) -> ExperimentFile:
+    return tiny.add(EXCERPTS)
+
+
+def test_an_excerpt_needs_the_evaluations_that_it_shows_and_their_models(shown: ExperimentFile) -> None:
+    plan = shown.plan()
+    figure = plan.find("figure_3")
+    assert sorted(figure.upstream) == [
+        "evaluate:implicit-s0/free/word-problem",
+        "evaluate:implicit-s1/free/word-problem",
+        *(f"train:implicit-s{seed}/{phase}" for seed in (0, 1) for phase in ("free", "unrolled")),
     ]
-    text = language.path.read_text()
-    language.path.write_text(text.replace('["flat*"]', '["flat*", trunk]'))
-    assert "convergence-by-iteration" in report_figures(language.load())  # of the implicit run alone
-    language.path.write_text(text[: text.index("evaluations:")])
-    assert report_tables(language.load()) == ["published"]
-    training = ["training-curves", "solver-health", "spectral-radius"]
-    assert report_figures(language.load()) == ["loss-by-flops", *training]
+    assert not any("explicit" in key.partition("implicit")[0] for key in upstream_closure(plan, [figure.key]))
+    assert list(plan.find("figure_training").upstream) == ["train:explicit-s0/explicit"]
+
+
+def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(shown: ExperimentFile) -> None:
+    plan = shown.plan()
+    figure, report = plan.find("figure_3"), plan.find("report")
+    assert plan.code(figure) == plan.code(report)
+    changed = {key for key in figure.config if figure.config[key] != report.config.get(key)}
+    assert changed == {"title", "figures", "tables", "jobs"}
+    assert figure.config["jobs"].keys() == figure.upstream.keys()
+    assert (figure.config["figures"], figure.config["tables"]) == (["accuracy-by-length"], ["accuracy"])
+    assert plan.manifests("report") == [plan.manifest(report)]  # no part of what is made by default
+
+
+@pytest.mark.parametrize("name", ["paper", "miniature"])
+def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> None:
+    experiment = load_experiment(experiment_path(name))
+    assert report_figures(experiment) == list(registry().figures)
+    assert report_tables(experiment) == list(registry().tables)
+
+
+def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_the_other_scales_have_no_others() -> None:
+    paper, miniature, *others = (
+        load_experiment(experiment_path(name)).excerpts.keys() for name in ("paper", "miniature", "demo", "h200")
+    )
+    page = (ROOT / "docs" / "paper.md").read_text()
+    assert [name for name in paper if f"| `{name}` |" not in page] == []
+    assert list(miniature) == list(paper)
+    for other in others:
+        assert other <= paper
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+BLOCKWISE = {"name": "blockwise", "eval_mode": "blockwise"}
+BABI = {"kind": "catbabi", "collection": "simulated", "length": 200, "vocab_size": 192, "seed": 0}
+CORPUS = {"source": "python_library"}
+SHARDS = {f"shard-{number:05d}": f"data/text-shard-{number:05d}" for number in range(3)}
+TOKENIZER = {"kind": "tokenizer", "end_of_text": "<|endoftext|>", "vocab_size": 512}
+NODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # of LANGUAGE: configuration and inputs
+    "data/babi-text": (
+        {
+            **{"kind": "babi_text", "source": "simulated", "seed": 0, "story_length": 10},
+            **{"families": [1, 2], "stories": {"train": 8, "valid": 4, "test": 4}},
+        },
+        {},
+    ),
+    **{
+        f"data/babi-{split}": (
+            {**BABI, "split": split, "mode": mode, "drop_last_story": True},
+            {"text": "data/babi-text"},
+        )
+        for split, mode in (("train", "qa"), ("valid", "lm"), ("test", "lm"))
+    },
+    "data/text-tokenizer": (
+        {
+            **{**TOKENIZER, "source": "trained", "corpus": CORPUS},
+            **{"max_bytes": 100_000_000, "test_fraction": 0.1, "seed": 0},
+        },
+        {},
+    ),
+    **{
+        f"data/text-{role}": (
+            {
+                **{"kind": "token_shard", "corpus": CORPUS, "shard": number, "num_shards": 3},
+                **{"test_fraction": 0.1, "seed": 0, "vocab_size": 512},
+            },
+            {"tokenizer": "data/text-tokenizer"},
+        )
+        for number, role in enumerate(SHARDS)
+    },
+    **{
+        f"data/text-{split}": ({"kind": "token_stream", "split": split, "length": 32}, SHARDS)
+        for split in ("train", "test")
+    },
+    "evaluate/flat-s0/explicit/perplexity": (
+        {"kind": "perplexity", "modes": [BLOCKWISE], "lengths": [64, 32], "max_tokens": 4096},
+        {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
+    ),
+    "evaluate/flat-s0/explicit/agreement": (
+        {
+            **{"kind": "duality", "lengths": [32], "trace_tokens": 64},  # the shortest length
+            "modes": [{"name": name, "eval_mode": name} for name in ("simultaneous", "sequential")],
+        },
+        {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
+    ),
+    "evaluate/babi-s0/explicit/questions": (
+        {"kind": "catbabi", "modes": [BLOCKWISE], "protocols": ["windowed", "carried"]},
+        {"model": "train/babi-s0/explicit", "babi-valid": "data/babi-valid", "babi-test": "data/babi-test"},
+    ),
+}
+
+
+def test_every_piece_of_a_data_set_is_a_job_and_models_are_evaluated_on_what_was_held_out(
+    language: ExperimentFile,
+) -> None:
+    nodes = build_graph(language.load())
+    assert [key for key, node in nodes.items() if node.stage == "data"] == [key for key in NODES if "data/" in key]
+    for key, described in NODES.items():
+        assert (nodes[key].config, nodes[key].upstream) == described, key
+    assert not nodes.keys() & {f"evaluate/babi-s0/explicit/{name}" for name in ("agreement", "perplexity")}
+
+
+SIMULATED = LANGUAGE[LANGUAGE.index("source: simulated") : LANGUAGE.index("    length: 200")]
+MISSING = "missing_files: [en-valid-10k/qa3_train.txt]\n"
+FILES = {"source": "files", "files": ["a/*.txt"], "field": "text"}
+HUB = {"source": "hub", "dataset": "a/b", "revision": None, "split": "train", "field": "text"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "configs"),
+    [
+        (
+            SIMULATED,
+            f"source: archive\n      {MISSING}",
+            {
+                "data/babi-text": {"kind": "babi_text", "source": "archive", **yaml.safe_load(MISSING)},
+                "data/babi-train": {**NODES["data/babi-train"][0], "collection": "en-valid-10k"},
+            },
+        ),
+        (
+            "{source: trained}",  # a tokenizer that is there knows nothing of the corpus
+            "{source: file, file: t.json}",
+            {"data/text-tokenizer": {**TOKENIZER, "source": "file", "file": "t.json", "sha256": None}},
+        ),
+        (
+            "{source: trained}",
+            "{source: hub, name: a/b, revision: v1}",
+            {"data/text-tokenizer": {**TOKENIZER, "source": "hub", "name": "a/b", "revision": "v1"}},
+        ),
+        *(
+            (
+                "{source: python_library}",
+                text,
+                {key: {**NODES[key][0], "corpus": corpus} for key in ("data/text-tokenizer", "data/text-shard-00000")},
+            )
+            for text, corpus in (("{source: files, files: ['a/*.txt']}", FILES), ("{source: hub, dataset: a/b}", HUB))
+        ),
+    ],
+)
+def test_data_from_elsewhere_is_described_in_full(
+    language: ExperimentFile, old: str, new: str, configs: dict[str, dict[str, Any]]
+) -> None:
+    nodes = build_graph(language.edit(old, new).load())
+    assert {key: nodes[key].config for key in configs} == configs
+
+
+def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:
+    plan = language.add(PEER).plan()
+    assert plan.nodes["checkpoint/other"].config == {"hub": "owner/other", "revision": None, "sha256": {}}
+    config, inputs = NODES["evaluate/flat-s0/explicit/perplexity"]
+    mine = plan.nodes["evaluate/other/checkpoint/perplexity"]
+    assert (mine.config, mine.upstream) == (config, inputs | {"model": "checkpoint/other"})
+    assert plan.nodes["report"].upstream["checkpoint:other"] == "checkpoint/other"
+    assert "evaluate/other/checkpoint/questions" not in plan.nodes  # of other data
+
+
+PRETRAINED = "models/llama3-130m-explicit.yaml"  # beside the experiment, so that it wins over that of the project
+
+
+def test_a_pretrained_model_is_named_and_keeps_its_fields(language: ExperimentFile) -> None:
+    hub = {"pretrained": "some/model", "revision": COMMIT}
+    folder = language.beside(PRETRAINED, json.dumps(hub)).parent
+    assert build_graph(language.load())["train/flat-s0/explicit"].config["model"] == hub
+    language.beside(PRETRAINED, f"pretrained: {folder}\n")
+    config = build_graph(language.load())["train/flat-s0/explicit"].config
+    assert config["model"] == {"pretrained": str(folder), "sha256": {}}
+    flat = "    model: llama3-130m-explicit\n    task: language-model\n    curriculum: explicit\n    override:\n"
+    language.edit(flat, f"{flat}      model: {{hidden_size: 64}}\n")
+    with pytest.raises(ConfigError, match=r"runs\.flat\.override\.model: .*pretrained"):
+        language.load()
+
+
+def test_other_weights_in_the_folder_of_a_pretrained_model_make_its_runs_stale(language: ExperimentFile) -> None:
+    language.beside("models/mine/config.json", "{}")
+    weights = language.beside("models/mine/model.safetensors", "one")
+    language.beside(PRETRAINED, f"pretrained: {weights.parent}\n")
+    finish(language.plan())
+    weights.write_text("another")
+    status = language.plan().statuses["train/flat-s0/explicit"]
+    assert (status.state, "model.sha256" in status.why) == ("stale", True)
+    weights.write_text("one")
+    assert not keys(language.plan(), "stale")
+
+
+def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> None:
+    folder, digest = tmp_path / "peer", FileDigests(tmp_path / "cache.json")
+    assert safe_digests(folder, digest) == {}
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"one")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    first = safe_digests(folder, digest)
+    assert set(first) == {"config.json", "model.safetensors"}
+    assert safe_digests(folder, FileDigests(tmp_path / "cache.json")) == first
+    (folder / "model.safetensors").write_bytes(b"another")
+    assert safe_digests(folder, digest)["model.safetensors"] != first["model.safetensors"]
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    assert set(safe_digests(folder, digest)) == set(first)  # as the import reads it
+    (folder / "model.safetensors").unlink()
+    assert set(safe_digests(folder, digest)) == {"config.json", "model.safetensors.index.json"}
+
+
+def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: ExperimentFile) -> None:
+    language.beside(PRETRAINED, f"pretrained: some/model\nrevision: {COMMIT}\n")
+    finish(language.plan())
+    language.beside(PRETRAINED, f"pretrained: some/model\nrevision: {'f' * 40}\n")
+    evaluations = {f"evaluate/flat-s0/explicit/{name}" for name in ("perplexity", "agreement")}
+    assert keys(language.plan(), "stale") == {"train/flat-s0/explicit", *evaluations, "report"}

@@ -15,15 +15,8 @@ from tests.unit.workflow.experiments import (
     TEST_SETS,
     UNROLLED,
     ExperimentFile,
-    finish,
     keys,
 )
-
-
-def test_everything_is_missing_at_first_and_fresh_in_the_end(tiny: ExperimentFile) -> None:
-    assert keys(tiny.plan(), "missing") == ALL
-    finish(tiny.plan())
-    assert keys(tiny.plan(), "fresh") == ALL
 
 
 @pytest.mark.parametrize(
@@ -124,23 +117,19 @@ def test_jobs_of_equal_identity_and_different_name_have_identity_files_of_their_
     copied = "  twin:\n    data: s3\n    model: mamba2-explicit\n    task: word-problem\n    curriculum: explicit\n"
     plan = tiny.edit("evaluations:", f"{copied}evaluations:").plan()
     plan.write_job_files()
-    names = [
-        json.loads(plan.identity_file(plan.nodes[f"train/{run}-s0/explicit"]).read_text())["name"]
-        for run in ("explicit", "twin")
-    ]
-    assert names == ["explicit-s0/explicit", "twin-s0/explicit"]
+    for name in ("explicit-s0/explicit", "twin-s0/explicit"):
+        identity = json.loads(plan.identity_file(plan.nodes[f"train/{name}"]).read_text())
+        assert identity["name"] == name
 
 
 def test_identity_files_are_written_once(plan: Plan) -> None:
     plan.write_job_files()
     path = plan.identity_file(plan.nodes["report"])
     whole = path.read_text()
-    path.write_text("untouched")
-    plan.write_job_files()
-    assert path.read_text() == "untouched"
-    path.write_text("")  # as a power loss leaves it
-    plan.write_job_files()
-    assert path.read_text() == whole
+    for found, then in (("untouched", "untouched"), ("", whole)):  # empty as a power loss leaves it
+        path.write_text(found)
+        plan.write_job_files()
+        assert path.read_text() == then
     assert len(list(plan.root.rglob("*.json"))) == len(plan.nodes)
 
 

@@ -57,9 +57,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 
 
 def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], commit: str = COMMIT) -> None:
-    """A repository as the hub's interface shows it."""
-    about = {"id": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
-    tree = []
+    """A repository as the hub's interface shows it; this is its newest commit."""
+    tree, prefix = [], "" if kind == "models" else f"/{kind}"
     for path, content in files.items():
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
         entry: dict[str, object] = {"type": "file", "path": path, "size": len(content), "oid": blob}
@@ -67,13 +66,16 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
             sha256 = hashlib.sha256(content).hexdigest()
             entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
         tree.append(entry)
-        prefix = "" if kind == "models" else f"/{kind}"
-        url = f"{prefix}/{name}/resolve/{commit}/{path}"
-        state.files[url], state.headers[url] = content, {"X-Repo-Commit": commit}
-    as_json = {"Content-Type": "application/json"}
-    urls = {f"/api/{kind}/{name}{end}": about for end in ("", "/revision/main", f"/revision/{commit}")}
-    for url, value in {**urls, f"/api/{kind}/{name}/tree/{commit}": tree}.items():
-        state.files[url], state.headers[url] = json.dumps(value).encode(), as_json
+        for at in (commit, "main"):
+            url = f"{prefix}/{name}/resolve/{at}/{path}"
+            state.files[url], state.headers[url] = content, {"X-Repo-Commit": commit}
+    api = f"/api/{kind}/{name}"
+    about = {"id": name, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
+    answers: dict[str, object] = dict.fromkeys((api, f"{api}/revision/main", f"{api}/revision/{commit}"), about)
+    for at in ("", "/data"):
+        answers[f"{api}/tree/{commit}{at}"] = [entry for entry in tree if str(entry["path"]).startswith(at[1:])]
+    for url, value in answers.items():
+        state.files[url], state.headers[url] = json.dumps(value).encode(), {"Content-Type": "application/json"}
 
 
 def satisfy(need: HubFiles | HubCheckpoint | EvaluationData, downloads: Path, state: str = "fetched") -> str:
@@ -201,13 +203,6 @@ def test_files_put_there_by_hand_are_accepted_without_a_network(tmp_path: Path) 
     assert put_by_hand(DATASET, tmp_path) == 0
 
 
-def test_without_a_split_in_any_name_all_texts_are_wanted() -> None:
-    names = ("a.parquet", "b.txt.gz", "weights.bin", ".hidden.txt")
-    assert [*wanted_files(DATASET, dict.fromkeys(names, 1))] == ["a.parquet", "b.txt.gz"]
-    with pytest.raises(FetchError, match=r"dataset owner/texts: has no file of text"):
-        wanted_files(DATASET, {"weights.bin": 1, ".hidden.txt": 1})
-
-
 MODEL = {
     "config.json": b"{}",
     "model.safetensors": b"weights",
@@ -244,16 +239,27 @@ def test_a_pickle_waits_for_its_digest_in_the_experiment_and_is_not_trained(hub:
     assert said in satisfy(files, tmp_path, "failed")
 
 
-def test_shards_of_a_model_are_fetched_with_their_index() -> None:
-    names = (
-        "config.json",
-        "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors",
-        "onnx/model.safetensors",
-    )
-    assert [*wanted_files(HubFiles("model", "owner/model", None), dict.fromkeys(names, 1))] == list(names[:3])
-    with pytest.raises(FetchError, match=r"owner/model: has no config\.json with"):
-        wanted_files(HubFiles("model", "owner/model", None), dict.fromkeys(names[1:], 1))
+WEIGHTS = HubFiles("model", "owner/model", None)
+SHARDS = ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("need", "wanted", "others", "message"),
+    [
+        (
+            DATASET,
+            ["a.parquet", "b.txt.gz"],
+            ["weights.bin", ".hidden.txt"],
+            "dataset owner/texts: has no file of text",
+        ),
+        (WEIGHTS, SHARDS, ["onnx/model.safetensors"], r"owner/model: has no config\.json with"),
+    ],
+    ids=["without a split in any name all texts", "shards of a model with their index"],
+)
+def test_what_is_fetched_is_chosen_by_name(need: HubFiles, wanted: list[str], others: list[str], message: str) -> None:
+    assert [*wanted_files(need, dict.fromkeys([*wanted, *others], 1))] == wanted
+    with pytest.raises(FetchError, match=message):
+        wanted_files(need, dict.fromkeys(others, 1))
 
 
 NAME, DATA = "owner/questions", "data/test.jsonl"
@@ -284,33 +290,21 @@ print(len(tasks["far"].eval_docs), tasks["far"].eval_docs[1]["text"])
 """
 
 
-@pytest.fixture
-def questions() -> Iterator[FileServer]:
-    with serving() as state:
-        lines = b"".join(json.dumps({"text": f"question {index}"}).encode() + b"\n" for index in range(5))
-        publish(state, "datasets", NAME, {"README.md": CARD.encode(), DATA: lines})
-        for path in [path for path in state.files if f"/resolve/{COMMIT}/" in path]:
-            newest = path.replace(f"/resolve/{COMMIT}/", "/resolve/main/")
-            state.files[newest], state.headers[newest] = state.files[path], state.headers[path]
-        tree = f"/api/datasets/{NAME}/tree/{COMMIT}"
-        below = [entry for entry in json.loads(state.files[tree]) if entry["path"] == DATA]
-        state.files[f"{tree}/data"], state.headers[f"{tree}/data"] = json.dumps(below).encode(), state.headers[tree]
-        yield state
-
-
-def test_a_task_reads_what_was_fetched_without_a_network(questions: FileServer, tmp_path: Path) -> None:
+def test_a_task_reads_what_was_fetched_without_a_network(hub: FileServer, tmp_path: Path) -> None:
+    lines = b"".join(json.dumps({"text": f"question {index}"}).encode() + b"\n" for index in range(5))
+    publish(hub, "datasets", NAME, {"README.md": CARD.encode(), DATA: lines})
     (tmp_path / "far.yaml").write_text(TASK)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment = {**inherited, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    online = {**environment, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": questions.url}
+    online = {**environment, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
     command = [sys.executable, "-c", LOAD, str(tmp_path)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as job:
         assert re.search("task far: its data cannot be read.*run `implicit-llm prefetch", job.stdout.readline())
         fetched = subprocess.check_output([sys.executable, "-c", FETCH, NAME], env=online, text=True)
         assert json.loads(fetched.splitlines()[-1]) == ["fetched", f"data set {NAME} in the cache of datasets"]
-        asked = len(questions.requests)
+        asked = len(hub.requests)
         assert job.communicate("\n", timeout=120)[0] == "5 question 1\n"
-    assert len(questions.requests) == asked
+    assert len(hub.requests) == asked
 
 
 def test_a_data_set_that_cannot_be_had_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -322,20 +316,28 @@ def test_a_data_set_that_cannot_be_had_is_told_in_one_line(monkeypatch: pytest.M
     assert re.fullmatch(said, satisfy(EvaluationData("owner/none", "easy"), tmp_path, "failed"))
 
 
-def test_only_an_experiment_with_such_an_evaluation_needs_their_data(language: ExperimentFile) -> None:
-    def evaluation_data(experiment: ExperimentFile) -> list[str]:
-        return [need.dataset for need in needs_of(experiment.plan()) if isinstance(need, EvaluationData)]
+MODES = "modes: [{name: blockwise, eval_mode: blockwise}]"
 
-    assert evaluation_data(language) == []
-    modes = "modes: [{name: blockwise, eval_mode: blockwise}]"
-    local = f"evaluations:\n  downstream: {{kind: lm_eval, tasks: local, task_path: local, {modes}}}\n"
-    assert evaluation_data(language.edit("evaluations:\n", local)) == []
-    assert evaluation_data(language.edit("tasks: local, task_path: local", "tasks: paper")) == [
-        "EleutherAI/lambada_openai",
-        "Rowan/hellaswag",
-        "baber/piqa",
-        "allenai/ai2_arc",
-        "allenai/ai2_arc",
-        "allenai/winogrande",
-        "allenai/openbookqa",
-    ]
+
+@pytest.mark.parametrize(
+    ("tasks", "data_sets"),
+    [
+        ("local, task_path: local", []),
+        (
+            "paper",
+            [
+                "EleutherAI/lambada_openai",
+                "Rowan/hellaswag",
+                "baber/piqa",
+                "allenai/ai2_arc",
+                "allenai/ai2_arc",
+                "allenai/winogrande",
+                "allenai/openbookqa",
+            ],
+        ),
+    ],
+)
+def test_a_suite_needs_the_data_of_its_tasks(language: ExperimentFile, tasks: str, data_sets: list[str]) -> None:
+    language.edit("evaluations:\n", f"evaluations:\n  downstream: {{kind: lm_eval, tasks: {tasks}, {MODES}}}\n")
+    needs = needs_of(language.plan())
+    assert [need.dataset for need in needs if isinstance(need, EvaluationData)] == data_sets

@@ -18,6 +18,7 @@ from implicit_llm_workflow.prefetch import (
     BABI_NAME,
     BabiArchive,
     EvaluationData,
+    HubCheckpoint,
     LocalFile,
     needs_of,
     satisfy,
@@ -71,6 +72,7 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         "e-shard-00000": ("data", {"kind": "token_shard", "corpus": {"source": "python_library"}}),
         "gpt2-s0/explicit": ("train", {"model": {"pretrained": "owner/gpt2", "revision": COMMIT}}),
         "local-s0/explicit": ("train", {"model": {"pretrained": str(tiny.path.parent)}}),
+        "other": ("checkpoint", {"hub": "owner/other", "revision": None, "sha256": {}}),
         "gpt2-s0/lm-eval": ("evaluate", {"kind": "lm_eval", "tasks": ["arc_easy", "piqa"]}),
     }
     plan = tiny.plan()
@@ -84,6 +86,7 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         HubFiles("model", "owner/gpt2", COMMIT),
         EvaluationData("allenai/ai2_arc", "ARC-Easy", None),
         EvaluationData("baber/piqa", None, None),
+        HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False),
     ]
 
 

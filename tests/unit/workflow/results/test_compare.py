@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_workflow.estimates.cost import Cost
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.compare import (
     Column,
@@ -16,7 +17,7 @@ from implicit_llm_workflow.results.compare import (
     find_model,
     number_rows,
 )
-from implicit_llm_workflow.text import number_text, spread_text
+from implicit_llm_workflow.text import number_text, share_text, spread_text, time_text
 from tests.unit.workflow.console_calls import output, where
 from tests.unit.workflow.experiments import ExperimentFile
 from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
@@ -146,3 +147,29 @@ def test_the_command_prints_tables_and_json(capsys: pytest.CaptureFixture[str], 
 )
 def test_a_run_is_found_by_what_people_call_it(plan: Plan, name: str, label: str, keys: list[str]) -> None:
     assert find_model(name, plan) == (label, keys)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (12345, "12,345"),
+        (1e-7, "1e-07"),
+        (0.123456, "0.1235"),
+        (5061.3, "5,061"),
+        (2.5e12, "2.5e+12"),
+    ],
+)
+def test_numbers_are_short(value: float | None, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_times_shares_and_costs_have_a_unit_that_fits() -> None:
+    times = {None: "-", 0: "0 s", 89: "89 s", 90: "2 min", 5000: "83 min", 6000: "1.7 h", 86400 * 20: "20 d"}
+    assert {seconds: time_text(seconds) for seconds in times} == times
+    shares = {None: "-", 0.0: "0 %", 0.004: "0.4 %", 0.5: "50 %", 1.0: "100 %"}
+    assert {share: share_text(share) for share in shares} == shares
+    costs = [("cpu", 12 / 3600), ("cpu", 0.5), ("cpu", 3), ("gpu", 0.5), ("gpu", 12345.6), (None, None)]
+    texts = ["12 s CPU", "30 min CPU", "3.0 h CPU", "0.5 GPU-hours", "12,346 GPU-hours", "-"]
+    assert [Cost(unit, hours, "x", "y").text for unit, hours in costs] == texts  # type: ignore[arg-type]

@@ -7,9 +7,16 @@ import pytest
 
 from implicit_llm_workflow.estimates.cost import total_text
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import config_differences
+from implicit_llm_workflow.planning.staleness import AcceptedUnreadable, config_differences
+from implicit_llm_workflow.results.accept import (
+    NotAcceptable,
+    chosen_jobs,
+    new_acceptances,
+    revoke,
+    save_acceptance,
+)
 from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
-from tests.unit.workflow.experiments import ALL, EXPLICIT, FREE, TEST_SETS, ExperimentFile
+from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys
 from tests.unit.workflow.run_dirs import work_of
 
 GPU = "NVIDIA H200"
@@ -17,8 +24,7 @@ GPU = "NVIDIA H200"
 
 def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", argv: tuple[str, ...] = ()) -> None:
     """Provenance of a job as if its attempts had taken so long."""
-    attempts = [{"busy_s": seconds} for seconds in busy_s]
-    values = {"attempts": attempts, "device": device, "argv": list(argv)}
+    values = {"attempts": [{"busy_s": seconds} for seconds in busy_s], "device": device, "argv": list(argv)}
     (work_of(plan, key) / "provenance.json").write_text(json.dumps(values))
 
 
@@ -39,47 +45,40 @@ def test_nothing_runs_when_all_is_fresh(finished: ExperimentFile) -> None:
 def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
     plan = finished.edit("tol: 0.1", "tol: 0.2").plan({"evaluate": "new"})
     jobs = {job["job"]: job for job in as_json(explain(plan))["jobs"]}
-    assert set(jobs) == ALL
-    changed = {*FREE, "evaluate/explicit-s0/explicit/word-problem", "report"}
-    assert {key for key, job in jobs.items() if job["runs"]} == changed
+    assert jobs.keys() == ALL
+    assert {key for key, job in jobs.items() if job["runs"]} == {*FREE, *EVALUATIONS, "report"}
     assert jobs["train/implicit-s0/free"]["difference"]["config"] == ("phase.solver.tol 0.1 -> 0.2",)
     evaluation = jobs["evaluate/implicit-s0/free/word-problem"]
     assert evaluation["difference"]["changed_inputs"] == ("train/implicit-s0/free",)
-    assert evaluation["code"]["new"] == "new"
-    assert evaluation["code"]["files"] is None  # nothing was recorded of the old code
+    assert (evaluation["code"]["new"], evaluation["code"]["files"]) == ("new", None)  # nothing is known of the old code
 
 
-def test_what_was_added_to_a_list_or_removed_from_it_is_the_reason(finished: ExperimentFile) -> None:
-    mode = "- {name: blockwise, eval_mode: blockwise, eval_block_len: 4}"
-    other = mode.replace("block_len: 4", "block_len: 8")
-    more = f"{other}\n      - {{name: sequential, eval_mode: sequential}}"
-    added, one = "modes: added {name: sequential", "- {name: sequential, eval_mode: sequential}"
-    for text, reasons in (
-        (more, [added, "modes[blockwise].eval_block_len 4 -> 8"]),
-        (one, [added, "modes: removed {name: blockwise"]),
-    ):
-        plan = finished.edit(mode, text).plan()
-        found = plan.statuses["evaluate/explicit-s0/explicit/word-problem"].difference.config
-        assert [line.partition(",")[0] for line in found if line.startswith("modes")] == reasons
-        finished.edit(text, mode)
+TEXTS = ("x" * 38, "y" * 39)
+BLOCKS = {"name": "blockwise", "eval_block_len": 4}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ([8, 16], [8, 16, 32], "lengths: added 32"),
-        ([8, 16], [16], "lengths: removed 8"),
-        ([8, 16], [8, 32], "lengths[1] 16 -> 32"),
-        ([8, 8], [8], "lengths: the same entries in another order or number"),
+        ([8, 16], [8, 16, 32], ["value: added 32"]),
+        ([8, 16], [16], ["value: removed 8"]),
+        ([8, 16], [8, 32], ["value[1] 16 -> 32"]),
+        ([8, 8], [8], ["value: the same entries in another order or number"]),
+        (*TEXTS, [f'value "{TEXTS[0]}" -> "{TEXTS[1][:36]}...']),  # cut after forty characters
+        (
+            [BLOCKS],
+            [{**BLOCKS, "eval_block_len": 8}, {"name": "sequential"}],
+            ["value: added {name: sequential}", "value[blockwise].eval_block_len 4 -> 8"],
+        ),
+        (
+            [BLOCKS],
+            [{"name": "sequential"}],
+            ["value: added {name: sequential}", "value: removed {name: blockwise, eval_block_len: 4}"],
+        ),
     ],
 )
-def test_lists_of_numbers_are_compared_by_entry(old: list[int], new: list[int], said: str) -> None:
-    assert list(config_differences({"lengths": old}, {"lengths": new})) == [said]
-
-
-def test_a_value_of_more_than_forty_characters_is_cut() -> None:
-    (said,) = config_differences({"text": "x" * 38}, {"text": "y" * 39})
-    assert said == 'text "' + "x" * 38 + '" -> "' + "y" * 36 + "..."
+def test_values_and_lists_are_compared_by_entry(old: object, new: object, said: list[str]) -> None:
+    assert list(config_differences({"value": old}, {"value": new})) == said
 
 
 def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile) -> None:
@@ -143,3 +142,103 @@ def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
     plan = tiny.edit("seeds: [0, 1]", "seeds: [0, 1, 2, 3, 4, 5, 6]").plan()
     table = running_table(explain(plan))
     assert "train/implicit-s0/unrolled and 14 like it" in list(table.columns[0].cells)
+
+
+NEW = {"train": "new"}
+EVERY_TRAINING = ["train/*"]
+
+
+def accept(plan: Plan, *targets: str) -> list[str]:
+    """Accept as the command does; the jobs that were."""
+    found = new_acceptances(plan, chosen_jobs(plan, targets), "the log was reworded")
+    for key, acceptance in found.items():
+        save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
+    return list(found)
+
+
+def test_accepted_training_is_fresh_and_so_is_all_that_was_made_from_it(finished: ExperimentFile) -> None:
+    old = finished.plan()
+    before = {path: path.read_bytes() for path in old.root.rglob("manifest.json")}
+    assert len(accept(finished.plan(NEW), *EVERY_TRAINING)) == 5
+    plan = finished.plan(NEW)
+    assert keys(plan, "fresh") == ALL
+    assert plan.statuses["train/implicit-s0/free"].why == "the code changed, accepted: the log was reworded"
+    assert plan.statuses["report"].why == ""
+    assert {path: path.read_bytes() for path in before} == before
+    # Each job is asked for what it is, so that Snakemake sees no change.
+    files = {key: plan.identity_file(node) for key, node in plan.nodes.items()}
+    assert files == {key: old.identity_file(node) for key, node in old.nodes.items()}
+    assert keys(finished.plan({**NEW, "evaluate": "new"}), "stale") == {*EVALUATIONS, "report"}
+
+
+def test_an_acceptance_ends_with_the_next_change_and_comes_back_with_the_code(finished: ExperimentFile) -> None:
+    accept(finished.plan(NEW), *EVERY_TRAINING)
+    assert "train/explicit-s0/explicit" in keys(finished.plan({"train": "newer"}), "stale")
+    assert keys(finished.plan(NEW), "fresh") == ALL
+    assert not finished.plan().accepted
+    finished.edit("tol: 0.1", "tol: 0.2")
+    assert "train/implicit-s0/free" in keys(finished.plan(NEW), "stale")
+    assert "train/implicit-s0/unrolled" in keys(finished.plan(NEW), "fresh")
+
+
+def test_a_result_that_is_lost_is_made_with_the_code_of_now(finished: ExperimentFile) -> None:
+    accept(finished.plan(NEW), *EVERY_TRAINING)
+    plan = finished.plan(NEW)
+    (plan.run_dir(plan.nodes["train/explicit-s0/explicit"]) / "manifest.json").unlink()
+    plan = finished.plan(NEW)
+    assert plan.identities["train/explicit-s0/explicit"].code == "new"
+    assert keys(plan, "missing") == {"train/explicit-s0/explicit"}
+
+
+def test_revoking_makes_stale_again(finished: ExperimentFile) -> None:
+    stale = keys(finished.plan(NEW), "stale")
+    accept(finished.plan(NEW), *EVERY_TRAINING)
+    plan = finished.plan(NEW)
+    assert len(revoke(plan, chosen_jobs(plan, EVERY_TRAINING))) == 5
+    assert (keys(finished.plan(NEW), "stale"), list(plan.root.rglob("accepted.json"))) == (stale, [])
+    with pytest.raises(NotAcceptable, match="nothing was accepted"):
+        revoke(plan, chosen_jobs(plan, ["report"]))
+
+
+def test_what_never_finished_is_refused(plan: Plan) -> None:
+    with pytest.raises(NotAcceptable, match="never finished"):
+        accept(plan, "report")
+
+
+@pytest.mark.parametrize(
+    ("edit", "target", "message"),
+    [
+        (("tol: 0.1", "tol: 0.2"), "train/implicit-s0/free", r"config changed too \(phase.solver.tol 0.1 -> 0.2\)"),
+        (("num_samples: 64", "num_samples: 48"), "train/explicit-s0/explicit", r"inputs changed too \(data/s3-train\)"),
+        (None, "train/implicit-s0/free", r"inputs changed too \(train/implicit-s0/unrolled\); accept these as well"),
+        (None, "data/s3-train", "is fresh, so that there is nothing to accept"),
+        (None, "nothing/*", "no job matches"),
+    ],
+)
+def test_what_is_not_code_alone_is_refused_and_nothing_is_done(
+    finished: ExperimentFile, edit: tuple[str, str] | None, target: str, message: str
+) -> None:
+    if edit is not None:
+        finished.edit(*edit)
+    plan = finished.plan(NEW)
+    with pytest.raises(NotAcceptable, match=message):
+        accept(plan, "train/explicit-s0/explicit" if "free" in target else "train/implicit-s0/unrolled", target)
+    assert not list(plan.root.rglob("accepted.json"))
+
+
+def test_a_forged_acceptance_of_another_config_does_not_hold(finished: ExperimentFile) -> None:
+    accept(finished.plan(NEW), *EVERY_TRAINING)
+    finished.edit("tol: 0.1", "tol: 0.2")
+    plan = finished.plan(NEW)
+    path = plan.run_dir(plan.nodes["train/implicit-s0/free"]) / "accepted.json"
+    values = json.loads(path.read_text())
+    values["accepted"][0]["wanted"] = plan.identities["train/implicit-s0/free"].fingerprint
+    path.write_text(json.dumps(values))
+    assert "train/implicit-s0/free" in keys(finished.plan(NEW), "stale")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "accepted": [{"why": 1}]}'])
+def test_a_damaged_record_is_an_error_that_names_it(finished: ExperimentFile, text: str) -> None:
+    path = finished.beside("results/tiny/report/accepted.json", text)
+    with pytest.raises(AcceptedUnreadable, match=str(path)):
+        _ = finished.plan().statuses

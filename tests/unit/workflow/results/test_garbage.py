@@ -1,12 +1,19 @@
-"""What can be deleted, and what a job that needs freed files does to the plan."""
+"""What can be deleted and what is damaged: freed files and what they do to the plan, and every byte of a manifest."""
+
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from implicit_llm_workflow import console
+from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.explain import ExplainedJob, explain
 from implicit_llm_workflow.results.garbage import find_garbage
+from implicit_llm_workflow.results.verify import with_shards
 from tests.unit.workflow.console_calls import output, refusal, where
-from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.experiments import TINY, ExperimentFile
 from tests.unit.workflow.run_dirs import finish_with, held, real_plan, work_of
 
 DATA, UNROLLED, FREE = "data/s3-train", "train/implicit-s0/unrolled", "train/implicit-s0/free"
@@ -124,3 +131,78 @@ def test_a_pattern_leaves_out_what_cannot_be_freed(capsys: pytest.CaptureFixture
     assert "1 jobs freed" in said
     assert names(plan, UNROLLED) == {*KEPT, "freed.json"}
     assert "model/model.safetensors" in names(plan, FREE)
+
+
+OTHER = "data/s3-test-L8-h0.5"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two data sets as their jobs leave them, one of them in four shards."""
+    path = tmp_path_factory.mktemp("made") / "tiny.yaml"
+    path.write_text(TINY.replace("group: S3", "group: S3\n    shard_samples: 16"))
+    plan = real_plan(ExperimentFile(path))
+    for key in (DATA, OTHER):
+        with pytest.raises(SystemExit) as stopped:
+            console.main(["job", "--run-dir", str(plan.root / key), "--identity", plan.identities[key].to_json()])
+        assert not stopped.value.code
+    return path.parent
+
+
+@pytest.fixture
+def data(template: Path, tmp_path: Path) -> Path:
+    """The run directory of a data set, in a copy."""
+    shutil.copytree(template, tmp_path / "copy")
+    return tmp_path / "copy" / "results" / "tiny" / DATA
+
+
+def verify(data: Path, capsys: pytest.CaptureFixture[str], *targets: str, code: int = 1) -> str:
+    return output(capsys, "verify", *targets, *where(ExperimentFile(data.parents[3] / "tiny.yaml")), code=code)
+
+
+def test_whole_results_pass_and_unfinished_jobs_are_counted(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "not made yet: 10 of 12 jobs\n2 jobs, 14 files, 0.0 MiB: none broken\n"  # 6 shards, 2 indices
+    assert verify(data, capsys, code=0) == said
+
+
+def test_a_missing_a_cut_and_a_changed_file_are_told_apart_with_their_job(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing, cut, changed = sorted(data.glob("work/*/shards/*.npy"))[:3]
+    size = cut.stat().st_size
+    missing.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    changed.write_bytes(changed.read_bytes()[::-1])
+    out = verify(data, capsys)
+    assert f"broken {missing}: expected {size} bytes, found no file" in out
+    assert f"broken {cut}: expected {size} bytes, found {size - 1} (job {DATA})" in out
+    assert f"broken {changed}: expected sha256" in out
+    assert "3 broken" in out
+    assert "3 broken" in verify(data, capsys, str(data))
+    verify(data, capsys, OTHER, code=0)
+    assert "not made yet: 1 of 1 jobs" in verify(data, capsys, "train/explicit-s0/explicit", code=0)
+
+
+@pytest.mark.parametrize("damage", ["{", '{"stage": "data"}', None])
+def test_a_damaged_manifest_is_broken_itself(
+    data: Path, capsys: pytest.CaptureFixture[str], damage: str | None
+) -> None:
+    path = data / "manifest.json"
+    path.write_text(damage or path.read_text().replace('"seed": 0', '"seed": 1'))
+    out = verify(data, capsys)
+    assert f"broken {path}:" in out
+    assert f"rm -f {path}" in out
+
+
+def test_a_manifest_that_points_out_of_its_directory_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = json.loads((data / "manifest.json").read_text())
+    values["files"][0]["path"] = "../../secret"
+    for copy in data.rglob("manifest.json"):
+        copy.write_text(json.dumps(values))
+    assert "leads out of the run directory" in verify(data, capsys)
+
+
+def test_a_stream_of_tokens_is_verified_with_its_shards(tmp_path: Path) -> None:
+    plan = make_plan("miniature", tmp_path)
+    keys = [node.key for node in with_shards(plan, ["data/text-train", "data/babi-train"])]
+    assert keys == ["data/text-shard-00000", "data/text-shard-00001", "data/text-train", "data/babi-train"]

@@ -8,14 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from implicit_llm_contracts.runs import journal
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results import job_states
-from implicit_llm_workflow.results.job_states import Holder, ObservedJob, driver_of, holder_of, observe, submitted_jobs
+from implicit_llm_workflow.results.job_states import (
+    TAIL_BYTES,
+    Holder,
+    ObservedJob,
+    Tail,
+    driver_of,
+    holder_of,
+    observe,
+    read_tail,
+    submitted_jobs,
+)
+from implicit_llm_workflow.results.missing import find_missing
 from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_lock
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
-from tests.unit.workflow.experiments import TEST_SETS, ExperimentFile, finish
+from tests.unit.workflow.experiments import PEER, TEST_SETS, ExperimentFile, finish
 from tests.unit.workflow.run_dirs import (
     DRIVER,
     JOB,
@@ -101,14 +113,14 @@ def test_a_job_that_failed_before_its_journal_is_told_by_its_log(plan: Plan) -> 
 
 
 def test_a_failure_of_former_settings_is_none_of_these(tiny: ExperimentFile) -> None:
-    before = tiny.plan()
-    before.write_job_files()
-    old = log(before, FREE, "ERROR implicit_llm_jobs.stage: no such input")
-    os.utime(old, (START_S, START_S))
+    before, submitted = tiny.plan(), "train/implicit-s1/free"
+    files = submit(before, submitted, state="reported", submitted_unix_s=START_S)
+    write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})
+    os.utime(log(before, FREE, "ERROR implicit_llm_jobs.stage: no such input"), (START_S, START_S))
     write_journal(before, UNROLLED, STARTED, event("stage_failed", error="ValueError: no"))
     plan = tiny.edit("hidden_size: 16", "hidden_size: 32").plan()
     plan.write_job_files()
-    assert (look(plan).state, look(plan, UNROLLED).state) == ("waiting", "waiting")
+    assert {look(plan, key).state for key in (submitted, FREE, UNROLLED)} == {"waiting"}
 
 
 def test_a_failure_outranks_a_result_of_before_and_a_fresh_one_outranks_a_failure(tiny: ExperimentFile) -> None:
@@ -174,8 +186,14 @@ def test_looking_changes_nothing(plan: Plan) -> None:
     assert {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")} == before
 
 
-@pytest.mark.parametrize(("text", "host"), [(JOB, socket.gethostname()), (DRIVER, None)])
-def test_a_holder_is_alive_until_its_process_ends(tmp_path: Path, text: str, host: str | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "host", "locks"),
+    [(JOB, socket.gethostname(), None), (DRIVER, None, None), (JOB, socket.gethostname(), "no list of locks")],
+)
+def test_a_holder_is_alive_until_its_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, host: str | None, locks: str | None
+) -> None:
+    monkeypatch.setattr(job_states, "LOCKS", tmp_path / locks if locks else job_states.LOCKS)
     with held(tmp_path / "lock", text) as pid:
         assert holder_of(tmp_path / "lock") == Holder(pid, host, True)
         with pytest.raises(DriverRunning, match=f"process {pid}"):
@@ -191,13 +209,6 @@ def test_a_process_that_lives_and_has_let_go_holds_nothing_and_jobs_do_not_inher
         lock.close()
         assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, False)
         hold_lock(tmp_path / "lock").close()
-
-
-def test_without_a_list_of_locks_the_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_states, "LOCKS", tmp_path / "none")
-    with held(tmp_path / "lock") as pid:
-        assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), True)
-    assert holder_of(tmp_path / "lock") == Holder(pid, socket.gethostname(), False)
 
 
 @pytest.mark.parametrize(
@@ -334,17 +345,83 @@ def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, sl
     assert observe(plan)[FREE].doing != "starting"
 
 
-def test_a_failure_of_former_settings_is_not_one_of_the_wanted_job(tiny: ExperimentFile) -> None:
-    files = submit(tiny.plan(), FREE, state="reported", submitted_unix_s=1.7e9)
-    write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})
-    plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
-    plan.write_job_files()
-    assert observe(plan)[FREE].state == "waiting"
-
-
 def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:
     mine = start_ticks(os.getpid())
     submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=mine)
     assert observe(plan)[FREE].state == "running"
     submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=(mine or 0) - 1)  # another one with its number
     assert observe(plan)[FREE].state == "waiting"
+
+
+def written(path: Path, *, points: int = 0) -> journal.Journal:
+    """A journal of the library itself, with a start and so many points."""
+    open_journal = journal.Journal(path)
+    open_journal.event("stage_started", host="here", pid=1)
+    for step in range(1, points + 1):
+        open_journal.metrics(step, {"loss": 1 / step, "learning_rate": 0.1})
+    return open_journal
+
+
+def test_points_are_those_that_the_library_reads(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    open_journal = written(path, points=8)
+    open_journal.rewind(5)
+    open_journal.metrics(6, {"loss": 9.0})
+    assert list(read_tail(path).points) == journal.read(path)
+    assert [point.step for point in read_tail(path).points] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    written(path, points=2).close()
+    with open(path, "ab") as file:
+        file.write(
+            b'\xff{"kind"\n[1]\n{"kind": "metrics", "step": 3}\n'
+            b'{"kind": "metrics", "step": 3, "time": "?", "values": {}}\n'
+            b'{"kind": "metrics", "step": 4, "ti'
+        )
+    tail = read_tail(path)
+    assert [point.step for point in tail.points] == [1, 2]
+    assert (tail.is_open, tail.last.step) == (True, 2)
+
+
+def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    open_journal = written(path, points=8000)
+    assert path.stat().st_size > 2 * TAIL_BYTES
+    assert read_tail(path).is_open
+    open_journal.event("stage_failed", error="ValueError: no")
+    tail = read_tail(path)
+    assert (tail.is_open, tail.event["error"]) == (False, "ValueError: no")
+    assert [point.step for point in tail.points][-1] == 8000
+    assert len(tail.points) < 4000
+
+
+def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    assert read_tail(path) == Tail()
+    open_journal = written(path)
+    open_journal.metrics(10, {"loss": 2.0})
+    open_journal.event("stage_preempted")
+    open_journal.event("stage_started")
+    assert [point.step for point in read_tail(path).points] == [10]  # nothing else is known yet
+    open_journal.metrics(20, {"loss": 1.0})
+    assert [point.step for point in read_tail(path).points] == [20]
+
+
+def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:
+    plan = language.add(PEER).plan()
+    finish(plan)
+    for key in ("checkpoint/other", "evaluate/other/checkpoint/perplexity", "train/flat-s0/explicit"):
+        (plan.root / key / "manifest.json").unlink()
+    failed = event("stage_failed", error="CheckpointError: no such")
+    write_journal(plan, "checkpoint/other", event("stage_started"), failed, torn='{"torn')
+    missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
+    assert missing.pop("train/flat-s0/explicit").state == "missing"
+    assert {job: (item.state, item.why) for job, item in missing.items()} == {
+        "checkpoint/other": ("failed", "CheckpointError: no such"),
+        "evaluate/other/checkpoint/perplexity": ("missing", "checkpoint/other failed: CheckpointError: no such"),
+    }
+    evaluated = missing["evaluate/other/checkpoint/perplexity"]
+    assert (evaluated.is_implicit, evaluated.data["text-test"]["kind"]) == (None, "token_stream")
+    assert evaluated.command.endswith(" results/language/evaluate/other/checkpoint/perplexity/manifest.json")
