@@ -162,9 +162,9 @@ def test_the_published_evaluation_rule_takes_one_norm_over_the_batch_relative_to
     f = scaled([[0.5], [0.9]])
     z0 = torch.ones_like(f.x_BLD)
     iterates = [z0, f(z0)]
-    while (iterates[-1] - iterates[-2]).norm() / iterates[-2].norm() >= 0.05:
+    while (iterates[-1] - iterates[-2]).norm() / iterates[-2].norm() >= 0.1:
         iterates.append(f(iterates[-1]))
-    z_BLD, stats = run(f, z0, stop="batch", tol=0.05, is_training=False)
+    z_BLD, stats = run(f, z0, stop="batch", tol=0.1, is_training=False)
     assert stats.num_iter.tolist() == [len(iterates) - 1] * 2
     assert torch.equal(z_BLD, iterates[-1])
 
