@@ -4,8 +4,10 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure as Canvas
 from matplotlib.textpath import TextPath
 
+from implicit_llm_report.figures.charts import log_ticks
 from implicit_llm_report.figures.style import series_of_names
 from implicit_llm_report.figures.svg import Figure, Panel, drawn, file_svg
 
@@ -23,6 +25,14 @@ def test_no_entry_of_a_legend_is_cut(num_entries: int) -> None:
     assert min(lefts) >= 0
     label = TextPath((0, 0), legend[0].label, size=8).get_extents().width
     assert max(lefts) + label < float(svg.attrib["width"]) == float(root.attrib["width"].removesuffix("pt"))
+
+
+@pytest.mark.parametrize("high", [1.3, 1.8, 2.9, 4, 50, 1e4])
+def test_a_logarithmic_axis_has_several_ticks_however_short_it_is(high: float) -> None:
+    axis = Canvas().subplots()
+    axis.set(yscale="log", ylim=(0.98, high))
+    log_ticks(axis.yaxis)
+    assert len([tick for tick in axis.get_yticks() if 0.98 <= tick <= high]) > 1
 
 
 def test_no_two_of_seven_implicit_and_four_explicit_lines_have_one_colour() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import AutoLocator, LogLocator
 
 from implicit_llm_report.figures.style import BAND, GRID, MUTED, Series, series_of_names
 from implicit_llm_report.figures.svg import Figure, Panel
@@ -192,7 +192,8 @@ def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> No
     """Round ticks of a logarithmic axis, equal steps where it is short."""
     low, high = axis.get_view_interval()
     subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
-    axis.set(major_locator=LogLocator(subs=subs, numticks=12), major_formatter=lambda value, _: words(value))
+    locator = AutoLocator() if high < 3 * low else LogLocator(subs=subs, numticks=12)
+    axis.set(major_locator=locator, major_formatter=lambda value, _: words(value))
     axis.minorticks_off()
 
 
