@@ -218,10 +218,10 @@ def _processes(argv: list[str]) -> int:
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:
     """By the sequences of training where these were changed; other settings are said, not counted."""
     if canonical_json({**old, "seed": 0}) == canonical_json({**new, "seed": 0}):
-        return Cost(cost.unit, cost.hours, cost.device, words)
+        return replace(cost, basis=words)
     factor = _sequences(new) / _sequences(old) if "phase" in new and "phase" in old else 1.0
     scaled = f" x {factor:.3g}" if factor != 1 else ""
-    return Cost(cost.unit, (cost.hours or 0.0) * factor, cost.device, f"{words}{scaled}, with other settings")
+    return replace(cost, hours=(cost.hours or 0.0) * factor, basis=f"{words}{scaled}, with other settings")
 
 
 def _sequences(config: Mapping[str, Any]) -> int:

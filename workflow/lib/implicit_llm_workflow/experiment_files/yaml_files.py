@@ -70,8 +70,7 @@ def plain(value: Any) -> Any:
 
 
 DEFAULT_EXPERIMENT = "paper"
-OWN_CONFIG_DIR = Path("workflow") / "config"
-_FOLDERS = (OWN_CONFIG_DIR, CONFIG_DIR)
+_FOLDERS = (Path("workflow") / "config", CONFIG_DIR)
 
 
 class ConfigFiles:

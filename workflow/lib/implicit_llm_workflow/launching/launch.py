@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -128,7 +128,8 @@ def supervise(job: NodeJob) -> int:
     def tell() -> None:
         for pid in folder.announced(job.node) - told:
             told.add(pid)
-            _signal(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
 
     with StopSignals() as stop:
         # Out of reach of what is sent to the process group: torchrun does not survive SIGUSR2.
@@ -168,13 +169,6 @@ def _environment(job: NodeJob) -> dict[str, str]:
     threads = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
     launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node)}
     return {**os.environ, **threads, **launch, WORLD_VARIABLE: str(job.nodes * job.processes)}
-
-
-def _signal(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGUSR2)
-    except ProcessLookupError:
-        return
 
 
 def torchrun(arguments: list[str]) -> int:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -45,13 +44,7 @@ class Preflight:
     def run(self) -> dict[str, Any]:
         """What was found, by check, with the seconds that each took. Raises: PreflightFailed at the first bad one."""
         found: dict[str, Any] = {"hardware": self.hardware, "host": socket.gethostname()}
-        checks: tuple[Callable[[], Any], ...] = (
-            self.environment,
-            self.driver,
-            self.kernel,
-            self.storage,
-        )
-        for check in checks:
+        for check in (self.environment, self.driver, self.kernel, self.storage):
             begin = time.monotonic()
             found[check.__name__] = {**check(), "seconds": round(time.monotonic() - begin, 2)}
             log.info("%s: %s", check.__name__, json.dumps(found[check.__name__]))
@@ -59,14 +52,12 @@ class Preflight:
 
     def environment(self) -> dict[str, Any]:
         """Versions of what training imports, and where this library is."""
-        versions = {}
-        for package in PACKAGES:
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError as error:
+        versions = {package: _version(package) for package in PACKAGES}
+        for package, version in versions.items():
+            if version is None:
                 raise self._failed(
                     f"{package} is not installed for {sys.executable}; install this project there: pip install -e ."
-                ) from error
+                )
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_workflow.file_digests import Remembered
@@ -19,12 +19,11 @@ class SourceError(UserError):
     """A source file of the project cannot be read or parsed."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """One import statement's target: a dotted name, and the names taken from it (None for a plain `import`)."""
 
     module: str
-    names: tuple[str, ...] | None
+    names: Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class Source:
     @cached_property
     def imports(self) -> tuple[Imported, ...]:
         """Every import that can run, those inside functions included; not those for type checkers alone."""
-        found = self.find("imports", lambda: [[item.module, item.names] for item in self._find_imports()])
-        return tuple(Imported(module, None if names is None else tuple(names)) for module, names in found)
+        return tuple(Imported(*item) for item in self.find("imports", lambda: list(self._find_imports())))
 
     def find(self, what: str, look: Callable[[], Any]) -> Any:
         """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""

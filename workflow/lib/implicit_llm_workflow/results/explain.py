@@ -143,8 +143,10 @@ def as_json(jobs: Sequence[ExplainedJob]) -> dict[str, Any]:
         "jobs": [_job_values(job) for job in jobs],
         "total": {
             "jobs": len(running),
-            "gpu_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == "gpu"),
-            "cpu_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == "cpu"),
+            **{
+                f"{unit}_hours": sum(job.cost.hours or 0.0 for job in running if job.cost.unit == unit)
+                for unit in ("gpu", "cpu")
+            },
             "unknown": sum(job.cost.hours is None for job in running),
         },
     }

@@ -89,8 +89,15 @@ class Driver:
         force(self._workflow, self._plan.stale())
 
     def before_first_job(self) -> None:
-        """For `onstart`, when Snakemake knows which jobs it will run."""
-        self._request_again()
+        """For `onstart`, when Snakemake knows which jobs it will run.
+
+        Asks the jobs that the user forces to compute again; a job otherwise returns the result that it finds. The
+        request is a file beside a job's identity. The first attempt removes it, so later attempts resume from what the
+        first one saved. Jobs that read these results are asked too, since their numbers may change, in this run or in
+        the next.
+        """
+        for node in self._plan.made_from(self._forced & outputs_to_make(self._workflow)):
+            again_file(self._plan.identity_file(node)).touch()
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
@@ -99,16 +106,6 @@ class Driver:
 
         if late_works(self._plan.root):
             _mlflow(["implicit_llm_jobs.tracking.rebuild", str(self._plan.root)], self._logger)
-
-    def _request_again(self) -> None:
-        """Ask the jobs that the user forces to compute again; a job otherwise returns the result that it finds.
-
-        The request is a file beside a job's identity. The first attempt removes it, so later attempts resume from what
-        the first one saved. Jobs that read these results are asked too, since their numbers may change, in this run or
-        in the next.
-        """
-        for node in self._plan.made_from(self._forced & outputs_to_make(self._workflow)):
-            again_file(self._plan.identity_file(node)).touch()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
