@@ -161,6 +161,7 @@ def test_protocols_of_catbabi_are_tables_of_their_own_and_the_windowed_one_speak
     assert "<h4>babi-test, every row from an empty state</h4>" in text
     assert "<h4>babi-test, state carried over all stories</h4>" in text
     assert "0.300" not in figure
+    assert "missing" not in figure
     assert [tick for tick in ("all", "1", "20") if f">{tick}</text>" not in figure] == []
     assert "20. agent's motivations" in (made / "tables" / "babi.tex").read_text()
     shown = ("tables/babi.csv", "figures/accuracy-by-babi-task.svg", "claims.json")
