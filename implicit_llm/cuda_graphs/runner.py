@@ -201,14 +201,7 @@ class GraphRunner(Runner):
         by_blocks = width < length
         first, has_masks = embedding_BLD[:, :width], masks is not None
         graph = self._graph_of(model, first, None, with_state=by_blocks, has_masks=has_masks, room_tokens=length)
-        parts: list[Tensor] = []
-        blocks: list[tuple[int | Tensor, BlockStats]] = []
-        for start in range(0, length, width):
-            here = slice(start, start + width)
-            graph.begin(embedding_BLD[:, here], None if masks is None else tuple(mask[:, here] for mask in masks))
-            blocks.append((width, graph.solve()))
-            parts.append(graph.close().clone() if by_blocks else graph.best_BWD)
-        return torch.cat(parts, dim=1) if by_blocks else parts[0], blocks
+        return _solve_blocks(graph, embedding_BLD, width, masks, closes=by_blocks)
 
     @torch.no_grad()
     def _evaluate(
@@ -216,15 +209,10 @@ class GraphRunner(Runner):
     ) -> tuple[Tensor, Prefix, SolverStats]:
         """As `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
-        parts: list[Tensor] = []
-        blocks: list[tuple[int | Tensor, BlockStats]] = []
-        for block_BWD in embedding_BLD.split(width, dim=1):
-            graph.begin(block_BWD)
-            blocks.append((width, graph.solve()))
-            parts.append(graph.close().clone())
+        z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         end = graph.prefix().without_room()
         end = replace(end, layers=tuple(tuple(state.clone() for state in layer) for layer in end.layers))
-        return torch.cat(parts, dim=1), end, gather_blocks(blocks, 1, positions=positions)
+        return z_BLD, end, gather_blocks(blocks, 1, positions=positions)
 
     def _graph_of(
         self,
@@ -251,6 +239,25 @@ class GraphRunner(Runner):
             kept.restart(prefix)
         kept.refresh_weights()
         return kept
+
+
+def _solve_blocks(
+    graph: BlockGraph,
+    embedding_BLD: Tensor,
+    width: int,
+    masks: tuple[Tensor, ...] | None = None,
+    *,
+    closes: bool = True,
+) -> tuple[Tensor, Blocks]:
+    """z (B, L, D) and the statistics of each block; without `closes`, of the one block as the solver left it."""
+    parts: list[Tensor] = []
+    blocks: list[tuple[int | Tensor, BlockStats]] = []
+    for start in range(0, embedding_BLD.shape[1], width):
+        here = slice(start, start + width)
+        graph.begin(embedding_BLD[:, here], None if masks is None else tuple(mask[:, here] for mask in masks))
+        blocks.append((width, graph.solve()))
+        parts.append(graph.close().clone() if closes else graph.best_BWD)
+    return torch.cat(parts, dim=1) if closes else parts[0], blocks
 
 
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOSS_TOKENS = 4096  # logits of so many tokens at a time are widened to fp32: 0.8 GB for 50,000 tokens of vocabulary
 T = TypeVar("T")
+Batch = dict[str, np.ndarray]  # the columns of some rows, by name
 
 
 class UnknownToken(UserError):
@@ -64,7 +65,7 @@ class Tally(Protocol):
     @property
     def measures(self) -> tuple[str, ...]: ...
 
-    def add(self, answer: Any, batch: dict[str, np.ndarray]) -> int:
+    def add(self, answer: Any, batch: Batch) -> int:
         """Count a batch, None where the model gave no answer; return how many of its rows are not finite."""
         ...
 
@@ -76,7 +77,7 @@ class Tally(Protocol):
 def tallied(
     job: EvaluationJob,
     tally: Tally,
-    read: Callable[[Any, dict[str, np.ndarray]], Any],
+    read: Callable[[Any, Batch], Any],
     ask: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """The record's values: what `tally` counts of the answers that `read` finds, and the solver's cost.
@@ -89,7 +90,7 @@ def tallied(
         so_far = "not finite" if num_nonfinite else tally.shown()
         return f"{so_far}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"
 
-    def read_with_stats(out: Any, batch: dict[str, np.ndarray]) -> tuple[Any, Any]:
+    def read_with_stats(out: Any, batch: Batch) -> tuple[Any, Any]:
         return read(out, batch), getattr(out, "solver_stats", None)
 
     for num_read, batch, answer in answers(job, read_with_stats, ask):
@@ -109,10 +110,10 @@ def tallied(
 
 def answers(
     job: EvaluationJob,
-    read: Callable[[Any, dict[str, np.ndarray]], T],
+    read: Callable[[Any, Batch], T],
     ask: Callable[..., Any] | None = None,
     start: int = 0,
-) -> Iterator[tuple[int, dict[str, np.ndarray], T | None]]:
+) -> Iterator[tuple[int, Batch, T | None]]:
     """Read from sequence `start` on; yield (sequences read so far, batch, what `read` made of the model's output).
 
     `ask` is called with the tokens in place of the model, such as to run it in several modes. None stands for a batch

@@ -11,7 +11,7 @@ state of fixed size, its cache would hold the whole test set: it has no number h
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob, tallied, token_losses
+from implicit_llm.evaluation.answers import Batch, BatchSize, Evaluation, EvaluationJob, tallied, token_losses
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, reads_of_inputs
 from implicit_llm.evaluation.tallies import LossTally, SolverTally
@@ -102,7 +102,7 @@ def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., An
     return Evaluation(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 
 
-def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and losses (B, L)."""
     losses_BL = token_losses(out.logits, np.asarray(batch["labels"])).double()
     return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy()
@@ -124,7 +124,7 @@ class StoriesInOrder:
     def __len__(self) -> int:
         return self._batcher.num_batches(0)
 
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def fetch(self, indices: np.ndarray) -> Batch:
         """The first window that is asked for, (1, length); the last one is as short as it comes out."""
         batch = self._batcher.batch(0, int(indices[0]))
         end = int(batch.num_tokens_B[0])
@@ -151,7 +151,7 @@ class AnswerTally:
         self._question_id = question_id
         self._sums: dict[int, np.ndarray] = {}
 
-    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Mapping[str, np.ndarray]) -> int:
+    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
         """Count a batch; the label at a "?" is its answer, and that of a word counts to the story it is read in.
 
         Raises: KeyError for a batch without the column `task`.

@@ -18,7 +18,6 @@ documents before it; `is_document_start` marks these targets.
 
 import logging
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from implicit_llm.evaluation import answers as reading
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, tallied, token_losses
+from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied, token_losses
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
 from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
 from implicit_llm.evaluation.tallies import LossTally, PositionTally, SolverTally
@@ -96,7 +95,7 @@ class PerplexityTally:
         self.all, self.within_documents = LossTally(), LossTally()
         self.by_position = PositionTally(length)
 
-    def add(self, losses_BL: np.ndarray | None, batch: Mapping[str, np.ndarray]) -> int:
+    def add(self, losses_BL: np.ndarray | None, batch: Batch) -> int:
         labels_BL = np.asarray(batch["labels"])
         if losses_BL is None:
             losses_BL = np.full(labels_BL.shape, math.nan)
@@ -138,7 +137,7 @@ def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
     return Evaluation(tallied(job, tally, _read))
 
 
-def _read(out: Any, batch: dict[str, np.ndarray], head: nn.Module | None = None) -> np.ndarray:
+def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
     """The loss of every target in fp64, shape (B, L)."""
     labels_BL = np.asarray(batch["labels"])
     if head is None:
@@ -177,7 +176,7 @@ class TextRows:
     def __len__(self) -> int:
         return -(-self.num_targets // self.length)
 
-    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def fetch(self, indices: np.ndarray) -> Batch:
         """input_ids, labels (the next tokens) and is_document_start, each (B, length).
 
         `indices` are consecutive. A short row is given by itself: of rows that end with it only those before it are

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob, tallied
+from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
@@ -104,7 +104,7 @@ def match(result: Evaluation, other: Evaluation | None) -> float | None:
     return float((mine[:count] == theirs[:count]).mean())
 
 
-def _read(out: Any, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Predictions (B, L), and which sequences have finite logits (B)."""
     is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
     return out.logits.argmax(dim=-1).cpu().numpy(), is_finite_B.cpu().numpy()
@@ -160,7 +160,7 @@ class AccuracyTally:
         self.right_L = np.zeros(length, dtype=np.int64)
         self.num_samples = self.right_sequences = 0
 
-    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: dict[str, np.ndarray]) -> int:
+    def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
         labels_BL = np.asarray(batch["labels"])
         start, self.num_samples = self.num_samples, self.num_samples + len(labels_BL)
         if answer is None:
