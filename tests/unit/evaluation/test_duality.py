@@ -11,17 +11,18 @@ import torch
 
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
 from implicit_llm.evaluation.kinds import duality as stage
-from implicit_llm.evaluation.kinds.duality import compare_modes, trace_convergence
-from implicit_llm.evaluation.kinds.duality_measures import (
+from implicit_llm.evaluation.kinds.duality import (
     ModeOutput,
     PairTally,
     TraceTally,
     all_modes,
     compare,
+    compare_modes,
     looked_at,
     mode_output,
     pairs_of,
     trace,
+    trace_convergence,
 )
 from implicit_llm_contracts.config.evaluation import EvaluateConfigError, ModeConfig, SweepConfig, swept_modes
 from implicit_llm_contracts.runs.manifest import Manifest
