@@ -24,7 +24,7 @@ from implicit_llm.kernels.attention import seen_in_room
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.layers import modules_below
 from implicit_llm.models.stack import Prefix, StackInput
-from implicit_llm.solver.best import Best
+from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 from implicit_llm_contracts.config.solver import SolverConfig

@@ -14,7 +14,7 @@ from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
-from implicit_llm.solver.best import Best
+from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.residual import make_rule
 from tests.unit.kernels.reference import DEVICE, relative_error
 

@@ -1,8 +1,9 @@
 """One iteration of a fixed point judged and recorded in three kernels. Imported where Triton kernels run.
 
 The first measures each token, the second decides for each sequence, the third keeps what is better. The plain PyTorch
-twin is `solver.residual` with `solver.best`. Shapes: `B` sequences of the whole batch, `A` of them still being solved,
-`L` length, `D` width.
+twin is `solver.residual` with `solver.fixed_point`.
+
+Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
 """
 
 from typing import Protocol
@@ -20,7 +21,7 @@ EPS = 1e-8
 
 
 class Record(Protocol):
-    """What is known of all sequences, written in place (solver.best.Best)."""
+    """What is known of all sequences, written in place (solver.fixed_point.Best)."""
 
     z: Tensor
     residual: Tensor

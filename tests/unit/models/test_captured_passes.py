@@ -22,7 +22,7 @@ from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
-from implicit_llm.solver.best import Best
+from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.gradients import GradientReducer
 

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import torch
 from torch import distributed as dist
 
-from implicit_llm.solver.best import Best
+from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training.loop import TrainingLoop
