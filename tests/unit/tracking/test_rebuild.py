@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from implicit_llm_jobs.tracking import rebuild
+from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError
 from tests.store_copies import copying
 from tests.unit.tracking import small_stages
@@ -50,7 +50,7 @@ def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(results: Path, dam
     before = Stored(results).content()
     damaged = damage((results / "mlflow.db").read_bytes())
     (results / "mlflow.db").write_bytes(damaged)
-    done = rebuild.rebuild(results)
+    done = mlflow_writer.rebuild(results)
     assert (done.num_runs, done.failed) == (4, ())
     assert done.set_aside == results / "mlflow.db.bad-1"
     assert (results / "mlflow.db.bad-1").read_bytes() == damaged
@@ -77,7 +77,7 @@ def test_what_is_lost_comes_back_and_what_is_there_stays(
     before = Stored(results)
     content = before.content()
     lose(before, results)
-    done = rebuild.rebuild(results)
+    done = mlflow_writer.rebuild(results)
     assert (done.num_runs, done.set_aside) == (4, None)
     after = Stored(results)
     assert after.content() == content
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(r
         context.journal.metrics(1, {"loss": 1.0})
         small_stages.wait_until(points)
         (results / "mlflow.db").write_bytes(b"this is no database" * 100)
-        rebuild.rebuild(results)
+        mlflow_writer.rebuild(results)
         context.journal.metrics(2, {"loss": 0.5})
         return small_stages.StageResult([], {})
 
@@ -112,7 +112,7 @@ def test_a_damaged_journal_is_named_and_the_others_are_brought(results: Path, ca
     (results / "mlflow.db").unlink()
     journal = next((results / "demo" / "data").rglob("journal.jsonl"))
     journal.write_text(f"nonsense\n{journal.read_text()}")
-    done = rebuild.rebuild(results)
+    done = mlflow_writer.rebuild(results)
     assert done.failed == ("data/s3-train",)
     assert done.num_runs == 3
     assert "journal.jsonl: line 1 is damaged" in caplog.text
@@ -120,4 +120,4 @@ def test_a_damaged_journal_is_named_and_the_others_are_brought(results: Path, ca
 
 def test_results_that_do_not_exist_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="no such directory"):
-        rebuild.rebuild(tmp_path / "none")
+        mlflow_writer.rebuild(tmp_path / "none")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_jobs.tracking import rebuild
-from implicit_llm_jobs.tracking.rebuild import bring_late, late_works
+from implicit_llm_jobs.tracking import mlflow_writer
+from implicit_llm_jobs.tracking.mlflow_writer import bring_late, late_works
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
@@ -188,7 +188,7 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
     make_model(results, {}, outlive_the_server, run="long-s0")
     make_model(results, {}, run="meanwhile-s0")  # the server is away for the whole run
     server.start()
-    assert rebuild.rebuild(results).failed == ()
+    assert mlflow_writer.rebuild(results).failed == ()
     over_http = Stored(server.uri)
     assert over_http.history("train/long-s0/free", "loss") == [(1, 1.0), (2, 0.5)]
     assert over_http.history("train/meanwhile-s0/free", "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
@@ -196,7 +196,7 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
     assert {entry["status"][0] for entry in content.values()} == {"FINISHED"}
     assert len(content) == 6, "five jobs and their invocation"
     assert (len(content[TRAINED]["inputs"]), len(content[TRAINED]["models"])) == (1, 1)
-    rebuild.rebuild(results)
+    mlflow_writer.rebuild(results)
     assert Stored(server.uri).content() == content
 
 
@@ -210,5 +210,5 @@ def test_a_server_with_an_empty_store_is_filled_as_a_file_is(
     for state in (results / "demo").rglob("mlflow.json"):
         state.unlink()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    rebuild.rebuild(results)
+    mlflow_writer.rebuild(results)
     assert Stored(results).content() == content

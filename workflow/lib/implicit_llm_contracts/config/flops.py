@@ -107,7 +107,8 @@ def num_parameters(model: Mapping[str, Any]) -> int:
     Raises: UncountedModel.
     """
     width = model.get("hidden_size", 0)
-    gains = 1 if _has_weight_norm(model) else 0  # weight normalisation has one gain for each output besides the weight
+    chosen = model.get("weight_norm")  # weight normalisation has one gain for each output besides the weight
+    gains = int(bool(model.get("is_implicit") if chosen is None else chosen))
     match model.get("model_type"):
         case "implicit_mamba2":
             inner, heads, channels = _mamba2_widths(model)
@@ -131,24 +132,21 @@ def num_parameters(model: Mapping[str, Any]) -> int:
 
 
 def _mamba2_layer(model: Mapping[str, Any], length: int) -> float:
-    """In-projection, convolution, scan, out-projection. Source: Dao and Gu 2024, sections 6 and 7."""
+    """In-projection, convolution, scan, out-projection. Source: Dao and Gu 2024, sections 6 and 7.
+
+    SSD is masked attention inside a chunk, with a state handed from chunk to chunk. A token sees on average (Q+1)/2
+    positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). What it adds to
+    the state and what it reads of it are 2 N I each; the first chunk has nothing to read and after the last one nobody
+    asks for the state.
+    """
     inner, _, channels = _mamba2_widths(model)
     projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)
     convolution = 2 * model["conv_kernel"] * channels
-    return projections + convolution + _chunked_scan(inner, model["n_groups"] * model["state_size"], model, length)
-
-
-def _chunked_scan(inner: int, group_states: int, model: Mapping[str, Any], length: int) -> float:
-    """SSD: masked attention inside a chunk, a state handed from chunk to chunk (Dao and Gu 2024, section 6).
-
-    A token sees on average (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner
-    channels (2 I). What it adds to the state and what it reads of it are 2 N I each; the first chunk has nothing to
-    read and after the last one nobody asks for the state.
-    """
     chunks = math.ceil(length / SSD_CHUNK_LEN)
     seen = (length / chunks + 1) / 2
     between = 4 * model["state_size"] * inner * (chunks - 1) / chunks
-    return seen * 2 * (group_states + inner) + between
+    scan = seen * 2 * (model["n_groups"] * model["state_size"] + inner) + between
+    return projections + convolution + scan
 
 
 def _llama3_layer(model: Mapping[str, Any], length: int) -> float:
@@ -182,8 +180,3 @@ def _injection_width(model: Mapping[str, Any]) -> int:
         return query + 2 * key
     inner, heads, channels = _mamba2_widths(model)
     return inner + channels + heads
-
-
-def _has_weight_norm(model: Mapping[str, Any]) -> bool:
-    chosen = model.get("weight_norm")
-    return bool(model.get("is_implicit")) if chosen is None else bool(chosen)

@@ -132,7 +132,10 @@ def commit_directory(tmp_dir: Path, final_dir: Path, needed_bytes: int | None = 
     Raises: StorageError, with `tmp_dir` still there.
     """
     with storage_errors(final_dir, needed_bytes):
-        fsync_tree(tmp_dir)
+        faults.point("atomic.before_tree_fsync")
+        for root, _, file_names in os.walk(tmp_dir):
+            for name in (*file_names, ""):
+                fsync_file(Path(root, name))
         aside = temporary_name(final_dir)
         if final_dir.exists():
             os.rename(final_dir, aside)
@@ -180,15 +183,6 @@ def fsync_directory(path: Path) -> None:
     """Make renames within a directory durable."""
     faults.point("atomic.before_directory_fsync")
     fsync_file(path)
-
-
-def fsync_tree(directory: Path) -> None:
-    """fsync of every file and directory below `directory`, itself included."""
-    faults.point("atomic.before_tree_fsync")
-    for root, _, file_names in os.walk(directory):
-        for name in file_names:
-            fsync_file(Path(root, name))
-        fsync_file(Path(root))
 
 
 def _write(path: Path, raw: bytes) -> None:

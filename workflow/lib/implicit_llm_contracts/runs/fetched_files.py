@@ -88,12 +88,6 @@ class Fetched:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
 
-    def is_of(self, revision: str | None) -> bool:
-        """Whether it has this revision, given by its name or by its commit, of which the first digits suffice."""
-        if revision is None or revision == self.revision:
-            return True
-        return len(revision) >= 7 and self.commit.startswith(revision)
-
     def changed_files(self, folder: Path) -> Iterator[str]:
         """In what the files are not as they were fetched, a line for each."""
         for name, size in self.sizes.items():
@@ -120,7 +114,9 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
             )
         return None
     found = Fetched.read(record)
-    if not found.is_of(wanted.revision):
+    revision = wanted.revision or found.revision
+    is_commit = revision is not None and len(revision) >= 7 and found.commit.startswith(revision)  # digits suffice
+    if revision != found.revision and not is_commit:
         has = f"revision {found.revision or 'main'} (commit {found.commit[:12]})"
         raise FetchedFilesError(f"{record}: {has} was fetched, the config names {wanted.revision}; {FETCH}")
     for line in found.changed_files(folder):

@@ -48,7 +48,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     names = {key: known[key].name for key in mapping}
     values = {name: _convert(hints[name], mapping[key], _below(where, key)) for key, name in names.items()}
     for key, field in known.items():
-        if key not in mapping and _is_required(field):
+        if key not in mapping and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{where}: the key '{key}' is missing; add it ({_described(hints[field.name])})")
     try:
         return cls(**values)
@@ -71,10 +71,6 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _below(where: str, key: Any) -> str:
     """The place of a key: in a file, or below another key."""
     return f"{where}: {key}" if where.endswith((".yaml", ".json")) else f"{where}.{key}"
-
-
-def _is_required(field: Field) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _convert(wanted: Any, value: Any, where: str) -> Any:
@@ -119,7 +115,11 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
         return value
     classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
     if isinstance(value, Mapping) and len(classes) > 1:
-        return fill(_selected(classes, value, where), value, where)
+        key = fields(classes[0])[0].name  # a Literal, whose value selects the class
+        choices = {choice: member for member in classes for choice in get_args(_hints(member)[key])}
+        if key not in value:
+            raise ConfigError(f"{where}: the key '{key}' is missing; add it (one of {', '.join(choices)})")
+        return fill(choices[_choose(list(choices), value[key], _below(where, key))], value, where)
     reason = None
     for member in members:
         try:
@@ -128,15 +128,6 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
             # The member of the same shape has the useful message: an unknown key inside, a wrong element.
             reason = reason or (error if _has_shape(member, value) else None)
     raise reason or ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
-
-
-def _selected(members: Sequence[type], value: Mapping[str, Any], where: str) -> type:
-    """The class whose first field, a Literal, has the value that the mapping gives it."""
-    key = fields(members[0])[0].name
-    choices = {choice: member for member in members for choice in get_args(_hints(member)[key])}
-    if key not in value:
-        raise ConfigError(f"{where}: the key '{key}' is missing; add it (one of {', '.join(choices)})")
-    return choices[_choose(list(choices), value[key], _below(where, key))]
 
 
 def _has_shape(member: Any, value: Any) -> bool:

@@ -48,7 +48,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        self.path, self._place = path, path or Path(os.devnull)
         self._descriptor: int | None = None
         self._waiting = b""
         if path is not None:
@@ -56,7 +56,10 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 faults.point("journal.before_open")
                 self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-                _cut_torn_line(self._descriptor)
+                # What a killed process left of its last line: no reader has counted it.
+                whole, newline, torn = os.pread(self._descriptor, path.stat().st_size, 0).rpartition(b"\n")
+                if torn:
+                    os.ftruncate(self._descriptor, len(whole + newline))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append the metrics after `step` steps; values may be numbers of numpy or torch."""
@@ -79,9 +82,8 @@ class Journal:
         """
         if self._descriptor is None:
             return
-        assert self.path is not None
         self._write_waiting()
-        with storage_errors(self.path):
+        with storage_errors(self._place):
             faults.point("journal.before_fsync")
             os.fsync(self._descriptor)
 
@@ -96,12 +98,11 @@ class Journal:
     def _append(self, record: dict[str, Any]) -> None:
         if self._descriptor is None:
             return
-        assert self.path is not None
         is_first = not self._waiting
         self._waiting += (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
         try:
             if is_first:
-                retried(self._write_waiting, self.path)
+                retried(self._write_waiting, self._place)
             else:
                 self._write_waiting()
         except StorageError as error:
@@ -113,8 +114,7 @@ class Journal:
     def _write_waiting(self) -> None:
         """Append what waits; after an error the rest of it goes on waiting. Raises: StorageError."""
         assert self._descriptor is not None
-        assert self.path is not None
-        with storage_errors(self.path, len(self._waiting)):
+        with storage_errors(self._place, len(self._waiting)):
             while self._waiting:  # once round: a kill or another thread seldom comes between
                 faults.point("journal.before_append")
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
@@ -197,10 +197,3 @@ def point_of(record: Mapping[str, Any]) -> Point:
 def now() -> str:
     """The time in UTC, in milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _cut_torn_line(descriptor: int) -> None:
-    """Drop what a killed process left of its last line: no reader has counted it."""
-    lines, newline, torn = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rpartition(b"\n")
-    if torn:
-        os.ftruncate(descriptor, len(lines + newline))

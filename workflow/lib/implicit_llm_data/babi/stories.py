@@ -7,6 +7,7 @@ A line numbered 1 begins a story. A question has an answer and the numbers of th
 called qa<task>_<split>.txt. Downloaded and simulated files are read by the functions of this module.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,7 +64,11 @@ def parse_stories(data: bytes) -> list[Story]:
 
 def format_stories(stories: Iterable[Story]) -> str:
     """Write stories in the format that `parse_stories` reads."""
-    return "".join(f"{_format_line(line)}\n" for story in stories for line in story)
+    text = ""
+    for line in itertools.chain.from_iterable(stories):
+        proof = "" if line.answer is None else f"\t{line.answer}\t{' '.join(map(str, line.supports))}"
+        text += f"{line.number} {line.text}{proof}\n"
+    return text
 
 
 def words_of(story: Story) -> list[str]:
@@ -85,9 +90,3 @@ def words_of(story: Story) -> list[str]:
 def vocabulary_of(words: Iterable[str]) -> list[str]:
     """The vocabulary of `words`, whose ids are their places: <pad>, <eos>, then the words in alphabetical order."""
     return [PAD, EOS, *sorted(set(words))]
-
-
-def _format_line(line: Line) -> str:
-    if line.answer is None:
-        return f"{line.number} {line.text}"
-    return f"{line.number} {line.text}\t{line.answer}\t{' '.join(map(str, line.supports))}"

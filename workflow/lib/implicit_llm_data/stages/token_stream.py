@@ -15,7 +15,7 @@ from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.manifest import FileRecord
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile, write_index
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME
@@ -47,7 +47,11 @@ def run(context: StageContext) -> StageResult:
         role: json.loads((given.work / RECORD_NAME).read_bytes()) for role, given in sorted(context.inputs.items())
     }
     _check_listings(context, records)
-    parts = [_part(context.work, context.inputs[role], record, config.split) for role, record in records.items()]
+    parts = []
+    for role, record in records.items():
+        file = FileRecord(**record["files"][config.split])
+        path = os.path.relpath(context.inputs[role].work / file.path, context.work)
+        parts.append(replace(file, path=Path(path).as_posix()))
     if config.split == "test":
         parts = [_merge(context.work, parts)]
     first = records[min(records)]  # one tokenizer has made them all
@@ -90,12 +94,6 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
             f"digest {expected['sha256'][:12]}, {found['num_files']} with {found['sha256'][:12]}); see that all are "
             f"there, type `rm -f {pattern}/manifest.json` and run the workflow again: it makes all shards from one list"
         )
-
-
-def _part(work: Path, given: Input, record: dict[str, Any], split: Split) -> FileRecord:
-    """The shard's file, its path relative to `work`."""
-    file = FileRecord(**record["files"][split])
-    return replace(file, path=Path(os.path.relpath(given.work / file.path, work)).as_posix())
 
 
 def _merge(work: Path, parts: list[FileRecord]) -> FileRecord:

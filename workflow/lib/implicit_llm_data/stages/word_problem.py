@@ -82,9 +82,6 @@ class WordProblemConfig:
     def num_shards(self) -> int:
         return -(-self.num_samples // self.shard_samples)
 
-    def samples_in_shard(self, shard: int) -> int:
-        return min(self.shard_samples, self.num_samples - shard * self.shard_samples)
-
 
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
@@ -111,7 +108,7 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
 
     The result depends on the configuration and `shard` alone, so shards can be made in any order and made again.
     """
-    num_samples = config.samples_in_shard(shard)
+    num_samples = min(config.shard_samples, config.num_samples - shard * config.shard_samples)
     algebra, group_order = config.algebra, load_group(config.group).order
     inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
     targets_NL = np.empty_like(inputs_NL)

@@ -13,6 +13,7 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,8 +95,9 @@ def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> lis
     Raises: CorpusError when none is there; FetchedFilesError when they are not what was fetched.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
-    if paths is None:
-        paths = _hand_put_files(folder, str(wanted.split))
+    if paths is None:  # somebody put them there: those with the split in their name, or all, if none of them says
+        there = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
+        paths = [path for path in there if wanted.split in words_of(path.relative_to(folder).as_posix())] or there
     if not paths:
         raise CorpusError(f"{wanted.name}: it has not been fetched to {folder}; {FETCH}")
     return [stored_file(path.relative_to(folder).as_posix(), path, text_format) for path in paths]
@@ -112,12 +114,6 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
         for name, path in _matches(pattern, downloads):
             found.setdefault(path.resolve(), stored_file(name, path, text_format))
     return list(found.values())
-
-
-def _hand_put_files(folder: Path, split: str) -> list[Path]:
-    """Files of a data set that somebody put there: those with `split` in their name, or all, if none of them says."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
-    return [path for path in paths if split in words_of(path.relative_to(folder).as_posix())] or paths
 
 
 def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
@@ -158,10 +154,15 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
         for name in sorted(names)
         if name != TOPICS
     ]
-    return files + [
-        CorpusFile(f"pydoc/{topic}", len(text.encode()), partial(_read_topic, topic, text, text_format))
-        for topic, text in sorted(_topics().items())
-    ]
+    topics: dict[str, str] = {}
+    with suppress(ImportError):  # some distributions leave it out
+        from pydoc_data import topics as module
+
+        topics = module.topics
+    for topic, text in sorted(topics.items()):  # as `help()` shows it
+        name, size = f"pydoc/{topic}", len(text.encode())
+        files.append(CorpusFile(name, size, partial(_read_topic, text, name, text_format, size)))
+    return files
 
 
 def _read_source(path: Path, text_format: TextFormat) -> Iterator[Document]:
@@ -174,19 +175,10 @@ def _read_source(path: Path, text_format: TextFormat) -> Iterator[Document]:
     yield checked(text, str(path), text_format, len(data))
 
 
-def _read_topic(topic: str, text: str, text_format: TextFormat) -> Iterator[Document]:
-    """A chapter of the language reference, as `help()` shows it."""
-    yield checked(text, f"pydoc/{topic}", text_format, len(text.encode()))
+def _read_topic(*document: Any) -> Iterator[Document]:
+    yield checked(*document)
 
 
 def _is_wanted(path: Path) -> bool:
     is_text = path.suffix in (".py", ".txt") and not path.name.startswith("_sysconfigdata")
     return is_text and path.is_file() and not path.is_symlink()
-
-
-def _topics() -> dict[str, str]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions leave it out
-        return {}
-    return topics

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 # When the remembered chunks take about this many bytes, a million chunks of English, they are all forgotten. An entry
 # costs ENTRY_BYTES for Python's objects and, with the widest letters and their ids, so many bytes a character.
@@ -77,7 +77,12 @@ class ChunkEncoder:
     def _encode_together(self, texts: Sequence[str]) -> list[bytes]:
         chunks_of = [_CHUNK.findall(text) for text in texts]
         new = set().union(*chunks_of).difference(self._ids)
-        plain = {chunk: _WORD.findall(chunk) for chunk in new if self._is_plain(chunk)}
+        # The words of these chunks are those of `_WORD`.
+        plain = {
+            chunk: _WORD.findall(chunk)
+            for chunk in new
+            if _ASCII.fullmatch(chunk) is not None and self._added.search(chunk) is None
+        }
         # A word alone is cut as within its chunk, so words and chunks can share the memory.
         self._remember(set().union(*plain.values()).difference(self._ids), _encode_words)
         for chunk, words in plain.items():
@@ -95,10 +100,6 @@ class ChunkEncoder:
         self._ids.update(zip(new, encode(self._tokenizer, new), strict=True))
         self._bytes += ENTRY_BYTES * len(new) + CHARACTER_BYTES * sum(map(len, new))
 
-    def _is_plain(self, chunk: str) -> bool:
-        """Whether the words of a chunk are those of `_WORD`."""
-        return _ASCII.fullmatch(chunk) is not None and self._added.search(chunk) is None
-
 
 def cuts_like_gpt2(tokenizer: Tokenizer) -> bool:
     """Whether the ids of a text are those of its chunks, one after another."""
@@ -111,14 +112,12 @@ def cuts_like_gpt2(tokenizer: Tokenizer) -> bool:
         (model.dropout, model.unk_token, model.continuing_subword_prefix, model.end_of_word_suffix)
     ):
         return False
-    is_whole = tokenizer.truncation is None and tokenizer.padding is None
-    return is_whole and all(map(_is_local, tokenizer.get_added_tokens_decoder().values()))
-
-
-def _is_local(token: AddedToken) -> bool:
-    """Whether an added token is never found across the border of two chunks, nor looks beyond one."""
-    looks_beyond = token.lstrip or token.rstrip or token.single_word
-    return not looks_beyond and re.search(rf"[^{_WHITE}][{_WHITE}]", token.content) is None
+    for token in tokenizer.get_added_tokens_decoder().values():
+        # It must never be found across the border of two chunks, nor look beyond one.
+        looks_beyond = token.lstrip or token.rstrip or token.single_word
+        if looks_beyond or re.search(rf"[^{_WHITE}][{_WHITE}]", token.content):
+            return False
+    return tokenizer.truncation is None and tokenizer.padding is None
 
 
 def _pieces(text: str) -> Iterator[str]:

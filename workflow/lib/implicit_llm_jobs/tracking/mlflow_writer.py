@@ -1,4 +1,7 @@
-"""MLflow beside a running stage: a thread that brings the journal to the store every few seconds.
+"""MLflow beside a running stage: a thread that brings the journal to the store every few seconds. And a store is made
+to show what the results hold: all of it after a loss or an outage, or what jobs have left to do.
+
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` does the latter: a call of Snakemake ends with it.
 
 Nothing depends on it. Without MLflow, or while the store fails, the stage goes on after one warning, and its points
 wait in the journal. Importing MLflow takes longer than most data sets and reports, which have no points on the way: the
@@ -7,19 +10,26 @@ jobs that read them bring them, or else the call of Snakemake that made them, wh
 
 import logging
 import os
+import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.journal import Journal, read_records
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import SYSTEM, Bridge, is_complete
-from implicit_llm_jobs.tracking.mlflow_store import prepare_environment
-from implicit_llm_jobs.tracking.tracked_run import Invocation, KeptRuns, TrackedRun
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, prepare_environment, repair
+from implicit_llm_jobs.tracking.tracked_run import Invocation, KeptRuns, TrackedRun, status_of
 
 log = logging.getLogger(__name__)
+
 
 MACHINE_INTERVAL_S = 10.0
 SWITCH, INTERVAL = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"  # MLflow's own
@@ -71,7 +81,8 @@ class MachineMonitor:
                 # Ever more seldom, so that a long run does not fill the store.
                 if is_over or now - last >= max(self._interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
                     if journal is None:
-                        step = _next_step(self._path)
+                        # a later attempt goes on counting
+                        step = max((record["step"] + 1 for record in read_records(self._path)), default=0)
                         journal = Journal(self._path)
                     journal.metrics(step, _means(monitors))
                     step, last = step + 1, now
@@ -109,11 +120,6 @@ def _means(monitors: list[Any]) -> dict[str, float]:
         values |= {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
         monitor.clear_metrics()
     return values
-
-
-def _next_step(path: Path) -> int:
-    """A later attempt goes on counting."""
-    return max((record["step"] + 1 for record in read_records(path)), default=0)
 
 
 INTERVAL_S = 5.0
@@ -217,3 +223,62 @@ def bring_late_inputs(run: TrackedRun) -> None:
 def _reason(error: Exception) -> str:
     """One line, without the password that MLflow's errors may hold."""
     return without_password(f"{type(error).__name__}: {error}").partition("\n")[0][:300]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """`set_aside`: where a damaged store lies now; `failed`: names of runs whose files or store refused."""
+
+    uri: str
+    num_runs: int
+    set_aside: Path | None
+    failed: tuple[str, ...] = ()
+
+
+def rebuild(results: Path) -> Rebuilt:
+    """Bring every run below `results` to the store, which is made, or made anew, where that is needed.
+
+    Runs that the store has keep their ids; the others get new ones, with the same tags. May be repeated, and done
+    while jobs run. Raises: TrackingError, StorageError; when no run can be brought, what the last one raised.
+    """
+    if not results.is_dir():
+        raise TrackingError(f"{results}: no such directory; give that of the results with --results")
+    uri = default_uri(results)
+    set_aside = repair(uri)
+    runs = list(KeptRuns(results).in_order())
+    failed = _bring(tqdm(runs, desc="runs", disable=None), len(runs))
+    return Rebuilt(uri, len(runs) - len(failed), set_aside, failed)
+
+
+def late_works(experiment: Path) -> list[Path]:
+    """Work directories below results/<experiment> whose journals MLflow does not have, or not all of them."""
+    return [work for work in KeptRuns(experiment).works if not is_complete(work)]
+
+
+def bring_late(experiment: Path) -> None:
+    """Bring the runs below results/<experiment> that have ended and left MLflow to the call of Snakemake.
+
+    Raises: as `rebuild`.
+    """
+    late = late_works(experiment)
+    runs = [run for run in KeptRuns(experiment).in_order(late) if run.work in late and status_of(run) is not None]
+    _bring(runs, len(runs))
+
+
+def _bring(runs: Iterable[TrackedRun], count: int) -> tuple[str, ...]:
+    """Titles of the runs that could not be brought. Raises: the last error, if all could not."""
+    failed: list[str] = []
+    for run in runs:
+        try:
+            Bridge(run).bring(status_of(run))
+        except Exception as error:  # one damaged journal is no reason to leave out the others
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            log.warning("%s: not brought to MLflow: %s", run.title, without_password(reason).partition("\n")[0][:300])
+            failed.append(run.title)
+            if len(failed) == count:
+                raise
+    return tuple(failed)
+
+
+if __name__ == "__main__":
+    bring_late(Path(sys.argv[1]).absolute())

@@ -257,7 +257,7 @@ def mlflow_rebuild(
         mlflow ui --backend-store-uri sqlite:///results/mlflow.db
     """
     from implicit_llm_contracts.runs.logs import without_password
-    from implicit_llm_jobs.tracking.rebuild import rebuild
+    from implicit_llm_jobs.tracking.mlflow_writer import rebuild
 
     done = rebuild(results)
     if done.set_aside is not None:

@@ -102,10 +102,10 @@ class Driver:
 
     def after_last_job(self) -> None:
         """For `onsuccess` and `onerror`: bring to MLflow what short jobs have left to their call of Snakemake."""
-        from implicit_llm_jobs.tracking.rebuild import late_works
+        from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
-            _mlflow(["implicit_llm_jobs.tracking.rebuild", str(self._plan.root)], self._logger)
+            _mlflow(["implicit_llm_jobs.tracking.mlflow_writer", str(self._plan.root)], self._logger)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

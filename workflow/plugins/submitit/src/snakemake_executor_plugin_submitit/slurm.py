@@ -75,8 +75,10 @@ class SlurmQueue:
     def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
         """One squeue; sacct only for jobs that squeue has forgotten, minutes after their end."""
         try:
-            current = _squeue(ids)
-        except NoAnswer:
+            current = _states(ids, ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r"])
+        except NoAnswer as error:
+            if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
+                return self._sacct(ids)
             # between an end and a requeue the accounting shows the end, so only jobs that still run are believed
             recorded = {job_id: state for job_id, state in self._sacct(ids).items() if not state.is_ended}
             if not recorded:
@@ -97,15 +99,6 @@ class SlurmQueue:
             else:
                 self.log.warning(str(error))
             return {}
-
-
-def _squeue(ids: list[str]) -> dict[str, SlurmState]:
-    try:
-        return _states(ids, ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r"])
-    except NoAnswer as error:
-        if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
-            return {}
-        raise
 
 
 def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]:

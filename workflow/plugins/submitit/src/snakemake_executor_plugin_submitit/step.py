@@ -45,26 +45,21 @@ MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # pyt
 
 
 def main() -> None:
-    """Put the job's pickle where submitit looks for it, and continue as submitit."""
+    """Link the job's pickle to the name with the job's id, where submitit looks for it, and continue as submitit."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # without a handler it kills; submitit installs one later
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # submitit would import it: a tenth of a second
 
+    from submitit.core.job_environment import JobEnvironment
     from submitit.core.submission import process_job
 
     folder = Path(sys.argv[1])
-    place_pickle(folder)
-    process_job(folder)
-
-
-def place_pickle(folder: Path) -> None:
-    """Link the pickle to the name with the job's id; submitit itself renames it in the driver after sbatch, and if the
-    driver is killed in between, the job finds nothing to do."""
-    from submitit.core.job_environment import JobEnvironment
-
+    # Submitit itself renames the pickle in the driver after sbatch, and if the driver is killed in between, the job
+    # finds nothing to do.
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     with suppress(FileExistsError):  # after a requeue submitit's own pickle is there
         pickle = pickle_path(folder, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
         JobEnvironment().paths.submitted_pickle.symlink_to(pickle)
+    process_job(folder)
 
 
 def pickle_path(folder: Path, task: int) -> Path:
