@@ -161,7 +161,7 @@ def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
         "flops": metrics.totals.flops,
         "num_parameters": job.model.num_parameters(),
         "metrics": metrics.recent(),
-        "data": job.context.inputs[DATA_ROLE].manifest.identity["config"],
+        "data": job.context.inputs[DATA_ROLE].manifest.config,
     }
 
 
@@ -208,7 +208,7 @@ def _find_start(
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     """The state at the end of the phase that is the input `start`, or one that it kept on the way."""
     source = context.given(START_ROLE)
-    phase = source.manifest.identity["config"]["phase"]
+    phase = source.manifest.config["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]
     path = source.work / ("checkpoint" if wanted == end else f"{KEPT_DIR}/{step_name(wanted)}")
     kept = [int(step) for step in phase.get("keep", ())]

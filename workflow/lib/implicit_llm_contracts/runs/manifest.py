@@ -130,10 +130,6 @@ class Manifest:
         path = run_dir / FILE_NAME
         return cls.read(path) if path.exists() else None
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"config": self.config, "code": self.code, "upstream": self.upstream}
-
     @classmethod
     def find(cls, path: Path) -> Manifest | None:
         """Like `read`, but a missing or damaged file counts as absent."""

@@ -167,10 +167,6 @@ class _RandomBits:
         words = self._generator.random_raw(-(-count * item_bytes // 8)).astype("<u8", copy=False)
         return words.view(np.dtype(dtype).newbyteorder("<"))[:count]
 
-    def uniform(self, count: int) -> np.ndarray:
-        """Return `count` doubles in [0, 1) of 53 random bits."""
-        return (self.take(count, np.uint64) >> 11) * 2.0**-53
-
 
 class _TokenSampler:
     """Draws the tokens of a block of B samples; probabilities are exact, not rounded to the random bits of a token."""
@@ -212,7 +208,8 @@ class _TokenSampler:
         bytes_PB = self._bits.take(num_positions * num_samples, np.uint8).reshape(num_positions, num_samples)
         is_hard = bytes_PB < self._whole_B
         undecided = np.flatnonzero(bytes_PB == self._whole_B)
-        is_hard.ravel()[undecided] = self._bits.uniform(undecided.size) < self._rest_B[undecided % num_samples]
+        uniform = (self._bits.take(undecided.size, np.uint64) >> 11) * 2.0**-53  # doubles in [0, 1) of 53 random bits
+        is_hard.ravel()[undecided] = uniform < self._rest_B[undecided % num_samples]
         return is_hard
 
 

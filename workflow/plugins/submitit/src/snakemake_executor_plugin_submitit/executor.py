@@ -107,7 +107,7 @@ class Executor(RemoteExecutor):
         jobs = list(self._tracked.values())
         if not jobs:
             return
-        self._failed.update((id(job.info.job), f"{job.prepared.rule} stopped by the user") for job in jobs)
+        self._failed.update((id(job.info.job), f"{job.record.rule} stopped by the user") for job in jobs)
         if self.settings.on_interrupt == "detach":
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
@@ -162,7 +162,7 @@ class Executor(RemoteExecutor):
                 yield job.info
             else:
                 self._finish(job)
-                self._failed[id(job.info.job)] = f"{job.prepared.rule} {job.prepared.wildcards} ({end.kind})"
+                self._failed[id(job.info.job)] = f"{job.record.rule} {job.record.wildcards} ({end.kind})"
                 self._settle_reported()
                 self.report_job_error(job.info, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
@@ -241,7 +241,7 @@ def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared
     for index, job in enumerate(jobs):
         wants = {name: value for name, value in job.request.items() if name != "comment"}
         is_array = array_size > 1 and job.is_small
-        groups.setdefault(store.digest([job.rule, wants] if is_array else index), []).append(job)
+        groups.setdefault(store.digest([job.record.rule, wants] if is_array else index), []).append(job)
     size = max(1, min(array_size, LARGEST_ARRAY))
     for group in groups.values():
         for first in range(0, len(group), size):

@@ -15,7 +15,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import Cluster, Partition, choose
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, digest, job_files
+from snakemake_executor_plugin_submitit.store import JobFiles, Record, digest, job_files
 
 # Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
 _OPTIONS = {
@@ -49,18 +49,14 @@ _SBATCH = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready to be submitted. `wildcards`: their values, as part of names; `key`: equal for jobs that make
-    the same outputs with the same parameters, whichever driver submits them; `step`: without its number; `request`:
+    """A job that is ready to be submitted. `record`, `step`: what every submission of it has in common; `request`:
     options of sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not
     count."""
 
     job: Any
-    rule: str
-    wildcards: str
-    key: str
+    record: Record
     step: JobStep
     request: dict[str, Any]
-    requested: dict[str, Any]
     is_small: bool
     is_forced: bool
 
@@ -112,17 +108,18 @@ def prepare(
     has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
-    return Prepared(
-        job=job,
+    record = Record(
+        key=digest([job.name, outputs, params]),
+        name="",
+        number=0,
+        cluster=settings.cluster,
+        folder="",
         rule=job.name,
         wildcards=wildcards,
-        key=digest([job.name, outputs, params]),
-        step=step,
-        request=request,
         requested=requested,
-        is_small=bool(request) and has_one_task and is_short,
-        is_forced=is_forced,
+        logs=[os.path.abspath(log) for log in job.log or ()],
     )
+    return Prepared(job, record, step, request, bool(request) and has_one_task and is_short, is_forced)
 
 
 def members(job: Any) -> list[Any]:

@@ -100,9 +100,11 @@ class JobFiles:
 class Record:
     """The last submission of a job.
 
-    `key`: hash of the job's content; `name`: in Slurm, unique; `job_id`: in Slurm, or the pid of submitit's local
-    controller; `folder`: submitit's; `task`: index within a job array; `started`: start of the controller, in clock
-    ticks since boot; `excluded`: nodes to avoid; `memory`: factor; `retries`: by failure class.
+    `key`: hash of the job's content, equal for jobs that make the same outputs with the same parameters, whichever
+    driver submits them; `wildcards`: their values, as part of names; `name`: in Slurm, unique; `job_id`: in Slurm, or
+    the pid of submitit's local controller; `folder`: submitit's; `task`: index within a job array; `started`: start of
+    the controller, in clock ticks since boot; `excluded`: nodes to avoid; `memory`: factor; `retries`: by failure
+    class.
     """
 
     key: str

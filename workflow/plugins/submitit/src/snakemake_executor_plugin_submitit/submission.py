@@ -130,24 +130,24 @@ class Dispatcher:
             store.save(job.files, found)
         outcome = read_json(job.files.outcome(found.number))
         if outcome.get("failure_class", "") is None:
-            if found.key != job.key or job.is_forced or not has_all_outputs(job.job):
+            if found.key != job.record.key or job.is_forced or not has_all_outputs(job.job):
                 return None
-            self.log.info(f"{job.rule}: job {found.job_id} has finished; its outputs are taken over")
+            self.log.info(f"{found.rule}: job {found.job_id} has finished; its outputs are taken over")
             return found
         if outcome and not is_provisional(outcome):
-            self.log.info(f"{job.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted again")
+            self.log.info(f"{found.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted again")
             return None
         if not self._is_alive(job.files, found, known):
             if found.cluster == "local":
                 stop_all([self._tracked(job, found)])  # it may have left processes behind
             return None
-        if found.key != job.key:
+        if found.key != job.record.key:
             cancel = "scancel" if found.cluster == "slurm" else "kill"
             raise NotSubmitted(
                 f"job {found.job_id} still makes these outputs with other parameters; "
                 f"wait for it or type `{cancel} {found.job_id}`, then start again"
             )
-        self.log.info(f"{job.rule}: job {found.job_id} is pending or running; taken over")
+        self.log.info(f"{found.rule}: job {found.job_id} is pending or running; taken over")
         return found
 
     def _find(self, files: JobFiles, found: Record) -> str | None:
@@ -168,24 +168,16 @@ class Dispatcher:
         return processes.is_alive(int(found.job_id), found.started) or files.is_running_here()
 
     def _new_record(self, job: Prepared, number: int) -> Record:
-        return Record(
-            job.key,
-            store.slurm_name(self.settings.jobname_prefix, job.rule, job.wildcards),
-            number,
-            self.settings.cluster,
-            str(job.files.submission(number)),
-            rule=job.rule,
-            wildcards=job.wildcards,
-            requested=job.requested,
-            logs=[os.path.abspath(log) for log in job.job.log or ()],
-        )
+        name = store.slurm_name(self.settings.jobname_prefix, job.record.rule, job.record.wildcards)
+        folder = str(job.files.submission(number))
+        return replace(job.record, name=name, number=number, folder=folder, submitted_unix_s=time.time())
 
     def _start(self, jobs: Sequence[Prepared], records: Sequence[Record]) -> list[Tracked]:
         """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
         first, folder = jobs[0], Path(records[0].folder)
         if len(jobs) > 1:
             folder = self.folder / "arrays" / uuid.uuid4().hex
-            name = store.slurm_name(self.settings.jobname_prefix, first.rule)
+            name = store.slurm_name(self.settings.jobname_prefix, first.record.rule)
             records = [replace(found, folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
         if self.settings.cluster == "local":
             gpus = self._take_gpus(first.step.gpus)
@@ -266,7 +258,7 @@ def submit_to_slurm(folder: Path, job: Prepared, records: Sequence[Record]) -> s
     first = records[0]
     request = {**with_changes(job.request, first.excluded, first.memory), "job-name": first.name}
     if len(records) > 1:
-        request["comment"] = job.rule
+        request["comment"] = job.record.rule
     write_script(folder, request, len(records))
     return submit_script(folder / SCRIPT, lambda: find_by_name(first.name, first.submitted_unix_s))
 
