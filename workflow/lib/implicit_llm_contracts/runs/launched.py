@@ -135,17 +135,23 @@ def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
     unsaid = [death for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]  # torchrun's own
-    killed, silent = [], []
-    for death in unsaid:
-        where = f"rank {death.rank} on {death.host}"
-        if death.code < 0:
-            what = f"{where} was ended by signal {-death.code}; if by want of memory, give the job more mem_mb"
-            killed.append(End(death.rank, 128 - death.code, "node_fail", what, 0.0))
-        elif death.code > 0:
-            what = f"{where} ended with code {death.code}; its output says why"
-            silent.append(End(death.rank, death.code, None, what, 0.0))
-    last = End(-1, code if code > 0 else 128 - code, None, f"torchrun or srun ended with code {code}", 0.0)
-    return [*stopped, *specific, *killed, *ends, *silent, last][0]
+    killed = [_killed(death) for death in unsaid if death.code < 0]
+    silent = [_silent(death) for death in unsaid if death.code > 0]
+    for candidates in (stopped, specific, killed, ends, silent):
+        if candidates:
+            return candidates[0]
+    return End(-1, code if code > 0 else 128 - code, None, f"torchrun or srun ended with code {code}", 0.0)
+
+
+def _killed(death: Death) -> End:
+    number = -death.code
+    what = f"rank {death.rank} on {death.host} was ended by signal {number}"
+    return End(death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0)
+
+
+def _silent(death: Death) -> End:
+    message = f"rank {death.rank} on {death.host} ended with code {death.code}; its output says why"
+    return End(death.rank, death.code, None, message, 0.0)
 
 
 def start_attempt() -> None:
