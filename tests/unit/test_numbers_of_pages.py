@@ -35,8 +35,8 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def benchmark(name: str) -> dict:
-    return json.loads((BENCHMARKS / f"{name}-h200.json").read_text(encoding="utf-8"))
+def benchmark(name: str, card: str = "h200") -> dict:
+    return json.loads((BENCHMARKS / f"{name}-{card}.json").read_text(encoding="utf-8"))
 
 
 def cells(text: str, *start: str) -> list[str]:
@@ -59,6 +59,16 @@ def test_a_training_step_is_the_measured_one(row: str) -> None:
     assert (theirs, floor) == (published["ms"], published["floor_ms"])
     assert here == (digits(ms) if ms < 1000 else round(ms))
     assert ratio == pytest.approx(theirs / ms, rel=0.03)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mamba2"])
+@pytest.mark.parametrize(("kind", "name"), [("explicit", "explicit"), ("(4+1)", "pretrain"), ("free", "implicit")])
+def test_a_rate_on_two_gpus_is_the_measured_one(family: str, kind: str, name: str) -> None:
+    config = f"{'llama3' if family == 'Llama' else 'mamba2'}-130m-{name}"
+    one, two = (row for row in benchmark("training-scaling", "h100")["rows"] if row["config"] == config)
+    rates = f"{one['tokens_per_s']:,}", f"{two['tokens_per_s'] / 2:,.0f}", f"{100 * two['efficiency']:.1f} %"
+    rest = f"{two['memory_gib']}", f"{one['loss']:.3f}, {two['loss']:.3f}"
+    assert cells(page("docs/pretraining.md"), f"{family} {kind}") == [*rates, *rest]
 
 
 @pytest.mark.parametrize("found", benchmark("decoding")["rows"], ids=lambda row: f"{row['model']}-{row['batch']}")
