@@ -230,7 +230,7 @@ def test_a_signal_before_the_processes_are_ready_waits_for_them(tmp_path: Path, 
     ("what", "code", "failure", "message", "runtime"),
     [
         ("kill", 128 + signal.SIGKILL, "node_fail", "rank 1 on ", {}),
-        ("hang", 1, "hang", "stacks-rank1.txt", {"hang_s": 8}),
+        ("hang", 1, "hang", "stacks-rank", {"hang_s": 8}),  # of the one that hangs, or of the one that waits for it
         ("loss", 2, "non_finite", "the gradient norm nan at step 4 ", {}),  # not what the other one loses by it
     ],
 )
