@@ -87,6 +87,11 @@ def test_the_reason_names_what_changed(finished: ExperimentFile, change: tuple[s
     assert why in finished.edit(*change).plan().statuses[key].why
 
 
+def test_the_reason_of_a_report_leaves_out_settings_that_change_with_its_inputs(finished: ExperimentFile) -> None:
+    why = finished.edit("tol: 0.1", "tol: 0.2").plan().statuses["report"].why
+    assert why.startswith("input changed: ")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "null"])
 def test_a_damaged_manifest_is_stale(finished: ExperimentFile, text: str) -> None:
     path = finished.plan().run_dir(finished.plan().nodes["report"]) / "manifest.json"

@@ -119,8 +119,10 @@ class Difference:
 
     def reasons(self) -> Iterator[str]:
         """One for each kind of change, in words."""
-        if self.config:
-            yield f"config: {_first(self.config)}"
+        # A report names the settings of its jobs, which change with them.
+        own = [change for change in self.config if not (self.is_of_inputs and change.startswith("jobs."))]
+        if own:
+            yield f"config: {_first(own)}"
         if self.code is not None:
             yield f"the code of stage {self.stage} changed"
         for what, names in (
