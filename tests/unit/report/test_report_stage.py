@@ -23,6 +23,7 @@ from tests.unit.report.sample_runs import (
     figure_of,
     finish,
     inputs_of,
+    legend_of,
     make_context,
     make_report,
     make_runs,
@@ -88,6 +89,12 @@ def test_figures_are_outlines_in_files_and_text_in_the_colours_of_the_page_on_it
     assert ">accuracy, last 10 tokens</text>" in panels
     assert "var(--blue)" in panels
     assert not re.search(r"#[0-9a-f]{6}\b", panels)
+
+
+def test_modes_have_the_same_names_in_all_figures(made: Path) -> None:
+    by_mode, by_position = (set(legend_of(figure_of(made, f"accuracy-by-{x}"))) for x in ("mode", "position"))
+    assert by_position - by_mode == {"chance (best constant answer)"}
+    assert by_mode <= by_position
 
 
 def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:

@@ -16,6 +16,7 @@ from implicit_llm_report.figures.word_problems import (
     TEST_LENGTH,
     draw_chance,
     of_lengths,
+    with_mode,
     without_fraction_sweep,
 )
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups
@@ -61,16 +62,12 @@ def _charts(
         shown = [cell for cell in cells if cell.is_headline]
         shown += [cell for cell in cells if cell.name in last and not cell.is_headline]
         lines = [
-            Line(_with_mode(cell, cell.name), bool(cell.is_implicit), points_of(cell), groups=[cell],
-                 width=2.6 if cell.is_headline else 1.2, short=_with_mode(cell, cell.label))
+            Line(with_mode(cell, cell.name), bool(cell.is_implicit), points_of(cell), groups=[cell],
+                 width=2.6 if cell.is_headline else 1.2, short=with_mode(cell, cell.label))
             for cell in shown
         ]  # fmt: skip
         charts.append(Chart(title_of(longest, by), lines, partial(decorate, test=longest), **look))
     return charts
-
-
-def _with_mode(cell: Group, name: str) -> str:
-    return f"{name}, {cell.mode}" if cell.is_implicit else name
 
 
 def _accuracies(cell: Group) -> Points:

@@ -84,14 +84,6 @@ class Series:
         return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
-MODE_SERIES = {
-    "blockwise": Series("implicit, blockwise", BLUE, "o"),
-    "sequential": Series("implicit, sequential", GREEN, "D", (4, 1.4)),
-    "simultaneous": Series("implicit, simultaneous", AMBER, "^", (5, 1.4, 1, 1.4)),
-    "published": Series("implicit, published rule", PURPLE, "v", (1.2, 1.2)),
-    "parallel": Series("explicit", VERMILION, "s", (3, 1.6)),
-}
-
 # Colours of implicit and explicit lines; looks of another number, so that few lines are alike.
 _COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
 _LOOKS = {
@@ -99,17 +91,17 @@ _LOOKS = {
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-
-def mode_series(mode: str) -> Series:
-    """The series of an evaluation mode; a mode of another name is drawn in ink."""
-    return MODE_SERIES.get(mode, Series(f"implicit, {mode}", INK, "P", (2.4, 1.2)))
+# They come first in a figure that tells modes apart, so that each looks alike in all figures.
+_MODES = {f"implicit, {mode}": True for mode in ("blockwise", "sequential", "simultaneous", "published")}
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
     """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
-    names = list(dict.fromkeys(names))
+    wanted = dict(names)
+    known = wanted if wanted.keys().isdisjoint(_MODES) else _MODES | wanted
     return {
         name: Series(name, _COLORS[kind][index % len(_COLORS[kind])], *_LOOKS[kind][index % len(_LOOKS[kind])])
         for kind in (True, False)
-        for index, name in enumerate(name for name, is_implicit in names if is_implicit == kind)
+        for index, name in enumerate(name for name, is_implicit in known.items() if is_implicit == kind)
+        if name in wanted
     }

@@ -5,7 +5,7 @@ them out where others of the task go beyond it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pandas as pd
@@ -23,7 +23,7 @@ from implicit_llm_report.figures.charts import (
     tell_if_empty,
     ticks_at,
 )
-from implicit_llm_report.figures.style import INK, MUTED, Series, mode_series
+from implicit_llm_report.figures.style import INK, MUTED, Series, series_of_names
 from implicit_llm_report.figures.svg import Figure, Panel
 from implicit_llm_report.inputs.frame import (
     LAST_TEN,
@@ -97,17 +97,27 @@ def accuracy_by_mode(given: Given) -> Figure | None:
     rows = without_fraction_sweep(of_lengths(given.words))
     if not rows["is_implicit"].any():
         return None
-    panels, shown = [], []
-    for test in groups(rows, TEST_LENGTH):
-        cells, title = groups(test.rows, CELL), title_of(test, TEST_LENGTH)
-        panels.append(Panel(title, partial(_draw_modes, cells=cells), f"{title}: accuracy against serial steps"))
-        shown += cells
-    modes = sorted({cell.mode for cell in shown}, key=lambda mode: (mode == "parallel", mode_rank(mode)))
+    tests = [(title_of(test, TEST_LENGTH), groups(test.rows, CELL)) for test in groups(rows, TEST_LENGTH)]
+    shown = [cell for _, cells in tests for cell in cells]
+    by_work = sorted(shown, key=lambda cell: mode_rank(cell.mode))
+    series = series_of_names((with_mode(cell, _kind(cell)), bool(cell.is_implicit)) for cell in by_work)
+    panels = [
+        Panel(title, partial(_draw_modes, cells=cells, series=series), f"{title}: accuracy against serial steps")
+        for title, cells in tests
+    ]
     title = "Accuracy against serial depth, by model and mode"
-    return Figure("accuracy-by-mode", title, tuple(panels), tuple(map(mode_series, modes)), roles_of(shown))
+    return Figure("accuracy-by-mode", title, tuple(panels), tuple(series.values()), roles_of(shown))
 
 
-def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
+def _kind(cell: Group) -> str:
+    return "implicit" if cell.is_implicit else "explicit"
+
+
+def with_mode(cell: Group, name: str) -> str:
+    return f"{name}, {cell.mode}" if cell.is_implicit else name
+
+
+def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]) -> None:
     """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
     axis.grid(axis="x")
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
@@ -118,9 +128,10 @@ def _draw_modes(axis: Axes, cells: Sequence[Group]) -> None:
         if steps is None or accuracy.mean is None:
             continue
         places.append(steps)
-        draw_mark(axis, steps, accuracy, mode_series(cell.mode))
+        look = series[with_mode(cell, _kind(cell))]
+        draw_mark(axis, steps, accuracy, look)
         if cell.is_headline and kinds[cell.is_implicit] > 1:
-            labels.append((accuracy.mean, steps, cell.name, mode_series(cell.mode).color))
+            labels.append((accuracy.mean, steps, cell.name, look.color))
     height = -1.0
     for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
         height = max(accuracy_mean, height + LABEL_HEIGHT)
@@ -154,7 +165,7 @@ def _by_share(kind: Group) -> Line:
         share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)
         if share not in best or (spread.mean or -1.0) > (best[share][0].mean or -1.0):
             best[share] = spread, cell
-    label = f"{'implicit' if kind.is_implicit else 'explicit'}, trained at {kind.train_length}"
+    label = f"{_kind(kind)}, trained at {kind.train_length}"
     points = [(share, spread) for share, (spread, _) in sorted(best.items())]
     return Line(label, bool(kind.is_implicit), points, groups=[cell for _, cell in best.values()])
 
