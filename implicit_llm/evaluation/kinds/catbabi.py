@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.babi.story_batches import StoryBatcher, StoryStream
-from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
+from implicit_llm_data.babi.catbabi import PAD_ID
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
 
@@ -74,7 +73,7 @@ def _carried(
         )
         blank = dict.fromkeys((*AnswerTally.measures, *COUNTS, "nonfinite_share")) | {"num_samples": 0}
         return evaluation.without_numbers(blank | SolverTally().values())
-    stories = StoriesInOrder(dataset.directory, dataset.length, dataset.vocab_size)
+    stories = StoriesInOrder(dataset)
     max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
     evaluate = partial(evaluate_carried, question_id=question)
     return evaluation.in_each_mode(f"{role}.carried", stories, evaluate, batch_size=1, max_samples=max_windows)
@@ -114,21 +113,21 @@ def carries_state(model: nn.Module) -> bool:
 
 
 class StoriesInOrder:
-    """The stories of the data set in `directory`, in the order of the file, `length` words at a time."""
+    """The rows of a data set one at a time, each of which goes on where the one before it ends."""
 
-    def __init__(self, directory: Path, length: int, vocab_size: int) -> None:
-        self.length = length
-        self.vocab_size = vocab_size
-        self._batcher = StoryBatcher(StoryStream.open(directory), batch_size=1, length=length, order="file")
+    def __init__(self, dataset: Sequences) -> None:
+        self.length = dataset.length
+        self.vocab_size = dataset.vocab_size
+        self._dataset = dataset
 
     def __len__(self) -> int:
-        return self._batcher.num_batches(0)
+        return len(self._dataset)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """The first window that is asked for, (1, length); the last one is as short as it comes out."""
-        batch = self._batcher.batch(0, int(indices[0]))
-        end = int(batch.num_tokens_B[0])
-        return {name: getattr(batch, name)[:, :end] for name in ("input_ids", "labels", "task")}
+        """The first row that is asked for, (1, length); the last row without its padding."""
+        batch = self._dataset.fetch(indices[:1])
+        end = np.count_nonzero(batch["input_ids"] != PAD_ID)
+        return {name: values_BL[:, :end] for name, values_BL in batch.items()}
 
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:

@@ -24,7 +24,6 @@ from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.babi.stories import SPLITS, find_files, parse_stories, words_of
 from implicit_llm_data.shards import token_dtype
 
-STORIES_NAME = "stories.npy"  # int64 (S, 2) beside the rows: where each story starts in the stream, and its task
 PAD_ID, EOS_ID = 0, 1
 COLUMNS = ("input_ids", "labels", "task")
 
@@ -59,18 +58,6 @@ class TaskStory:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Stream:
-    """The stories one after another; `tokens_T` begins with <eos>, as every story does, and the last label is <eos>.
-
-    starts_S: where each story begins; tasks_S: its task.
-    """
-
-    tokens_T: np.ndarray
-    starts_S: np.ndarray
-    tasks_S: np.ndarray
-
-
 def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
     """The stories of a split in shuffled order; `text` is the folder of the collections.
 
@@ -101,29 +88,29 @@ def shuffled(count: int, *key: int) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
-def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> Stream:
-    """Encode the stories one after another; a word's id is its place in the vocabulary."""
+def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Encode the stories one after another, each after <eos>; a word's id is its place in the vocabulary.
+
+    Returns: the tokens (T,) and the task of each (T,).
+    """
     id_of = {word: number for number, word in enumerate(vocabulary)}
     ids = [number for story in stories for number in (EOS_ID, *(id_of[word] for word in story.words))]
-    lengths_S = np.array([1 + len(story.words) for story in stories])
-    starts_S = np.cumsum(lengths_S) - lengths_S
-    return Stream(np.array(ids), starts_S, np.array([story.task for story in stories]))
+    lengths_S = [1 + len(story.words) for story in stories]
+    return np.array(ids), np.repeat([story.task for story in stories], lengths_S)
 
 
-def rows(stream: Stream, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
+def rows(tokens_T: np.ndarray, task_T: np.ndarray, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
     """Cut the stream into rows: input_ids, labels and task, each (N, L) in the vocabulary's token type.
 
-    The last row is filled up with <pad>, and with 0 as its task.
+    The last label is <eos>. The last row is filled up with <pad>, and with 0 as its task.
     """
-    labels_T = np.append(stream.tokens_T[1:], EOS_ID)
+    labels_T = np.append(tokens_T[1:], EOS_ID)
     if config.mode == "qa":
-        labels_T = np.where(stream.tokens_T == question_mark, labels_T, PAD_ID)
-    lengths_S = np.diff(stream.starts_S, append=len(stream.tokens_T))
-    columns = zip(COLUMNS, (stream.tokens_T, labels_T, np.repeat(stream.tasks_S, lengths_S)), strict=True)
-    num_rows = -(-len(stream.tokens_T) // config.length)
-    padding = (0, num_rows * config.length - len(stream.tokens_T))
+        labels_T = np.where(tokens_T == question_mark, labels_T, PAD_ID)
+    num_rows = -(-len(tokens_T) // config.length)
+    padding = (0, num_rows * config.length - len(tokens_T))
     dtype = token_dtype(config.vocab_size)
     return {
         column: np.pad(values_T, padding, constant_values=PAD_ID).reshape(num_rows, -1).astype(dtype)
-        for column, values_T in columns
+        for column, values_T in zip(COLUMNS, (tokens_T, labels_T, task_T), strict=True)
     }

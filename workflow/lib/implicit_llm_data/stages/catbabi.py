@@ -12,7 +12,6 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import (
     COLUMNS,
     PAD_ID,
-    STORIES_NAME,
     CatbabiConfig,
     InvalidCatbabi,
     TaskStory,
@@ -21,7 +20,7 @@ from implicit_llm_data.babi.catbabi import (
     rows,
 )
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
-from implicit_llm_data.shard_writer import write_array, write_shards
+from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 
 SHARD_ROWS = 8192
@@ -41,8 +40,8 @@ def run(context: StageContext) -> StageResult:
             f"use at least {len(vocabulary)}"
         )
     stories = read_stories(upstream / "text", config)
-    stream = join(stories, vocabulary)
-    columns = rows(stream, vocabulary.index("?"), config)
+    tokens_T, task_T = join(stories, vocabulary)
+    columns = rows(tokens_T, task_T, vocabulary.index("?"), config)
     num_rows = len(columns["input_ids"])
     source = {"kind": "catbabi", **asdict(config)}
     spec = DatasetSpec(config.vocab_size, config.length, COLUMNS, source, ignored_id=PAD_ID)
@@ -52,19 +51,17 @@ def run(context: StageContext) -> StageResult:
         return {column: values_NL[part] for column, values_NL in columns.items()}
 
     files = write_shards(context, spec, -(-num_rows // SHARD_ROWS), columns_of)
-    write_array(context.work / STORIES_NAME, np.stack([stream.starts_S, stream.tasks_S], axis=1).astype("<i8"))
     write_atomic(context.work / VOCABULARY_NAME, (upstream / VOCABULARY_NAME).read_bytes())
-    context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(stream.tokens_T))
+    context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(tokens_T))
     summary = {
         **_counts(stories),
         "by_task": {task: _counts(of_task) for task, of_task in _by_task(stories).items()},
         "num_rows": num_rows,
-        "num_tokens": len(stream.tokens_T),
+        "num_tokens": len(tokens_T),
         "vocab_size": config.vocab_size,
         "vocab_size_of_text": len(vocabulary),
     }
-    files += [context.work / STORIES_NAME, context.work / VOCABULARY_NAME]
-    return StageResult(files, summary)
+    return StageResult([*files, context.work / VOCABULARY_NAME], summary)
 
 
 def _by_task(stories: Sequence[TaskStory]) -> dict[str, list[TaskStory]]:
