@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.evaluation.inputs import about_model, load_model, model_input
-from implicit_llm_contracts.config.evaluation import PARALLEL, ModeConfig, modes_of
+from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -64,7 +65,7 @@ class ModelEvaluation:
     ) -> dict[str, Evaluation]:
         """The result in each mode, taken from before a restart where it is there; the model's solver stays as it was.
 
-        `data` names the data set in the log and among what is kept; `batch_size` is the default.
+        `data` names the data set in the log and among what is kept; the rest as for `job`.
         """
         found = {}
         for mode in self.modes:
@@ -72,11 +73,8 @@ class ModelEvaluation:
             if result is None:
                 if self.solver is not None:
                     self.model.solver = mode.solver(self.solver)
-                limits = [limit for limit in (max_samples, mode.max_samples) if limit is not None]
-                fixed = mode.coupled_batch_size(self.solver)
-                size = BatchSize(fixed or self.batch_size or batch_size, is_fixed=fixed is not None)
-                num_samples = min([len(dataset), *limits])
-                result = evaluate(EvaluationJob(self.model, dataset, num_samples, size, where, self.precision))
+                job = self.job(where, dataset, [mode], batch_size=batch_size, max_samples=max_samples)
+                result = evaluate(job)
                 result.values = mode.record(self.solver) | result.values
                 self.keep(data, mode.name, result)
             else:
@@ -85,6 +83,30 @@ class ModelEvaluation:
         if self.solver is not None:
             self.model.solver = self.solver
         return found
+
+    def job(
+        self,
+        where: str,
+        dataset: Sequences,
+        modes: Sequence[ModeConfig],
+        *,
+        batch_size: int,
+        max_samples: int | None = None,
+    ) -> EvaluationJob:
+        """The rows that all of `modes` are evaluated on, in batches of `batch_size` unless a mode or the runtime
+        asks for another. Raises: EvaluateConfigError where modes ask for different ones."""
+        solver = self.solver  # the sequences of an explicit model are never coupled
+        asked = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
+        sizes = {name: size for name, size in asked.items() if size is not None}
+        if len(set(sizes.values())) > 1:
+            raise EvaluateConfigError(
+                f"modes: all are compared on the same batches, and the batch sizes differ ({sizes}); "
+                "give them the same batch_size"
+            )
+        fixed = next(iter(sizes.values()), None)
+        size = BatchSize(fixed or self.batch_size or batch_size, is_fixed=fixed is not None)
+        limits = [limit for limit in (max_samples, *(mode.max_samples for mode in modes)) if limit is not None]
+        return EvaluationJob(self.model, dataset, min([len(dataset), *limits]), size, where, self.precision)
 
     def kept(self, data: str, mode: str) -> Evaluation | None:
         """What was kept of `data`, the name of a data set, in a mode; None when it was not finished."""
@@ -99,7 +121,7 @@ class ModelEvaluation:
         """Keep a finished result for a restart; its values are written last and say that all is whole."""
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
-        write_atomic(self._path(data, mode, "json"), json.dumps(result.values, allow_nan=False))
+        write_atomic(self._path(data, mode, "json"), json.dumps(result.values))
 
     def _path(self, data: str, mode: str, suffix: str) -> Path:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
@@ -139,6 +161,11 @@ class ModelEvaluation:
         path = write_metrics(self._context.work, self.records)
         shutil.rmtree(self._partial, ignore_errors=True)
         return StageResult([path], summary)
+
+
+def rows_of(tokens: int | None, length: int) -> int:
+    """Rows of `length` tokens in so many tokens, at least one; None is no limit."""
+    return sys.maxsize if tokens is None else max(1, tokens // length)
 
 
 def write_metrics(work: Path, records: Sequence[Record]) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from implicit_llm.evaluation.answers import Batch, BatchSize, Evaluation, EvaluationJob, tallied, token_losses
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record, rows_of
 from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, reads_of_inputs
 from implicit_llm.evaluation.tallies import LossTally, SolverTally
 from implicit_llm.models.cache import ConvergedStateCache
@@ -51,8 +51,9 @@ def run(context: StageContext) -> StageResult:
         for protocol in config.protocols:
             described = {"protocol": protocol, "data": role, "length": dataset.length}
             if protocol == WINDOWED:
-                evaluate, size = partial(evaluate_catbabi, question_id=questions[role]), BATCH_TOKENS // dataset.length
-                results = evaluation.in_each_mode(role, dataset, evaluate, batch_size=max(1, size))
+                evaluate = partial(evaluate_catbabi, question_id=questions[role])
+                size = rows_of(BATCH_TOKENS, dataset.length)
+                results = evaluation.in_each_mode(role, dataset, evaluate, batch_size=size)
             else:
                 results = _carried(evaluation, role, dataset, questions[role], config.carried_max_tokens)
             evaluation.add(described, results)
@@ -74,9 +75,8 @@ def _carried(
         blank = dict.fromkeys((*AnswerTally.measures, *COUNTS, "nonfinite_share")) | {"num_samples": 0}
         return evaluation.without_numbers(blank | SolverTally().values())
     stories = StoriesInOrder(dataset)
-    max_windows = None if max_tokens is None else max(1, max_tokens // dataset.length)
-    evaluate = partial(evaluate_carried, question_id=question)
-    return evaluation.in_each_mode(f"{role}.carried", stories, evaluate, batch_size=1, max_samples=max_windows)
+    evaluate, windows = partial(evaluate_carried, question_id=question), rows_of(max_tokens, dataset.length)
+    return evaluation.in_each_mode(f"{role}.carried", stories, evaluate, batch_size=1, max_samples=windows)
 
 
 def question_id(dataset: Any) -> int:

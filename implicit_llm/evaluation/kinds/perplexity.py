@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied, token_losses
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, rows_of
 from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
 from implicit_llm.evaluation.tallies import LossTally, PositionTally, SolverTally
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
@@ -75,10 +75,8 @@ def _results(
         )
         blank = dict.fromkeys((*PerplexityTally.measures, "nonfinite_share")) | {"num_tokens": 0}
         return evaluation.without_numbers(blank | {"num_document_starts": 0} | SolverTally().values())
-    max_rows = None if max_tokens is None else max(1, max_tokens // length)
-    size = max(1, BATCH_TOKENS // length)
-    where = f"{role}-L{length}"
-    return evaluation.in_each_mode(where, rows, evaluate_perplexity, batch_size=size, max_samples=max_rows)
+    size, limit = rows_of(BATCH_TOKENS, length), rows_of(max_tokens, length)
+    return evaluation.in_each_mode(f"{role}-L{length}", rows, evaluate_perplexity, batch_size=size, max_samples=limit)
 
 
 # What is not known of a stream that does not say which token ends a document.

@@ -12,12 +12,13 @@ import torch
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
 from implicit_llm.evaluation.kinds import duality as stage
 from implicit_llm.evaluation.kinds.duality import (
+    DualityTally,
     ModeOutput,
     PairTally,
-    TraceTally,
     all_modes,
     compare,
     compare_modes,
+    curve_of,
     looked_at,
     mode_output,
     pairs_of,
@@ -50,6 +51,16 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+def compared(
+    job: EvaluationJob, modes: tuple[ModeConfig, ...], *, is_implicit: bool = True
+) -> tuple[Any, dict[Any, Any]]:
+    """What `compare_modes` counts, and the values of each pair."""
+    pairs = pairs_of(modes, is_implicit=is_implicit)
+    tally = DualityTally([PairTally() for _ in pairs])
+    compare_modes(job, modes, tally)
+    return tally, {pair: found.values() for pair, found in zip(pairs, tally.pairs, strict=True)}
+
+
 def job_of(model: Any, rows: Any, batch_size: int = 3) -> EvaluationJob:
     return EvaluationJob(model, rows, len(rows), BatchSize(batch_size), "data")
 
@@ -77,12 +88,12 @@ def test_measures_of_a_pair_equal_those_found_by_hand() -> None:
 def test_tallies_of_batches_and_of_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0))
     outputs = {name: ModeOutput(states + shift * states.roll(1), None, None) for name, shift in (("a", 0.5), ("b", 0))}
-    whole = compare(outputs, [("a", "b")])["a", "b"]
+    (whole,) = compare(outputs, [("a", "b")])
     monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 10)
     merged = PairTally()
     for rows in (slice(0, 1), slice(1, 4)):
         part = {name: replace(output, states=output.states[rows]) for name, output in outputs.items()}
-        merged.merge(compare(part, [("a", "b")])["a", "b"])
+        merged.merge(*compare(part, [("a", "b")]))
     assert merged.values() == pytest.approx(whole.values(), rel=1e-4)
     assert 0 < whole.values()["token_agreement"] < 1
 
@@ -105,8 +116,8 @@ def test_modes_of_a_sweep_are_compared_at_equal_settings() -> None:
 
 @pytest.mark.parametrize("kind", ["explicit", "gpt_neox"])
 def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str) -> None:
-    tally = compare_modes(job_of(small_model(kind), Rows()), MODES)
-    values = tally.pairs["parallel", "sequential"].values()
+    _, found = compared(job_of(small_model(kind), Rows()), MODES, is_implicit=False)
+    values = found["parallel", "sequential"]
     assert (values["num_tokens"], values["token_agreement"]) == (7 * 12, 1.0)
     assert values["logit_distance_max"] < 1e-4 * values["logit_std"]
     assert values["kl"] < 1e-6
@@ -115,13 +126,12 @@ def test_explicit_model_gives_the_same_in_parallel_and_token_by_token(kind: str)
 def test_converged_modes_agree_and_a_small_budget_does_not() -> None:
     model, rows = contracting_model(), Rows(num_rows=2)
     before = model.solver
-    converged = compare_modes(job_of(model, rows), MODES)
-    for pair in pairs_of(MODES, is_implicit=True):
-        values = converged.pairs[pair].values()
+    converged, found = compared(job_of(model, rows), MODES)
+    for values in found.values():
         assert values["token_agreement"] == 1.0
         assert values["logit_distance_max"] < 0.01 * values["logit_std"]
     short = (ModeConfig("short", "simultaneous", eval_max_iter=1), MODES[1])
-    cut_short = compare_modes(job_of(model, rows), short).pairs["short", "sequential"].values()
+    cut_short = compared(job_of(model, rows), short)[1]["short", "sequential"]
     assert cut_short["logit_distance_mean"] > 100 * values["logit_distance_mean"]
     assert cut_short["kl"] > values["kl"]
     assert model.solver == before
@@ -132,7 +142,7 @@ def test_non_finite_rows_are_left_out_and_counted(caplog: pytest.LogCaptureFixtu
     model = small_model("explicit")
     with torch.no_grad():
         model.get_input_embeddings().weight[3] = float("nan")
-    tally = compare_modes(job_of(model, Rows(), batch_size=1), MODES)
+    tally, _ = compared(job_of(model, Rows(), batch_size=1), MODES, is_implicit=False)
     with_token = int((Rows().columns["input_ids"] == 3).any(axis=1).sum())
     assert 0 < tally.num_nonfinite_rows == with_token < 7
     assert "became NaN or infinite" in caplog.text
@@ -143,42 +153,35 @@ def test_trace_gives_what_the_model_answers_with_each_budget() -> None:
     solver = replace(model.solver, eval_mode="simultaneous", eval_max_iter=12, tol=1e-6)
     input_ids = torch.as_tensor(Rows().columns["input_ids"])
     with torch.inference_mode():
-        traced = trace(model, solver, input_ids)
+        residual_GB, _, predictions_GN = trace(model, solver, input_ids)
     for place, budget in enumerate(looked_at(12)):
         if budget == 1:  # the solver always iterates once before the closing evaluation
             continue
         model.solver = replace(solver, eval_max_iter=budget)
         with torch.inference_mode():
             out = model(input_ids=input_ids)
-        assert np.array_equal(traced.predictions_GBL[place], out.logits.argmax(-1).numpy()), budget
+        assert np.array_equal(predictions_GN[place], out.logits.argmax(-1).flatten().numpy()), budget
         if budget <= 8:  # every evaluation is looked at; the closing one is not measured
-            np.testing.assert_allclose(traced.residual_GB[place - 1], out.solver_stats.residual, rtol=1e-3)
-    assert traced.residual_GB[0] == pytest.approx(1.0, abs=1e-5)
-    assert (traced.residual_GB[-1] < 0.01).all()
+            np.testing.assert_allclose(residual_GB[place - 1], out.solver_stats.residual, rtol=1e-3)
+    assert residual_GB[0] == pytest.approx(1.0, abs=1e-5)
+    assert (residual_GB[-1] < 0.01).all()
 
 
 def test_curve_of_the_convergence_has_quantiles_and_agreement_by_hand() -> None:
-    tally, model = TraceTally((1, 2, 3), tol=0.5), contracting_model()
+    model, input_ids = contracting_model(), torch.as_tensor(Rows().columns["input_ids"])
     solver = replace(model.solver, eval_max_iter=3)
     with torch.inference_mode():
-        traced = trace(model, solver, torch.as_tensor(Rows().columns["input_ids"]))
-    tally.add(replace_rows(traced, slice(0, 2)))
-    tally.add(replace_rows(traced, slice(2, 7)))
-    curve = tally.values()
+        residual_GB, residual_GN, predictions_GN = trace(model, solver, input_ids)
+        parts = [trace(model, solver, input_ids[rows]) for rows in (slice(0, 2), slice(2, 7))]
+    curve = curve_of(parts, (1, 2, 3), tol=0.5)
     assert curve["f_evaluations"] == [1, 2, 3]
-    assert curve["residual_sequence_median"] == pytest.approx(np.median(traced.residual_GB, axis=1), rel=1e-4)
-    by_token = traced.residual_GBL.reshape(3, -1)
-    assert curve["residual_token_q90"] == pytest.approx(np.quantile(by_token, 0.9, axis=1), rel=1e-4)
-    assert curve["unconverged_share"] == pytest.approx((by_token >= 0.5).mean(axis=1))
-    same = (traced.predictions_GBL == traced.predictions_GBL[-1]).reshape(3, -1).mean(axis=1)
+    assert curve["residual_sequence_median"] == pytest.approx(np.median(residual_GB, axis=1), rel=1e-4)
+    assert curve["residual_token_q90"] == pytest.approx(np.quantile(residual_GN, 0.9, axis=1), rel=1e-4)
+    assert curve["unconverged_share"] == pytest.approx((residual_GN >= 0.5).mean(axis=1))
+    same = (predictions_GN == predictions_GN[-1]).mean(axis=1)
     assert curve["agreement_with_last"] == pytest.approx(same)
     assert curve["agreement_with_last"][-1] == 1.0
-    assert tally.num_tokens == 84
-
-
-def replace_rows(traced: Any, rows: slice) -> Any:
-    parts = {name: getattr(traced, name)[:, rows] for name in ("residual_GB", "residual_GBL", "predictions_GBL")}
-    return replace(traced, **parts)
+    assert predictions_GN.shape == residual_GN.shape == (3, 84)
 
 
 def test_diverging_iteration_has_no_curve(caplog: pytest.LogCaptureFixture) -> None:
