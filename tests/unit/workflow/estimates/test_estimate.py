@@ -15,7 +15,6 @@ from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.estimates.cost import CostModel, training_estimates
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
-from implicit_llm_workflow.estimates.memory import TrainedModel
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
@@ -112,23 +111,6 @@ def test_a_card_without_the_precision_and_a_tiny_model_have_no_price() -> None:
     assert HARDWARE.speed(tiny, None, "bf16", "h200") is None
 
 
-@pytest.mark.parametrize("file", ["training-step-h200", "training-step-torch-fp32-h200", "training-step-1.3b-h200"])
-def test_the_memory_of_a_measured_step_is_told_within_sixteen_per_cent(file: str) -> None:
-    for row in timed_rows(file):
-        config, is_recomputed = row["config"], "1.3b" in row["row"] and row.get("gradient_checkpointing", True)
-        if "1.3b" in config and not is_recomputed:
-            continue  # by the kernels of mamba_ssm, which keep less
-        saved = json.loads((PROJECT_DIR / "implicit_llm" / "configs" / config / "config.json").read_text()).get(
-            "solver"
-        )
-        solver = None if saved is None else saved | row["solver"]
-        is_state_tracking = config in CONFIGS.values()
-        length, precision = 256 if is_state_tracking else 2048, "fp32" if "fp32" in file else "bf16"
-        trained = TrainedModel(model_fields(config, "test"), solver, length, precision, has_logits=is_state_tracking)
-        gib = trained.step_gib(sequences_in(config), accumulates=False, is_recomputed=is_recomputed)
-        assert gib == pytest.approx(row["peak_gib"], rel=0.16), row["row"]
-
-
 def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: ExperimentFile) -> None:
     model = model_fields("mamba2-130m-implicit", "test")
     trunk = train_node("m-s0/bounded", model, BOUNDED, keep=[700, 800])
@@ -160,28 +142,11 @@ def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: Experiment
     assert CostModel(plan, "h100").whole(nodes[0]).basis == "22% of the peak of h100, assumed"
 
 
-def test_the_micro_batch_is_the_largest_divisor_that_fits() -> None:
-    trained = TrainedModel(model_fields("llama3-1.3b-implicit", "test"), FREE, 2048, "bf16")
-    step = trained.fitting_step(0.92 * 192, 16, 1)
-    assert (16 % step.micro_batch, step.is_recomputed) == (0, False)
-    assert step.gib <= 0.92 * 192 < trained.step_gib(2 * step.micro_batch, accumulates=True, is_recomputed=False)
-    assert trained.fitting_step(10, 16, 1) is None
-
-
-def test_moments_are_sharded_where_nothing_else_fits() -> None:
-    trained = TrainedModel(model_fields("mamba2-1.3b-implicit", "test"), FREE, 2048, "bf16")
-    alone = trained.step_gib(1, accumulates=True, is_recomputed=True)
-    step = trained.fitting_step(alone - 5, 4, 8)
-    assert step.label == "1 rs"
-    assert step.gib == pytest.approx(alone - flops.num_parameters(trained.model) * 8 * 7 / 8 / 2**30)
-    assert trained.fitting_step(alone - 5, 4, 1) is None
-
-
 def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile) -> None:
     plan = language_plan(tiny, train_node("g-s0/explicit", {"pretrained": "gpt2"}, None))
     (job,) = training_estimates(plan, CostModel(plan))
     assert job.work.tokens == STEPS * BATCH * LENGTH
-    assert (job.work.flops, job.work.disk_bytes, job.cost.hours, job.step) == (None, None, None, None)
+    assert (job.work.flops, job.work.disk_bytes, job.cost.hours) == (None, None, None)
 
 
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:
@@ -192,8 +157,8 @@ def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:
 
 def test_a_misspelt_fact_is_named(tmp_path: Path) -> None:
     file = tmp_path / "hardware.yaml"
-    file.write_text(HARDWARE_FILE.read_text().replace("memory_gib: 32", "memory_gb: 32", 1))
-    with pytest.raises(ConfigError, match=r"cards\.v100: unknown key 'memory_gb'; did you mean 'memory_gib'"):
+    file.write_text(HARDWARE_FILE.read_text().replace("utilisation: 0.17", "utilization: 0.17", 1))
+    with pytest.raises(ConfigError, match=r"cards\.v100: unknown key 'utilization'; did you mean 'utilisation'"):
         read_hardware(file)
 
 
@@ -209,13 +174,13 @@ def test_the_command_prints_a_table_and_the_same_as_json(
 
 
 @pytest.mark.parametrize("config", ["paper", "pretrain-130m", "h200", "miniature", "demo"])
-def test_every_job_of_the_shipped_experiments_is_counted_and_fits_its_card(
+def test_every_job_of_the_shipped_experiments_is_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
 ) -> None:
     values = json.loads(output(capsys, "estimate", "--config", config, "--results", str(tmp_path), "--json"))
     assert values["training"]
     for job in values["training"]:
-        assert (job["work"]["flops"] > 0, job["step"] is not None) == (True, True), job["key"]
+        assert job["work"]["flops"] > 0, job["key"]
         assert job["cost"]["hours"] is not None or config != "paper"
 
 

@@ -213,7 +213,7 @@ def estimate(
     ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
-    """Estimate what the training of an experiment takes: FLOPs, hours, memory of a GPU, disk.
+    """Estimate what the training of an experiment takes: FLOPs, hours, disk.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
     or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate.

@@ -1,1 +1,1 @@
-"""What an experiment costs before it runs: FLOPs, GPU-hours, memory, disk."""
+"""What an experiment costs before it runs: FLOPs, GPU-hours, disk."""

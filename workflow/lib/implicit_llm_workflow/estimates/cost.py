@@ -19,8 +19,7 @@ from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, work_directory
-from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, Hardware, read_hardware
-from implicit_llm_workflow.estimates.memory import STATE_BYTES, StepMemory, TrainedModel
+from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
@@ -124,22 +123,6 @@ class CostModel:
         batch_size = node.config["batch_size"]
         return card, max(size for size in range(1, gpus + 1) if batch_size % size == 0)
 
-    def step(self, node: Node) -> StepMemory | None:
-        """The largest micro-batch of a training job that fits its card; None if none does, or the size is unknown."""
-        card, gpus = self.place(node)
-        config, room = node.config, self.hardware.card(card).memory_gib * self.hardware.usable_memory
-        trained = TrainedModel(
-            config["model"],
-            config["phase"]["solver"],
-            self._length(node),
-            config["precision"],
-            has_logits=config["task"] != "language_model",
-        )
-        try:
-            return trained.fitting_step(room, config["batch_size"] // gpus, gpus)
-        except UncountedModel:
-            return None
-
     def _modelled(self, node: Node) -> Cost:
         config, flops, (card, gpus) = node.config, self.work(node).flops, self.place(node)
         if flops is None:
@@ -230,14 +213,14 @@ def _sequences(config: Mapping[str, Any]) -> int:
 
 
 GB = 1e9
-NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "micro-batch", "GiB/GPU", "disk GB")
+NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "disk GB")
 
 
 @dataclass(frozen=True)
 class JobEstimate:
     """A training job; `name` is the same for all seeds.
 
-    `is_bound`: the solver may take fewer f-evaluations. `step`: what fits on the card, None if nothing does.
+    `is_bound`: the solver may take fewer f-evaluations.
     """
 
     key: str
@@ -247,7 +230,6 @@ class JobEstimate:
     gpus: int
     card: str
     is_bound: bool
-    step: StepMemory | None
 
 
 def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
@@ -258,8 +240,8 @@ def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
             work, solver, (card, gpus) = costs.work(node), node.config["phase"]["solver"], costs.place(node)
             is_fixed = solver is None or solver.get("mode") == "unrolled"
             is_bound = not is_fixed and work.f_evaluations == max_evaluations(solver)
-            name, cost, step = node.seedless_key.removeprefix("train/"), costs.whole(node), costs.step(node)
-            found.append(JobEstimate(node.key, name, work, cost, gpus, card, is_bound, step))
+            name = node.seedless_key.removeprefix("train/")
+            found.append(JobEstimate(node.key, name, work, costs.whole(node), gpus, card, is_bound))
     return found
 
 
@@ -269,16 +251,13 @@ def training_table(jobs: list[JobEstimate]) -> Table:
     for name in dict.fromkeys(job.name for job in jobs):
         table.add_row(name, *_cells([job for job in jobs if job.name == name]))
     sums = _sums(jobs)
-    table.add_row(
-        "all runs", "", sums["tokens"], "", sums["flops"], sums["hours"], "", "", "", sums["disk"], style="bold"
-    )
+    table.add_row("all runs", "", sums["tokens"], "", sums["flops"], sums["hours"], "", sums["disk"], style="bold")
     return table
 
 
 def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     """What the numbers rest on, a line each; only those that apply."""
     hardware, jobs = costs.hardware, list(jobs)
-    labels = " ".join(job.step.label for job in jobs if job.step is not None)
     yield "hours: GPU-hours, or CPU-hours of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
@@ -287,9 +266,6 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     yield "f-evals: evaluations of the layer stack for a token, those with gradient included."
     if any(job.is_bound for job in jobs):
         yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
-    yield f"memory: may fill {hardware.usable_memory:.0%} of a GPU."
-    if "r" in labels or "s" in labels:
-        yield "       r: with gradient_checkpointing; s: with shard_optimizer."
     if any(job.gpus > 1 for job in jobs):
         yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
 
@@ -318,8 +294,6 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
         f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
-        MISSING if job.step is None else job.step.label,
-        MISSING if job.step is None else f"{job.step.gib:.1f}",
         sums["disk"],
     ]
 

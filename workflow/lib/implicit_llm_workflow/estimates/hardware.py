@@ -16,6 +16,7 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 HARDWARE_FILE = CONFIG_DIR / "estimate" / "hardware.yaml"
 FEW_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond it like the measured free phases
+STATE_BYTES = 12  # of a checkpoint, per parameter: the weights and AdamW's two moments in fp32
 SAME_SIZE = 0.1  # models of a family whose numbers of parameters differ by less have the same throughput
 
 
@@ -24,7 +25,6 @@ class Card:
     """A GPU. `peak_tflops` by precision; `utilisation`: share of the peak assumed where no step was measured."""
 
     name: str
-    memory_gib: float
     peak_tflops: Mapping[str, float]
     utilisation: float
 
@@ -88,7 +88,6 @@ class Hardware:
     """The content of the file. `assignments`: by task."""
 
     cards: Mapping[str, Card]
-    usable_memory: float
     scaling_efficiency: float
     smallest_parameters: float
     assignments: Mapping[str, Assignment]
