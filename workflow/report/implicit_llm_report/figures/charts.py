@@ -119,7 +119,8 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     if chart.level is not None:
         words, value = chart.level
         axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
-        note(axis, f"{words} {value:g}", (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+        above: dict[str, Any] = {"xytext": (3, 2), "textcoords": "offset points", "va": "bottom"}
+        note(axis, f"{words} {value:g}", (0, value), xycoords=("axes fraction", "data"), **above)
     if chart.is_accuracy:
         accuracy_axis(axis, chart.y_label)
     else:
