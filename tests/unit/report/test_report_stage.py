@@ -174,8 +174,13 @@ def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path:
 def test_page_opens_with_what_was_reproduced_and_what_was_not(made: Path) -> None:
     page = (made / "index.html").read_text()
     summary = page.split('<section id="summary"')[1].split("</section>")[0]
-    papers = [claim for claim in claims_of(made).values() if claim["origin"] == "paper" and claim["verdict"] == "holds"]
-    assert f"{len(papers)} reproduced" in summary
+    stated = [claim for claim in claims_of(made).values() if claim["origin"] == "paper"]
+    papers, left_out = (
+        [c for c in stated if c["verdict"] == verdict] for verdict in ("holds", "not run at this scale")
+    )
+    assert f"Of {len(stated)} statements of the paper, this experiment tests {len(stated) - len(left_out)}:" in summary
+    assert f"holds</span> <b>{len(papers)}</b>" in summary
+    assert f"<summary>{len(left_out)} that this experiment does not test" in page
     assert f'href="#claim-{papers[0]["id"]}"' in summary
     assert summary.count("<li>") <= 6 * 6
 

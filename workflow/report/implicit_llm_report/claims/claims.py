@@ -68,8 +68,7 @@ class Claim:
     def condition(self) -> str:
         """The bound in words."""
         sign, bound = self._bound
-        words = f"{SIGNS[sign][0]} {bound:g}"
-        return words if "=" in sign else f"{words} for every pair of seeds"
+        return f"{SIGNS[sign][0]} {bound:g}"
 
     def margin(self, value: float) -> float:
         """By how much the bound is kept; negative where it is not."""

@@ -26,8 +26,8 @@ from implicit_llm_report.inputs.frame import (
     is_close,
     roles_of,
     seeds_words,
-    shares_of,
 )
+from implicit_llm_report.tables import title_of
 
 # Columns by which models can be compared, and the share by which they may differ there.
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
@@ -70,8 +70,14 @@ class Measure:
     def words(self) -> str:
         """What the number is, for the reader."""
         of = f", {self.of['column']}" if "column" in self.of else ""
-        compared = {"difference": ", difference", "ratio": ", ratio", "tasks": ", share of the tasks that are won"}
-        return METRIC_WORDS[self.metric] + of + ("" if self.against is None else compared[self.by])
+        return METRIC_WORDS[self.metric] + of + ("" if self.against is None else f", {self.unit}")
+
+    @property
+    def unit(self) -> str:
+        """What stands behind the number where it is not the metric's own: what it is of two models, or above chance."""
+        if self.against is None:
+            return "above chance" if self.metric == "above_chance" else ""
+        return "share of the tasks that are won" if self.by == "tasks" else self.by
 
 
 @dataclass(frozen=True)
@@ -218,9 +224,7 @@ def _named(cell: Group) -> str:
 
 
 def _test(cell: Group) -> str:
-    hard = None if cell.hard_fraction is None else f"{100 * shares_of(cell.hard_fraction)[-1]:g} % hard"
-    length = None if cell.length is None else f"length {cell.length:g}"
-    return "".join(f"{word}, " for word in (cell.column, cell.data, length, hard) if word)
+    return title_of(cell, ("column", "group" if cell.group else "data", "monoid", "length", "hard_fraction")) + ", "
 
 
 def _tasks_by_seed(cell: Group) -> dict[Any, dict[str, float] | None]:

@@ -26,6 +26,7 @@ from implicit_llm_report.tables import Cell, Table
 
 MISSING_WORD = Markup('<span class="missing">missing</span>')
 NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they say which run and phase it is
+ORIGINS = {"paper": "the paper", "project": "this project"}
 SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
@@ -54,7 +55,10 @@ def render(content: PageContent) -> str:
             config=config,
             light_css=Markup(theme_css(1)),
             dark_css=Markup(theme_css(2)),
-            counts={verdict: [one.verdict for one in content.judgements].count(verdict) for verdict in SYMBOLS},
+            origins=[
+                (whose, [judgement for judgement in content.judgements if judgement.claim.origin == origin])
+                for origin, whose in ORIGINS.items()
+            ],
             glances=glances(content) if config.is_whole else [],
             entries=registry().tables,
             training=[_training(run, inputs.sources) for run in inputs.training if config.is_whole],
@@ -161,7 +165,7 @@ def glances(content: PageContent) -> list[dict[str, Any]]:
             rows = [
                 (head, [cells[c] for c in columns])
                 for head, cells in zip(table.side, table.cells, strict=True)
-                if head.is_strong
+                if head.is_strong and any(cells[c].group is not None for c in columns)
             ]
             found.append({"title": table.title, "top": [table.top[c] for c in columns], "rows": rows})
     return found
