@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from implicit_llm.evaluation.inputs import model_directory
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -21,9 +21,9 @@ class TokenizerMissing(UserError):
 
 def model_folder(path: Path) -> Path:
     """The folder of a model: of a training phase's run directory the one that it names, else `path` as it is."""
-    if not (path / FILE_NAME).is_file():
+    if not (path / MANIFEST).is_file():
         return path
-    return model_directory(Input(path, Manifest.read(path / FILE_NAME)))
+    return model_directory(Input(path, Manifest.read(path / MANIFEST)))
 
 
 def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
@@ -32,8 +32,8 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
     `given` is a run directory, a folder, a file or a name on the hub. Raises: TokenizerMissing.
     """
     path = Path(given or model)
-    if (path / FILE_NAME).is_file():
-        return run_tokenizer(Input(path, Manifest.read(path / FILE_NAME)))
+    if (path / MANIFEST).is_file():
+        return run_tokenizer(Input(path, Manifest.read(path / MANIFEST)))
     if path.is_file():
         return _from_file(path, END_OF_TEXT)
     if (path / TOKENIZER_FILE).is_file() and not (path / OWN_CONFIG).is_file():

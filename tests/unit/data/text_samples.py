@@ -13,7 +13,7 @@ import pytest
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import RunDirectory
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.stages import babi_text, catbabi, token_shard, token_stream, tokenizer
@@ -113,7 +113,7 @@ class Project:
 
     def input(self, name: str) -> Input:
         run_dir = self.root / "results" / "data" / name
-        return Input(run_dir, Manifest.read(run_dir / FILE_NAME))
+        return Input(run_dir, Manifest.read(run_dir / MANIFEST))
 
     def run_all(self, corpus: dict[str, Any], num_shards: int = 3) -> None:
         """The tokenizer, the shards and both streams, in rows of 16."""

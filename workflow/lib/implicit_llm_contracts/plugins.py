@@ -23,8 +23,7 @@ from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import NameTaken
 from implicit_llm_contracts.config.solver import METHODS, STOPS
 from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS, TASKS, TaskKind
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import ConfigError, fill
 
 LITERAL = "PLUGIN"
 KEY = "plugins"  # of a job's config: the plugins that it imports

@@ -23,7 +23,7 @@ from implicit_llm_contracts.config.tasks import (
     group_order,
     product_order,
 )
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 
 class InvalidTable(UserError, ValueError):

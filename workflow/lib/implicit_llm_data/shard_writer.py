@@ -15,11 +15,18 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import read_object, replace_file, storage_errors, temporary_name, write_atomic
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
-from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_contracts.runs import (
+    FileRecord,
+    StageContext,
+    faults,
+    fill,
+    read_object,
+    replace_file,
+    sha256_of,
+    storage_errors,
+    temporary_name,
+    write_atomic,
+)
 from implicit_llm_data.shards import FORMAT, INDEX_NAME, STREAM, DatasetSpec, ShardRecord, token_dtype
 
 

@@ -21,9 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.manifest import FileRecord
+from implicit_llm_contracts.runs import FileRecord, UserError, fill, refuse_if
 
 INDEX_NAME = "index.json"
 FORMAT = 1

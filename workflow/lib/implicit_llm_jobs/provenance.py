@@ -12,10 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.journal import read_records
-from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs import PROJECT_DIR, faults, read_records, write_atomic
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",

@@ -14,23 +14,34 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import faults, launched, logs, signals
-from implicit_llm_contracts.runs.atomic import wait_for_files
-from implicit_llm_contracts.runs.errors import Preempted, UserError, failure_class_of
-from implicit_llm_contracts.runs.identity import Identity, IdentityError, again_file, compute_fingerprint
-from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import (
-    FILE_NAME,
+from implicit_llm_contracts.runs import (
     IDENTITY_KEYS,
+    MANIFEST,
+    PROVENANCE,
+    Identity,
+    IdentityError,
+    Input,
+    Journal,
     Level,
     Manifest,
     ManifestError,
+    Preempted,
     Reads,
+    RunDirectory,
+    StageContext,
+    StageResult,
+    UserError,
+    again_file,
+    compute_fingerprint,
+    failure_class_of,
+    faults,
     finite,
+    launched,
+    logs,
     remove_command,
+    signals,
+    wait_for_files,
 )
-from implicit_llm_contracts.runs.run_directory import PROVENANCE, RunDirectory
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedInput, TrackedRun
@@ -98,7 +109,7 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
         if is_main:
             done = run.find_done(request.verify)
         else:  # with a request, rank 0 sets aside what is there
-            done = Manifest.find(run.work / FILE_NAME) if again is None else None
+            done = Manifest.find(run.work / MANIFEST) if again is None else None
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:
@@ -202,8 +213,8 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
         raise IdentityError(
             f"{request.run_dir}: --input {role} is not in the identity (its inputs: {known}); remove it"
         )
-    wait_for_files(path / FILE_NAME for path in request.inputs.values())
-    inputs = {role: Input(path.absolute(), Manifest.read(path / FILE_NAME)) for role, path in request.inputs.items()}
+    wait_for_files(path / MANIFEST for path in request.inputs.values())
+    inputs = {role: Input(path.absolute(), Manifest.read(path / MANIFEST)) for role, path in request.inputs.items()}
     for role, given in inputs.items():
         _check_input(role, given, identity.upstream[role])
         wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))
@@ -212,7 +223,7 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
 
 
 def _check_input(role: str, given: Input, wanted: str) -> None:
-    path, manifest = given.dir / FILE_NAME, given.manifest
+    path, manifest = given.dir / MANIFEST, given.manifest
     advice = f"type `{remove_command(given.dir)}` and run the workflow again"
     if manifest.fingerprint != wanted:
         found = manifest.fingerprint[:16]

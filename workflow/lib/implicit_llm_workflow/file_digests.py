@@ -7,9 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import read_object, write_once
-from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_contracts.runs import local_folder, read_object, sha256_of, write_once
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_contracts.runs.atomic import require_space
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fetched_files import (
+from implicit_llm_contracts.runs import (
     TEXT_SUFFIXES,
     Fetched,
     FetchedFilesError,
     HubFiles,
+    UserError,
+    fill,
     find_fetched,
     is_text,
+    require_space,
+    sha256_of,
     words_of,
 )
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_workflow.node import Node

@@ -3,8 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs import PROJECT_DIR, ConfigError, UserError
 
 LIBRARY = "implicit_llm"
 REPORT = "implicit_llm_report"

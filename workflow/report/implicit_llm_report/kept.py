@@ -9,21 +9,21 @@ from pathlib import Path
 import typer
 
 from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FILE_NAME, Manifest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report import stage
 
 
 def make_again(results: Path, target: Path) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names."""
-    manifest = Manifest.read(results / "report" / FILE_NAME)
+    manifest = Manifest.read(results / "report" / MANIFEST)
     folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
     context = StageContext(
         stage="report",
         name="report",
         fingerprint=manifest.fingerprint,
         config=dict(manifest.config),
-        inputs={role: Input(folder, Manifest.read(folder / FILE_NAME)) for role, folder in folders.items()},
+        inputs={role: Input(folder, Manifest.read(folder / MANIFEST)) for role, folder in folders.items()},
         run_dir=target,
         work=target,
         journal=Journal(None),

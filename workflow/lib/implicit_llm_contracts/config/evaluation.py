@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
-from implicit_llm_contracts.runs.fill import Only
+from implicit_llm_contracts.runs import Only, UserError, refuse_if
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"

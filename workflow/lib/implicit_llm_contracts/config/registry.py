@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 T = TypeVar("T")
 

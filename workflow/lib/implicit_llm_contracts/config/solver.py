@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]

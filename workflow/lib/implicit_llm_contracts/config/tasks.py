@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from implicit_llm_contracts.config.registry import Registry
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
 LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give

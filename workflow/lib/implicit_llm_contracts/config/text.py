@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from implicit_llm_contracts.config.values import Count, Digest, Names, Text
-from implicit_llm_contracts.runs.fill import Only
+from implicit_llm_contracts.runs import Only
 
 
 @dataclass(frozen=True)

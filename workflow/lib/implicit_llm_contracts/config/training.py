@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.values import COMMIT, BelowOne, Count, Fraction, Number, Seed
-from implicit_llm_contracts.runs.errors import refuse_if, require
-from implicit_llm_contracts.runs.fill import Only
+from implicit_llm_contracts.runs import Only, refuse_if, require
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]

@@ -1,1 +1,76 @@
 """How a job is operated: identity, manifest, run directory, journal. The code digest leaves this folder out."""
+
+from implicit_llm_contracts.runs.atomic import (
+    StorageError,
+    commit_directory,
+    fsync_file,
+    read_object,
+    remove_temporary,
+    replace_file,
+    require_space,
+    retried,
+    storage_errors,
+    temporary_name,
+    wait_for_files,
+    write_atomic,
+    write_once,
+)
+from implicit_llm_contracts.runs.errors import ConfigError, Preempted, UserError, failure_class_of, refuse_if, require
+from implicit_llm_contracts.runs.fetched_files import (
+    FETCH,
+    TEXT_SUFFIXES,
+    Fetched,
+    FetchedFilesError,
+    HubFiles,
+    fetched_files,
+    fetched_model,
+    find_fetched,
+    is_text,
+    words_of,
+)
+from implicit_llm_contracts.runs.fill import Only, fill, fill_keys
+from implicit_llm_contracts.runs.identity import (
+    Identity,
+    IdentityError,
+    again_file,
+    canonical_json,
+    compute_fingerprint,
+    run_and_phase,
+)
+from implicit_llm_contracts.runs.journal import Journal, JournalError, JournalTail, Point, point_of, read_records
+from implicit_llm_contracts.runs.launched import (
+    FOLDER_VARIABLE,
+    NODE_VARIABLE,
+    WORLD_VARIABLE,
+    Death,
+    LaunchFolder,
+    die_with_parent,
+)
+from implicit_llm_contracts.runs.logs import FILE_ONLY, wants_bar, without_password
+from implicit_llm_contracts.runs.manifest import (
+    IDENTITY_KEYS,
+    MANIFEST,
+    FileRecord,
+    Level,
+    Manifest,
+    ManifestError,
+    Reads,
+    finite,
+    remove_command,
+    sha256_of,
+)
+from implicit_llm_contracts.runs.places import PROJECT_DIR, downloads_folder, local_folder
+from implicit_llm_contracts.runs.run_directory import (
+    DECLARED,
+    FINGERPRINT_DIGITS,
+    FREED,
+    JOURNAL,
+    METRICS,
+    MLFLOW,
+    PROVENANCE,
+    WORK,
+    RunDirectory,
+    work_directory,
+)
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder

@@ -24,7 +24,7 @@ from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 
-FILE_NAME = "manifest.json"
+MANIFEST = "manifest.json"
 FORMAT = 1
 IDENTITY_KEYS = ("stage", "name", "fingerprint", "config", "upstream")  # by which a run is known without its code
 Level = Literal["size", "sha256"]
@@ -127,7 +127,7 @@ class Manifest:
     @classmethod
     def of_run(cls, run_dir: Path) -> Manifest | None:
         """The manifest of a run directory, None where there is none. Raises: ManifestError for a damaged one."""
-        path = run_dir / FILE_NAME
+        path = run_dir / MANIFEST
         return cls.read(path) if path.exists() else None
 
     @classmethod
@@ -184,5 +184,5 @@ def _rebuild(run_dir: Path) -> str:
 
 def remove_command(run_dir: Path) -> str:
     """The shell command after which the workflow makes a result again; the path as short as it can be from here."""
-    path, here = run_dir / FILE_NAME, Path.cwd()
+    path, here = run_dir / MANIFEST, Path.cwd()
     return shlex.join(["rm", "-f", str(path.relative_to(here) if path.is_relative_to(here) else path)])

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs import manifest as manifests
 from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Level, Manifest, ManifestError
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class RunDirectory:
 
     def set_result_aside(self) -> None:
         """Let the next attempt compute anew; the finished result, if there is one, stays until that is committed."""
-        if (self.work / manifests.FILE_NAME).exists():
+        if (self.work / MANIFEST).exists():
             faults.point("run.before_set_aside")
             shutil.rmtree(self._previous, ignore_errors=True)
             os.replace(self.work, self._previous)
@@ -103,7 +102,7 @@ class RunDirectory:
 
         A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
         """
-        path = self.work / manifests.FILE_NAME
+        path = self.work / MANIFEST
         try:
             manifest = Manifest.read(path)
             if manifest.fingerprint != self.identity.fingerprint:
@@ -129,7 +128,7 @@ class RunDirectory:
         records = tuple(self._record(path) for path in self._expand(files))
         manifest = Manifest.of(self.identity, records, summary)
         faults.point("publish.before_commit")
-        manifest.write(self.work / manifests.FILE_NAME)
+        manifest.write(self.work / MANIFEST)
         self.republish(manifest)
         return manifest
 
@@ -145,7 +144,7 @@ class RunDirectory:
         if provenance.exists():
             write_atomic(self.path / PROVENANCE, provenance.read_bytes())
         faults.point("publish.before_manifest")
-        manifest.write(self.path / manifests.FILE_NAME)
+        manifest.write(self.path / MANIFEST)
         faults.point("publish.after_manifest")
         shutil.rmtree(self._previous, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 # The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.
 ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from implicit_llm_contracts.config.values import Length, Number, VocabSize
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 from implicit_llm_data.babi.stories import SPLITS, find_files, parse_stories, words_of
 from implicit_llm_data.shards import token_dtype
 

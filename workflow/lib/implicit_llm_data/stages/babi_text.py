@@ -7,9 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import StageContext, StageResult, UserError, write_atomic
 from implicit_llm_data.babi.archive import find_archive, read_archive
 from implicit_llm_data.babi.simulator.simulate import SimulatorConfig, all_words, simulate
 from implicit_llm_data.babi.stories import (

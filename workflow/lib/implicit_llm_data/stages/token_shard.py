@@ -19,12 +19,7 @@ from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Number, Seed, VocabSize
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import require
-from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FileRecord
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import FileRecord, Journal, StageContext, StageResult, faults, require, write_atomic
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME

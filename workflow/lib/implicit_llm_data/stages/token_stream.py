@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.values import Count
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.manifest import FileRecord
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import FileRecord, StageContext, StageResult, UserError, faults
 from implicit_llm_data.shard_writer import HashedFile, write_index
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME

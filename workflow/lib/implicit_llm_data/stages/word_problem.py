@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype

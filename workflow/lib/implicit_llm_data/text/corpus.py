@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
+from implicit_llm_contracts.runs import FETCH, HubFiles, fetched_files, is_text, words_of
 from implicit_llm_data.text.corpus_file import CorpusError, CorpusFile, Document, TextFormat, checked, stored_file
 
 # With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),

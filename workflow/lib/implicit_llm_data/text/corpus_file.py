@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 PARQUET_ROWS = 64  # read at once: enough to hide the cost of a call, few enough to hold
 

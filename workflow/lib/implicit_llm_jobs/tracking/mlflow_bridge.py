@@ -23,10 +23,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import read_object, write_atomic
-from implicit_llm_contracts.runs.journal import JournalTail, Point, point_of
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW
+from implicit_llm_contracts.runs import (
+    JOURNAL,
+    MANIFEST,
+    MLFLOW,
+    JournalTail,
+    Point,
+    point_of,
+    read_object,
+    write_atomic,
+)
 from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
 from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedInput, TrackedRun

@@ -8,8 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.journal import Point
+from implicit_llm_contracts.runs import Point, faults
 from implicit_llm_jobs.tracking.mlflow_store import artifact_location, initialise, prepare_environment
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 

@@ -13,9 +13,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.atomic import fsync_file, remove_temporary, storage_errors, temporary_name
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError, faults, fsync_file, remove_temporary, storage_errors, temporary_name
 
 SQLITE = "sqlite:///"
 # Of MLflow, where they are not set. Its report of use goes to the internet, which a cluster's jobs should leave alone.

@@ -21,9 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.journal import Journal, read_records
-from implicit_llm_contracts.runs.logs import without_password
+from implicit_llm_contracts.runs import Journal, UserError, read_records, without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import SYSTEM, Bridge, is_complete
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, prepare_environment, repair
 from implicit_llm_jobs.tracking.tracked_run import Invocation, KeptRuns, TrackedRun, status_of

@@ -14,10 +14,17 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_contracts.runs.identity import run_and_phase
-from implicit_llm_contracts.runs.journal import JournalError, read_records
-from implicit_llm_contracts.runs.manifest import FILE_NAME, IDENTITY_KEYS, Manifest
-from implicit_llm_contracts.runs.run_directory import JOURNAL, WORK, work_directory
+from implicit_llm_contracts.runs import (
+    IDENTITY_KEYS,
+    JOURNAL,
+    MANIFEST,
+    WORK,
+    JournalError,
+    Manifest,
+    read_records,
+    run_and_phase,
+    work_directory,
+)
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"
@@ -85,7 +92,7 @@ class TrackedInput:
     @cached_property
     def manifest(self) -> Manifest | None:
         """None when it is not there any more."""
-        return Manifest.find(self.work / FILE_NAME)
+        return Manifest.find(self.work / MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ class TrackedRun:
     @property
     def manifest(self) -> Manifest | None:
         """None before the run has finished."""
-        return Manifest.find(self.work / FILE_NAME)
+        return Manifest.find(self.work / MANIFEST)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -273,7 +280,7 @@ class KeptRuns:
 
     def run_in(self, work: Path) -> TrackedRun | None:
         """The run of a work directory; None when neither manifest nor journal names it."""
-        manifest = Manifest.find(work / FILE_NAME)
+        manifest = Manifest.find(work / MANIFEST)
         start = _start_of(work / JOURNAL)
         about = start.get("identity") if manifest is None else {key: getattr(manifest, key) for key in IDENTITY_KEYS}
         if not about:
@@ -316,7 +323,7 @@ class KeptRuns:
 
 def status_of(run: TrackedRun) -> str | None:
     """How the run ended, as far as its files tell; None for one that may still be going on."""
-    if Manifest.find(run.work / FILE_NAME) is not None:
+    if Manifest.find(run.work / MANIFEST) is not None:
         return "FINISHED"
     names = [record.get("name") for record in read_records(run.journal)]
     return next((_STATUS[name] for name in reversed(names) if name in _STATUS), None)

@@ -21,12 +21,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MOD
 from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_contracts.runs.run_directory import METRICS
+from implicit_llm_contracts.runs import MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, Job, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError, downloads_folder
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
 
@@ -306,7 +306,6 @@ def prefetch(
         snakemake prefetch --profile profiles/local \\
             --configfile workflow/config/paper.yaml
     """
-    from implicit_llm_contracts.runs.places import downloads_folder
     from implicit_llm_workflow.planning.plan import RESULTS
     from implicit_llm_workflow.prefetch import needs_of, satisfy
 

@@ -14,9 +14,17 @@ import typer
 from implicit_llm_contracts.config.training import Kernels, Runtime
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
-from implicit_llm_contracts.runs import signals
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs import (
+    MANIFEST,
+    Identity,
+    ManifestError,
+    StageContext,
+    StageResult,
+    logs,
+    signals,
+    work_directory,
+    write_atomic,
+)
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
 from implicit_llm_workflow.planning.code_digest import plugin_paths, require_submitted_code, stage_module
@@ -112,9 +120,6 @@ def run_job(job: Job) -> None:
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     directories = parse_inputs(job.inputs or [])
-    from implicit_llm_contracts.runs.identity import Identity
-    from implicit_llm_contracts.runs.run_directory import work_directory
-    from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
     from implicit_llm_jobs.stage import StageRequest, run_stage
 
     identity = Identity.parse(job.identity)
@@ -285,8 +290,6 @@ def preflight(
         srun --partition=h100 --gpus=1 \\
             implicit-llm preflight --hardware h100 --device cuda
     """
-    from implicit_llm_contracts.runs import logs
-    from implicit_llm_contracts.runs.atomic import write_atomic
     from implicit_llm_workflow.launching.preflight import Preflight
 
     with logs.configured(None):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs import MANIFEST, without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import Job, run_job
 
@@ -256,7 +256,6 @@ def mlflow_rebuild(
         implicit-llm mlflow rebuild
         mlflow ui --backend-store-uri sqlite:///results/mlflow.db
     """
-    from implicit_llm_contracts.runs.logs import without_password
     from implicit_llm_jobs.tracking.mlflow_writer import rebuild
 
     done = rebuild(results)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.values import SOME, Name
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import Only, fill
+from implicit_llm_contracts.runs import ConfigError, Only, fill
 from implicit_llm_workflow.experiment_files.yaml_files import as_given, check_keys
 
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]

@@ -29,8 +29,7 @@ from implicit_llm_contracts.config.values import (
     matching,
 )
 from implicit_llm_contracts.plugins import OwnTask, settings_class
-from implicit_llm_contracts.runs.errors import refuse_if
-from implicit_llm_contracts.runs.fill import Only, fill
+from implicit_llm_contracts.runs import Only, fill, refuse_if
 from implicit_llm_workflow.experiment_files.yaml_files import as_config, fill_entry, selected
 from implicit_llm_workflow.node import Node
 

@@ -11,9 +11,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.config.values import SOME, Digest, Text
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
+from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError, file_digests, fill, find_task_folder
 from implicit_llm_workflow.experiment_files.yaml_files import (
     as_given,
     check_keys,

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import ConfigError, fill
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer

@@ -15,8 +15,7 @@ from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Seed, matching
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import ConfigError, fill
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, fill_phase, read_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill, fill_keys
+from implicit_llm_contracts.runs import ConfigError, fill, fill_keys
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 # YAML 1.1 (PyYAML, and so Snakemake) reads 1e-3 as text, because it wants a dot and a signed exponent.

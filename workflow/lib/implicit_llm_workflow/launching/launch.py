@@ -24,16 +24,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from implicit_llm_contracts.runs import launched
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.launched import (
+from implicit_llm_contracts.runs import (
     FOLDER_VARIABLE,
     NODE_VARIABLE,
     WORLD_VARIABLE,
     Death,
     LaunchFolder,
+    UserError,
     die_with_parent,
+    fill,
+    launched,
 )
 
 MODULE = "implicit_llm_workflow.launching.launch"

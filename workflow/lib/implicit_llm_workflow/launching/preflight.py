@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError, write_atomic
 from implicit_llm_workflow.project_dirs import package_dir
 from implicit_llm_workflow.text import first_line
 

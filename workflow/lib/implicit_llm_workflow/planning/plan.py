@@ -9,11 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import Identity, again_file
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, MANIFEST, Identity, UserError, again_file, read_object
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.file_digests import FileDigests

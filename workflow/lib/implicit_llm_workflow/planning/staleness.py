@@ -19,12 +19,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.identity import Identity, canonical_json
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, work_directory
+from implicit_llm_contracts.runs import (
+    DECLARED,
+    FREED,
+    ConfigError,
+    Identity,
+    Manifest,
+    ManifestError,
+    UserError,
+    canonical_json,
+    fill,
+    work_directory,
+    write_atomic,
+)
 from implicit_llm_workflow.node import Node
 
 ACCEPTED = "accepted.json"

@@ -5,9 +5,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs import Identity, Manifest, ManifestError, UserError
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import (

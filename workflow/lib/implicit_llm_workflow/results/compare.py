@@ -18,12 +18,14 @@ from rich.text import Text
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.hints import natural, nearest
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import canonical_json
-from implicit_llm_contracts.runs.logs import without_password
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
+from implicit_llm_contracts.runs import (
+    FINGERPRINT_DIGITS,
+    MANIFEST,
+    Manifest,
+    UserError,
+    canonical_json,
+    without_password,
+)
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, FREED, WORK, work_directory
+from implicit_llm_contracts.runs import (
+    FINGERPRINT_DIGITS,
+    FREED,
+    MANIFEST,
+    WORK,
+    UserError,
+    work_directory,
+    write_atomic,
+)
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
 from implicit_llm_workflow.results.accept import chosen_jobs

@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
-from implicit_llm_contracts.runs import journal
-from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import MLFLOW, PROVENANCE, WORK, work_directory
+from implicit_llm_contracts.runs import (
+    MANIFEST,
+    MLFLOW,
+    PROVENANCE,
+    WORK,
+    Manifest,
+    journal,
+    read_object,
+    work_directory,
+)
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import RESULTS, Plan
 from implicit_llm_workflow.planning.staleness import PAGES, Status

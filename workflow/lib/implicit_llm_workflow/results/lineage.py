@@ -14,16 +14,16 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
-from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import (
+from implicit_llm_contracts.runs import (
     DECLARED,
     FINGERPRINT_DIGITS,
+    MANIFEST,
     MLFLOW,
     PROVENANCE,
     WORK,
+    Manifest,
+    UserError,
+    read_object,
     work_directory,
 )
 from implicit_llm_workflow.planning.staleness import Acceptance, read_acceptances

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
+from implicit_llm_contracts.runs import (
+    FINGERPRINT_DIGITS,
+    MANIFEST,
+    METRICS,
+    Identity,
+    Manifest,
+    ManifestError,
+    UserError,
+)
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code

@@ -10,10 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs.identity import compute_fingerprint
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
-from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import DECLARED, FREED, WORK, work_directory
+from implicit_llm_contracts.runs import (
+    DECLARED,
+    FREED,
+    MANIFEST,
+    WORK,
+    FileRecord,
+    Manifest,
+    ManifestError,
+    compute_fingerprint,
+    work_directory,
+)
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.text import size_text

@@ -24,10 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.identity import again_file
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, write_atomic
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path

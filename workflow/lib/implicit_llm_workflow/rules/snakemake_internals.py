@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 
 class UnsupportedSnakemake(UserError):

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.manifest import FILE_NAME as MANIFEST
+from implicit_llm_contracts.runs import MANIFEST, ConfigError
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, plain, read_yaml, shown_path

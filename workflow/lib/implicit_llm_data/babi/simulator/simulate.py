@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from implicit_llm_contracts.config.values import DISTINCT, Count, Number
-from implicit_llm_contracts.runs.fill import Only
+from implicit_llm_contracts.runs import Only
 from implicit_llm_data.babi.simulator import households, relations
 from implicit_llm_data.babi.simulator.telling import YES_NO, Dice, World
 from implicit_llm_data.babi.stories import SPLITS, Story
