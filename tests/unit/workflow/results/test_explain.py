@@ -60,20 +60,23 @@ BLOCKS = {"name": "blockwise", "eval_block_len": 4}
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ([8, 16], [8, 16, 32], ["value: added 32"]),
-        ([8, 16], [16], ["value: removed 8"]),
-        ([8, 16], [8, 32], ["value[1] 16 -> 32"]),
-        ([8, 8], [8], ["value: the same entries in another order or number"]),
+        ([8, 16], [8, 16, 32], ["value.32 - -> 32"]),
+        ([8, 16], [16], ["value.8 8 -> -"]),
+        ([8, 16], [8, 32], ["value.1 16 -> 32"]),
+        ([8, 8], [8], ["value [8,8] -> [8]"]),
         (*TEXTS, [f'value "{TEXTS[0]}" -> "{TEXTS[1][:36]}...']),  # cut after forty characters
         (
             [BLOCKS],
             [{**BLOCKS, "eval_block_len": 8}, {"name": "sequential"}],
-            ["value: added {name: sequential}", "value[blockwise].eval_block_len 4 -> 8"],
+            ["value.blockwise.eval_block_len 4 -> 8", 'value.sequential - -> {"name":"sequential"}'],
         ),
         (
             [BLOCKS],
             [{"name": "sequential"}],
-            ["value: added {name: sequential}", "value: removed {name: blockwise, eval_block_len: 4}"],
+            [
+                'value.blockwise {"eval_block_len":4,"name":"blockwise"} -> -',
+                'value.sequential - -> {"name":"sequential"}',
+            ],
         ),
     ],
 )

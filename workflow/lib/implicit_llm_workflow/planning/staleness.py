@@ -189,46 +189,25 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key that is not there."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            yield from config_differences(
-                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else str(key)
-            )
-    elif _text(old) == _text(new):
+    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key or entry that is not there."""
+    if _text(old) == _text(new):
         return
-    elif isinstance(old, list) and isinstance(new, list):
-        yield from _list_differences(old, new, path)
-    else:
-        yield f"{path} {_shown(old)} -> {_shown(new)}"
+    found: list[str] = []
+    if all(isinstance(value, Mapping | list) for value in (old, new)):
+        before, after = _entries(old, new), _entries(new, old)
+        for key in sorted({*before, *after}, key=str):
+            there = before.get(key, _ABSENT), after.get(key, _ABSENT)
+            found += config_differences(*there, f"{path}.{key}" if path else str(key))
+    yield from found or [f"{path} {_shown(old)} -> {_shown(new)}"]
 
 
-def _list_differences(old: list[Any], new: list[Any], path: str) -> Iterator[str]:
-    """What was added, what was removed, and what changed in an entry that both have."""
-    before, after = _entries(old, new), _entries(new, old)
-    found = [f"{path}: added {_entry_text(after[key])}" for key in after if key not in before]
-    found += [f"{path}: removed {_entry_text(before[key])}" for key in before if key not in after]
-    for key in before:
-        if key in after:
-            found += config_differences(before[key], after[key], f"{path}[{key}]")
-    yield from found or [f"{path}: the same entries in another order or number"]
-
-
-def _entries(items: list[Any], others: list[Any]) -> dict[Any, Any]:
-    """The items by name if all have one, by place in lists of one length, else by content."""
+def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
+    """The entries of a list by name if all have one, by place in lists of one length, else by content."""
+    if isinstance(items, Mapping):
+        return items
     if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
         return {item["name"]: item for item in items}
-    if len(items) == len(others):
-        return dict(enumerate(items))
-    return {_text(item): item for item in items}
-
-
-def _entry_text(item: Any) -> str:
-    """ "{name: sequential, eval_mode: sequential, ...": of a mapping its name first."""
-    if not isinstance(item, Mapping):
-        return _shown(item)
-    keys = sorted(item, key=lambda key: (key != "name", key))
-    return _cut(f"{{{', '.join(f'{key}: {_text(item[key])}' for key in keys)}}}".replace('"', ""))
+    return dict(enumerate(items)) if len(items) == len(others) else {_text(item): item for item in items}
 
 
 def _text(value: Any) -> str:
@@ -236,10 +215,7 @@ def _text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return _cut(_text(value))
-
-
-def _cut(text: str) -> str:
+    text = _text(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
 
