@@ -29,7 +29,7 @@ EVALUATIONS = [ModeConfig, EvaluateConfig, PerplexityConfig, CatbabiConfig, LmEv
 SECTIONS: dict[str, list[type]] = {
     "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Override, MinimumLayersConfig],
     "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit],
-    "CatbAbI": [data_sets.Catbabi, data_sets.SimulatedText, data_sets.ArchiveText, data_sets.Stories],
+    "CatbAbI": [data_sets.Catbabi, text.SimulatedText, text.ArchiveText, text.Stories],
     "Text": [
         data_sets.LanguageModel,
         text.LibraryCorpus,

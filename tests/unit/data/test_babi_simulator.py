@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.config.text import SIMULATED_FAMILIES, SimulatedText, Stories
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.babi.simulator.households import THINGS
 from implicit_llm_data.babi.simulator.relations import CONTAINERS
-from implicit_llm_data.babi.simulator.simulate import FAMILIES, SimulatorConfig, all_words, simulate
+from implicit_llm_data.babi.simulator.simulate import FAMILIES, all_words, simulate
 from implicit_llm_data.babi.stories import SPLITS, Line, Story, format_stories, parse_stories, words_of
 from tests.refusals import refused
 from tests.unit.data.babi_answers import Contradiction, answer
@@ -39,7 +40,7 @@ ANSWERS = {
 @cache
 def stories(family: int, length: int, count: int = 40, seed: int = 0, split: str = "train") -> list[Story]:
     """Stories that went through a file, so that what is checked is what a reader sees."""
-    config = SimulatorConfig(seed, tuple(FAMILIES), dict.fromkeys(SPLITS, count), length)
+    config = SimulatedText("simulated", SIMULATED_FAMILIES, Stories(count, count, count), seed, length)
     return parse_stories(format_stories(simulate(config, family, split)).encode())
 
 
@@ -155,7 +156,7 @@ def test_stories_of_a_seed_never_change() -> None:
         ("families", [], "; give "),
         ("families", [1, 4], "; give "),
         ("families", [1, 1], "; give "),
-        ("stories", {"train": 3, "valid": 3}, "; give "),
+        ("stories", {"train": 3, "valid": 3}, "'test' is missing"),
         ("stories", {"train": 3, "valid": 3, "test": 0}, "; give "),
         ("story_length", 0, "; give "),
         ("seed", -1, "; give "),
@@ -165,9 +166,9 @@ def test_stories_of_a_seed_never_change() -> None:
 def test_a_wrong_configuration_gives_one_line_that_names_the_key_and_the_fix(
     key: str, value: Any, message: str
 ) -> None:
-    fields = {"seed": 0, "families": [1], "stories": dict.fromkeys(SPLITS, 3), "story_length": 5, key: value}
+    given = {"source": "simulated", "seed": 0, "families": [1], "stories": dict.fromkeys(SPLITS, 3), "story_length": 5}
     with refused(rf"^babi-text.*{key}.*{message}"):
-        fill(SimulatorConfig, fields, where="babi-text")
+        fill(SimulatedText, given | {key: value}, where="babi-text")
 
 
 @pytest.mark.parametrize(

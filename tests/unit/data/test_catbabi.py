@@ -199,7 +199,7 @@ ARCHIVE = {"kind": "babi_text", "source": "archive"}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**SIMULATED, "source": "internet"}, "babi-out.source: 'internet' is unknown; use simulated or archive"),
+        ({**ARCHIVE, "source": "internet"}, "babi-out.source: the text 'internet' is not one of archive"),
         ({**SIMULATED, "families": [4]}, "families.* give some of 1, 2, 3"),
         ({**SIMULATED, "missing_files": []}, "unknown key 'missing_files'"),
         ({**ARCHIVE, "families": [1]}, "unknown key 'families'"),

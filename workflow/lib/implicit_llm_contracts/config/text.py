@@ -1,9 +1,9 @@
-"""Where the text of language models comes from, and their tokenizer: in experiment files and in the jobs alike."""
+"""Where text comes from, and the tokenizer of language models: in experiment files and in the jobs alike."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from implicit_llm_contracts.config.values import Count, Digest, Names, Text
+from implicit_llm_contracts.config.values import DISTINCT, Count, Digest, Names, Seed, Text, matching
 from implicit_llm_contracts.runs import Only
 
 
@@ -72,3 +72,57 @@ class TrainedTokenizer:
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000
     end_of_text: Text = "<|endoftext|>"
+
+
+# The bAbI tasks that the simulator has stories for.
+SIMULATED_FAMILIES = (1, 2, 3, 6, 7, 8, 11, 12, 15, 18, 19)
+_Family = Annotated[
+    int,
+    Only(SIMULATED_FAMILIES.__contains__, f"some of {', '.join(map(str, SIMULATED_FAMILIES))}, numbers of bAbI tasks"),
+]
+_BabiFile = Annotated[
+    str,
+    matching(
+        r"en-valid(-10k)?/qa([1-9]|1[0-9]|20)_(train|valid|test)[.]txt", "a name such as en-valid-10k/qa3_train.txt"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Stories of each family."""
+
+    train: Count
+    valid: Count
+    test: Count
+
+
+@dataclass(frozen=True)
+class SimulatedText:
+    """Stories made up here, in the format of bAbI. `story_length`: statements of a story, about.
+
+    A story of family 11 can be one statement longer, and very short ones longer by what their first question needs.
+    Every story has a random stream of its own, so that the splits are independent and more stories leave the first
+    ones as they are; very short stories can still be equal by chance.
+    """
+
+    source: Literal["simulated"]
+    families: Annotated[tuple[_Family, ...], DISTINCT]
+    stories: Stories
+    seed: Seed = 0
+    story_length: Count = 10  # about as many as in the original stories of most families
+
+    collections = ("simulated",)
+
+
+@dataclass(frozen=True)
+class ArchiveText:
+    """bAbI v1.2 from the folder of downloads.
+
+    `missing_files` are left out of it; any other file that is not there is an error.
+    """
+
+    source: Literal["archive"]
+    missing_files: tuple[_BabiFile, ...] = ()
+
+    collections = ("en-valid-10k", "en-valid")

@@ -57,10 +57,9 @@ class StageContext:
     runtime: dict[str, Any]
     is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
 
-    def settings(self, cls: type[T], *chosen: str) -> T:
-        """The config as a dataclass, without `kind` and the other keys that have chosen it. Raises: ConfigError."""
-        fields = {key: value for key, value in self.config.items() if key not in ("kind", *chosen)}
-        return fill(cls, fields, where=self.name)
+    def settings(self, cls: type[T]) -> T:
+        """The config as a dataclass, without the `kind` that has chosen it. Raises: ConfigError."""
+        return fill(cls, {key: value for key, value in self.config.items() if key != "kind"}, where=self.name)
 
     def given(self, role: str) -> Input:
         """The upstream run with this role. Raises: InputMissing."""

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import StageContext, StageResult, UserError, write_atomic
+from implicit_llm_contracts.config.text import ArchiveText, SimulatedText
+from implicit_llm_contracts.runs import StageContext, StageResult, write_atomic
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.simulator.simulate import SimulatorConfig, all_words, simulate
+from implicit_llm_data.babi.simulator.simulate import all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
     VOCABULARY_NAME,
@@ -24,30 +24,15 @@ from implicit_llm_data.babi.stories import (
 SIMULATED = "simulated"  # the collection that the simulator makes
 
 
-class UnknownSource(UserError):
-    """The text is to come from somewhere that is not known."""
-
-
-@dataclass(frozen=True)
-class ArchiveConfig:
-    """missing_files: files to do without, for example "en-valid-10k/qa3_train.txt"; they are left out if present."""
-
-    missing_files: tuple[str, ...] = ()
-
-
 def run(context: StageContext) -> StageResult:
     """Write `text/<collection>/qa<task>_<split>.txt` and `vocabulary.json`, a list of words by id.
 
     Raises: ConfigError for a wrong configuration; BabiArchiveError.
     """
-    source = context.config.get("source")
-    if source == "simulated":
-        config = context.settings(SimulatorConfig, "source")
-        files, words = _simulated(config, context.name), all_words()
-    elif source == "archive":
-        files, words = _archived(context, context.settings(ArchiveConfig, "source")), set()
+    if context.config.get("source") == "simulated":
+        files, words = _simulated(context.settings(SimulatedText), context.name), all_words()
     else:
-        raise UnknownSource(f"{context.name}.source: {source!r} is unknown; use simulated or archive")
+        files, words = _archived(context, context.settings(ArchiveText)), set()
     counts: dict[str, dict[str, int]] = {}
     for name, data, stories in files:
         write_atomic(context.work / "text" / name, data)
@@ -60,14 +45,14 @@ def run(context: StageContext) -> StageResult:
     return StageResult(["text", VOCABULARY_NAME], summary)
 
 
-def _simulated(config: SimulatorConfig, name: str) -> Iterator[tuple[str, bytes, list[Story]]]:
+def _simulated(config: SimulatedText, name: str) -> Iterator[tuple[str, bytes, list[Story]]]:
     wanted = [(family, split) for family in config.families for split in SPLITS]
     for family, split in tqdm(wanted, desc=name, unit="file", disable=None):  # None: a bar only on a terminal
         stories = simulate(config, family, split)
         yield f"{SIMULATED}/{file_name(family, split)}", format_stories(stories).encode(), stories
 
 
-def _archived(context: StageContext, config: ArchiveConfig) -> Iterator[tuple[str, bytes, list[Story]]]:
+def _archived(context: StageContext, config: ArchiveText) -> Iterator[tuple[str, bytes, list[Story]]]:
     archive = find_archive(context.downloads)
     context.log.info("reading %s", archive)
     contents: Mapping[str, bytes] = read_archive(archive, config.missing_files)

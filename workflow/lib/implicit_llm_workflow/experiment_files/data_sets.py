@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, TASKS, WORD_PROBLEM, product_order
 from implicit_llm_contracts.config.text import (
+    ArchiveText,
     CorpusFiles,
     HubCorpus,
     HubTokenizer,
     LibraryCorpus,
+    SimulatedText,
     TokenizerFile,
     TrainedTokenizer,
 )
@@ -26,7 +28,6 @@ from implicit_llm_contracts.config.values import (
     Seed,
     Share,
     VocabSize,
-    matching,
 )
 from implicit_llm_contracts.plugins import OwnTask, settings_class
 from implicit_llm_contracts.runs import Only, fill, refuse_if
@@ -114,56 +115,6 @@ class WordProblem(_Prepared):
         return Node("data", f"{self.name}-{name}", config)
 
 
-_Family = Annotated[int, Only(lambda value: 1 <= value <= 20, "a number of a bAbI task, 1 to 20")]
-_BabiFile = Annotated[
-    str,
-    matching(
-        r"en-valid(-10k)?/qa([1-9]|1[0-9]|20)_(train|valid|test)[.]txt", "a name such as en-valid-10k/qa3_train.txt"
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Stories:
-    """Stories of each family."""
-
-    train: Count
-    valid: Count
-    test: Count
-
-
-@dataclass(frozen=True)
-class SimulatedText:
-    """Stories made up here, in the format of bAbI. `story_length`: statements of a story, about."""
-
-    source: Literal["simulated"]
-    families: Annotated[tuple[_Family, ...], DISTINCT]
-    stories: Stories
-    seed: Seed = 0
-    story_length: Count = 10  # about as many as in the original stories of most families
-
-    collections = ("simulated",)
-
-    def config(self) -> dict[str, Any]:
-        return {**as_config(self), "families": sorted(self.families)}
-
-
-@dataclass(frozen=True)
-class ArchiveText:
-    """bAbI v1.2 from the folder of downloads.
-
-    `missing_files` are known to be missing from the archive; any other missing file is an error.
-    """
-
-    source: Literal["archive"]
-    missing_files: tuple[_BabiFile, ...] = ()
-
-    collections = ("en-valid-10k", "en-valid")
-
-    def config(self) -> dict[str, Any]:
-        return {"source": self.source, "missing_files": sorted(self.missing_files)}
-
-
 @dataclass(frozen=True)
 class Catbabi:
     """`text`: where the stories come from; `collection`: which of them, by default the first that the text has.
@@ -202,7 +153,8 @@ class Catbabi:
         yield self._node("test")
 
     def _text_node(self) -> Node:
-        return Node("data", f"{self.name}-text", {"kind": "babi_text", **self.text.config()})
+        text = {key: sorted(item) if isinstance(item, list) else item for key, item in as_config(self.text).items()}
+        return Node("data", f"{self.name}-text", {"kind": "babi_text", **text})
 
     def _node(self, split: str) -> Node:
         config = {
