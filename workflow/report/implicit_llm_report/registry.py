@@ -39,11 +39,6 @@ class Entry:
         same = {tuple(result[key] for key in among) for result in found}
         return len({tuple(result[key] for key in (*among, differ)) for result in found}) > len(same)
 
-    @property
-    def kinds(self) -> list[str]:
-        """Of the evaluations that it shows."""
-        return _listed(self.needs.get("kind"))
-
 
 @dataclass(frozen=True)
 class Registry:

@@ -157,11 +157,11 @@ def run_job(job: Job) -> None:
     try:
         run_stage(request, body)
     except ManifestError as error:  # of the first input that is not as wanted
-        from implicit_llm_workflow.results.missing import stale_error, stale_numbers
+        from implicit_llm_workflow.results.missing import stale_error
 
-        if stage not in PAGES or not (found := stale_numbers(identity.upstream, directories)):
-            raise
-        raise stale_error(found, str(config.get("experiment"))) from error
+        if stage in PAGES and (stale := stale_error(identity.upstream, directories, str(config.get("experiment")))):
+            raise stale from error
+        raise
 
 
 def parse_inputs(options: list[str]) -> dict[str, Path]:

@@ -16,7 +16,6 @@ from implicit_llm_contracts.runs import (
     ManifestError,
     UserError,
 )
-from implicit_llm_report.registry import registry
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
 from implicit_llm_workflow.planning.plan import LOCAL_PROFILE, MODEL_ROLE, Plan
@@ -66,46 +65,33 @@ def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]
     return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
 
 
-def number_words(job: str, kind: str | None) -> str:
-    """What numbers of a report come from a job, and where they are shown; `kind` is that of an evaluation."""
-    kind = kind if job.startswith("evaluate/") else "train"
-    places = {"tables": registry().tables, "figures": registry().figures}
-    shown = {place: [name for name, item in entries.items() if kind in item.kinds] for place, entries in places.items()}
-    words = "; ".join(f"{place} {', '.join(names)}" for place, names in shown.items() if names)
-    return numbers_of(job, kind) + (f" ({words})" if words else "")
-
-
 def numbers_of(job: str, kind: str | None) -> str:
-    """What numbers come from a job, in one or two words."""
-    evaluated = EVALUATION_KINDS.get(kind or "")
+    """What numbers come from a job, in one or two words; `kind` is that of an evaluation."""
     if not job.startswith("evaluate/"):
         return OF_TRAINING
-    return "results" if evaluated is None else evaluated.numbers
+    return EVALUATION_KINDS[kind].numbers if kind else "results"
 
 
-def stale_numbers(upstream: Mapping[str, str], directories: Mapping[str, Path]) -> dict[Path, str]:
-    """The manifests of inputs that have not the wanted fingerprint (by role), or whose numbers were changed since.
+def stale_error(upstream: Mapping[str, str], directories: Mapping[str, Path], experiment: str) -> StaleNumbers | None:
+    """One error that names each number that changed since its job finished or is not the wanted one, and the command.
 
-    Each with the job, its numbers, and what is wrong with them.
+    None where the inputs in these directories have the wanted fingerprints (by role), and their numbers are whole.
     """
     found = {}
     for role, directory in directories.items():
-        job, manifest = role.replace(":", "/", 1), Manifest.find(directory / MANIFEST)
+        path, job = directory / MANIFEST, role.replace(":", "/", 1)
+        manifest = Manifest.find(path)
         why = _why_stale(directory, manifest, upstream.get(role))
         if why is not None:
-            kind = None if manifest is None else manifest.config.get("kind")
-            found[directory / MANIFEST] = f"{number_words(job, kind)} of {job}: {why}"
-    return found
-
-
-def stale_error(found: Mapping[Path, str], experiment: str) -> StaleNumbers:
-    """One error that names each number, its job and the command."""
-    manifests = [path.as_posix() for path in found]
-    remove, config = shlex.join(["rm", "-f", *manifests]), f"workflow/config/{experiment}.yaml"
-    make = shlex.join(["snakemake", "--configfile", config, "--profile", LOCAL_PROFILE, *manifests])
+            numbers = numbers_of(job, None if manifest is None else manifest.config.get("kind"))
+            found[path.as_posix()] = f"{numbers} of {job}: {why}"
+    if not found:
+        return None
+    remove, config = shlex.join(["rm", "-f", *found]), f"workflow/config/{experiment}.yaml"
+    make = shlex.join(["snakemake", "--configfile", config, "--profile", LOCAL_PROFILE, *found])
     return StaleNumbers(
-        f"{len(found)} stale number{'s' if len(found) > 1 else ''}: {'; '.join(found.values())}. Type `{remove} && "
-        f"{make}`, or `implicit-llm report --config {experiment} --missing` for a report without them"
+        f"stale numbers: {'; '.join(found.values())}. Type `{remove} && {make}`, or `implicit-llm report --config "
+        f"{experiment} --missing` for a report without them"
     )
 
 
