@@ -15,9 +15,7 @@ from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, L
 from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
-from implicit_llm_data.text import corpus_file
-from implicit_llm_data.text.corpus import CorpusShare, DocumentSplit, open_share
-from implicit_llm_data.text.corpus_file import CorpusError
+from implicit_llm_data.text.corpus import PARQUET_ROWS, CorpusError, CorpusShare, DocumentSplit, open_share
 from tests.refusals import refused
 from tests.unit.data.text_samples import sentence, write_jsonl
 
@@ -89,7 +87,7 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 
 
 def test_a_table_is_read_in_batches_of_rows(tmp_path: Path) -> None:
-    texts = [sentence(number) for number in range(3 * corpus_file.PARQUET_ROWS + 1)]
+    texts = [sentence(number) for number in range(3 * PARQUET_ROWS + 1)]
     write(tmp_path / "x.parquet", texts, "content")
     documents = list(open_share(files("x.parquet", field="content"), tmp_path).documents())
     assert [document.text for document in documents] == texts

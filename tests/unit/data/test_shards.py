@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_named_when_it_is_read_and_a_pickle_in_its_place_is_n
 
 @pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize(
-    ("old", "new"), [("^.*$", text) for text in ("", "{", "[]", "{}", "null")] + [('"format": 1', '"format": 7')]
+    ("old", "new"), [("^.*$", text) for text in ("", "{", "[]", "{}", "null")] + [('"format": 2', '"format": 7')]
 )
 def test_a_damaged_index_is_named(tmp_path: Path, old: str, new: str) -> None:
     index = tmp_path / "index.json"

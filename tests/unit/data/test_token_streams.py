@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from implicit_llm_contracts.config.text import CorpusFiles
-from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs import MANIFEST, journal
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_data.shards import DatasetError, TokenDataset, open_dataset
@@ -80,10 +80,12 @@ def test_a_shard_holds_its_documents_each_with_an_end_of_text(project: Project) 
     for name in ("train", "test"):
         assert documents_in(work / f"{name}.bin", 0) == expected[name]
     record = json.loads((work / "shard.json").read_text())
-    assert record["documents"] == {"train": len(expected["train"]), "test": len(expected["test"]), "empty": 0}
-    assert record["tokens"]["train"] * 2 == (work / "train.bin").stat().st_size
+    summary = json.loads((work / MANIFEST).read_text())["summary"]
+    counts = {name: summary[f"{name}_documents"] for name in ("train", "test", "empty")}
+    assert counts == {"train": len(expected["train"]), "test": len(expected["test"]), "empty": 0}
+    assert summary["train_tokens"] * 2 == (work / "train.bin").stat().st_size
     (point,) = journal.read(work / "journal.jsonl")
-    assert (point.step, point.values["tokens"]) == (80, sum(record["tokens"].values()))
+    assert (point.step, point.values["tokens"]) == (80, summary["train_tokens"] + summary["test_tokens"])
     assert [file["name"] for file in record["source"]["files"]] == ["part-0.jsonl.gz", "part-2.jsonl.gz"]
     assert str(project.root) not in (work / "shard.json").read_text()
 
@@ -143,8 +145,9 @@ def test_empty_documents_are_left_out_and_counted(
     write_jsonl(project.downloads / "part-3.jsonl.gz", texts)
     work = project.run(*shard(0, 1, corpus={"source": "files", "files": ["part-3.jsonl.gz"]}, test_fraction=0.0))
     assert len(documents_in(work / "train.bin", 0)) == num_documents
-    counts = {"train": num_documents, "test": 0, "empty": len(texts) - num_documents}
-    assert json.loads((work / "shard.json").read_text())["documents"] == counts
+    summary = json.loads((work / MANIFEST).read_text())["summary"]
+    counts = [summary[f"{name}_documents"] for name in ("train", "test", "empty")]
+    assert counts == [num_documents, 0, len(texts) - num_documents]
     assert ("no documents in part-3.jsonl.gz" in caplog.text) is (num_documents == 0)
 
 

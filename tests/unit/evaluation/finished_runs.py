@@ -15,6 +15,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, sha256_of
 from implicit_llm_contracts.runs.stage_context import StageResult
 from implicit_llm_data.shard_writer import write_index
+from implicit_llm_data.shards import DatasetSpec, Index
 from implicit_llm_data.stages import word_problem
 from implicit_llm_jobs.stage import StageRequest, run_stage
 
@@ -72,7 +73,7 @@ def write_stream(folder: Path, tokens: Sequence[int] | np.ndarray, vocab_size: i
     path.write_bytes(np.asarray(tokens).astype("<u2").tobytes())
     part = FileRecord("tokens.bin", path.stat().st_size, sha256_of(path))
     source = {"kind": "token_stream", "split": "test", "end_of_text": END_OF_TEXT}
-    return [path, write_index(folder, {"vocab_size": vocab_size, "length": 16, "source": source}, [part])]
+    return [path, write_index(folder, Index(DatasetSpec(vocab_size, 16, ("input_ids",), source), parts=(part,)))]
 
 
 def random_documents(lengths: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ from implicit_llm_contracts.runs import (
     temporary_name,
     write_atomic,
 )
-from implicit_llm_data.shards import FORMAT, INDEX_NAME, STREAM, DatasetSpec, ShardRecord, token_dtype
+from implicit_llm_data.shards import INDEX_NAME, DatasetSpec, Index, ShardRecord, token_dtype
 
 
 def write_shards(
@@ -38,7 +38,7 @@ def write_shards(
     `columns_of(shard)` gives the columns of a shard, each (samples, length) of the vocabulary's token type. Shards that
     an earlier attempt finished are kept if their files still have their digests.
     """
-    records = {shard: kept for shard in range(num_shards) if (kept := _kept(context.work, spec, shard)) is not None}
+    records = {shard: kept for shard in range(num_shards) if (kept := _kept(context.work, shard)) is not None}
     if records:
         context.log.info("kept %d of %d shards of an earlier attempt", len(records), num_shards)
     missing, start_s = [shard for shard in range(num_shards) if shard not in records], time.perf_counter()
@@ -51,15 +51,15 @@ def write_shards(
     context.log.info(
         "made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, num_tokens / elapsed_s / 1e6
     )
-    index, shards = context.work / INDEX_NAME, [records[shard] for shard in range(num_shards)]
+    shards = tuple(records[shard] for shard in range(num_shards))
     faults.point("dataset.before_index")
-    write_atomic(index, _to_json({"format": FORMAT, **spec.to_json(), "shards": [asdict(record) for record in shards]}))
+    index = write_index(context.work, Index(spec, shards))
     return [index, *(context.work / file.path for record in shards for file in record.files.values())]
 
 
-def _kept(directory: Path, spec: DatasetSpec, shard: int) -> ShardRecord | None:
+def _kept(directory: Path, shard: int) -> ShardRecord | None:
     kept = read_object(_record_path(directory, shard))
-    if kept.pop("spec", None) != spec.to_json():
+    if not kept:
         return None
     record = fill(ShardRecord, kept, f"shard {shard}")
     paths = {directory / file.path: file.sha256 for file in record.files.values()}
@@ -79,7 +79,7 @@ def _write(directory: Path, spec: DatasetSpec, shard: int, columns: Mapping[str,
         files[column] = FileRecord(path, len(data), hashlib.sha256(data).hexdigest())
     record = ShardRecord(len(columns[spec.columns[0]]), files)
     faults.point("shard.before_record")
-    write_atomic(_record_path(directory, shard), _to_json({**asdict(record), "spec": spec.to_json()}))
+    write_atomic(_record_path(directory, shard), _to_json(record))
     return record
 
 
@@ -95,18 +95,14 @@ def write_array(path: Path, array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def write_index(directory: Path, fields: Mapping[str, Any], parts: Sequence[FileRecord]) -> Path:
-    """Write the index of a stream, the paths of `parts` being relative to `directory`; return its path.
-
-    fields: vocab_size, length and source.
-    """
-    index = {"format": FORMAT, "layout": STREAM, **fields, "parts": [asdict(part) for part in parts]}
+def write_index(directory: Path, index: Index) -> Path:
+    """Write the index of a data set, its paths being relative to `directory`; return its path."""
     write_atomic(directory / INDEX_NAME, _to_json(index))
     return directory / INDEX_NAME
 
 
-def _to_json(fields: Mapping[str, Any]) -> str:
-    return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+def _to_json(record: Any) -> str:
+    return json.dumps(asdict(record), indent=1, sort_keys=True) + "\n"
 
 
 class HashedFile:

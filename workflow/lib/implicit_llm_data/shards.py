@@ -4,7 +4,7 @@
     shards/<column>-00000.npy       (samples of the shard, length), in the smallest type that holds the vocabulary
     shards/00000.json               record of a finished shard, so that a restart keeps it
 
-The index of a stream has `"layout": "stream"` and lists parts. A part is a file of little-endian uint16, named relative
+The index of a stream lists parts. A part is a file of little-endian uint16, named relative
 to the index, which may point into other run directories: a copy of the whole results folder works like the original.
 Each part is cut into rows of its own, and what is left at its end is dropped, so that another length needs no copy and
 a part is never waited for by its neighbour.
@@ -15,7 +15,7 @@ Every file appears atomically, and equal data sets are equal byte for byte.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +24,8 @@ import numpy as np
 from implicit_llm_contracts.runs import FileRecord, UserError, fill, refuse_if
 
 INDEX_NAME = "index.json"
-FORMAT = 1
+FORMAT = 2
 IGNORED_LABEL = -100  # of a position that does not count, as in torch's cross entropy
-STREAM = "stream"  # the layout of a stream of tokens
 TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, whatever the vocabulary
 
 
@@ -70,13 +69,6 @@ class DatasetSpec:
     source: Mapping[str, Any]
     ignored_id: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values; `ignored_id` only where there is one."""
-        fields = json.loads(json.dumps(asdict(self)))  # tuples become lists, as in what is read back
-        if self.ignored_id is None:
-            del fields["ignored_id"]
-        return fields
-
 
 @dataclass(frozen=True)
 class ShardRecord:
@@ -87,18 +79,13 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
-class _Index:
-    """The content of the index: `columns` and `shards` of rows, or `layout` and `parts` of a stream."""
+class Index:
+    """The content of the index: `shards` of rows, or `parts` of a stream, whose spec has the one column input_ids."""
 
-    format: int
-    vocab_size: int
-    length: int
-    source: Mapping[str, Any]
-    columns: tuple[str, ...] = ()
-    ignored_id: int | None = None
+    spec: DatasetSpec
     shards: tuple[ShardRecord, ...] = ()
-    layout: str | None = None
     parts: tuple[FileRecord, ...] = ()
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         refuse_if(self.format != FORMAT, f"format {self.format} is unknown, expected {FORMAT}")
@@ -112,14 +99,13 @@ class TokenDataset:
     source: what the data set was made from, as its writer gave it.
     """
 
-    def __init__(self, directory: Path, index: _Index) -> None:
-        self.directory = directory
-        self.vocab_size, self.length, self.source = index.vocab_size, index.length, index.source
-        self.is_stream = index.layout == STREAM
-        self._columns, self._shards, self._ignored_id = index.columns, index.shards, index.ignored_id
+    def __init__(self, directory: Path, index: Index) -> None:
+        self.directory, spec = directory, index.spec
+        self.vocab_size, self.length, self.source = spec.vocab_size, spec.length, spec.source
+        self.is_stream = bool(index.parts)
+        self._columns, self._shards, self._ignored_id = spec.columns, index.shards, spec.ignored_id
         if self.is_stream:
             row_bytes = TOKEN_TYPE.itemsize * self.length
-            self._columns = ("input_ids",)
             self._shards = tuple(ShardRecord(part.size // row_bytes, {"input_ids": part}) for part in index.parts)
         self._ends = np.cumsum([shard.num_samples for shard in self._shards])
         self._open: dict[int, dict[str, np.ndarray]] = {}
@@ -202,7 +188,7 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
     """
     path = directory / INDEX_NAME
     try:
-        index = fill(_Index, json.loads(path.read_bytes()), INDEX_NAME)
+        index = fill(Index, json.loads(path.read_bytes()), INDEX_NAME)
     except OSError as error:
         raise DatasetError(f"{path}: no data set here ({error.strerror}); {rebuild_hint(directory)}") from error
     except (ValueError, UserError) as error:
@@ -211,12 +197,12 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
         return TokenDataset(directory, index)
     if length < 1:
         raise ValueError(f"length: {length} is out of range; use at least 1")
-    if index.layout != STREAM and length != index.length:
+    if not index.parts and length != index.spec.length:
         raise LengthError(
-            f"{directory}: its rows have {index.length} tokens and cannot be cut to {length}; leave the length out, "
-            "or make a data set of that length"
+            f"{directory}: its rows have {index.spec.length} tokens and cannot be cut to {length}; leave the length "
+            "out, or make a data set of that length"
         )
-    return TokenDataset(directory, replace(index, length=length))
+    return TokenDataset(directory, replace(index, spec=replace(index.spec, length=length)))
 
 
 def rebuild_hint(*directories: Path) -> str:

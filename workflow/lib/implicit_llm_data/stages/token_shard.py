@@ -24,12 +24,10 @@ from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
-from implicit_llm_data.text.corpus import SPLITS, CorpusShare, DocumentSplit, Split, open_share
-from implicit_llm_data.text.corpus_file import Document
+from implicit_llm_data.text.corpus import SPLITS, CorpusShare, Document, DocumentSplit, Split, open_share
 from implicit_llm_data.text.encoding import Encode, encoder_for
 
 RECORD_NAME = "shard.json"
-FORMAT = 2
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
 TOKENIZER_ROLE = "tokenizer"
 REPORT_S = 10.0  # between two points in the journal
@@ -67,29 +65,21 @@ def run(context: StageContext) -> StageResult:
     require_ids_below(tokenizer, config.vocab_size)
     shard = _Shard(encoder_for(tokenizer), end_of_text, config.split)
     files = _write(context, share, shard)
-    tokens = {split: file.size // TOKEN_TYPE.itemsize for split, file in files.items()}
-    documents = {name: shard.documents[name] for name in (*SPLITS, "empty")}
-    text_sha256 = shard.text_digest.hexdigest()
     source = {key: value for key, value in context.config.items() if key != "kind"}
     record = {
-        "format": FORMAT,
-        "dtype": "uint16",
         "vocab_size": config.vocab_size,
         "end_of_text": end_of_text,
         "source": {**source, "files": [{"name": file.name, "size": file.size} for file in share.files]},
         "listing": share.listing,
-        "documents": documents,
-        "tokens": tokens,
         "files": {split: asdict(file) for split, file in files.items()},
-        "text": {"bytes": shard.text_bytes, "sha256": text_sha256},
     }
     faults.point("token_shard.before_record")
     write_atomic(context.work / RECORD_NAME, json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     summary = {
-        **{f"{split}_tokens": count for split, count in tokens.items()},
-        **{f"{name}_documents": count for name, count in documents.items()},
+        **{f"{split}_tokens": file.size // TOKEN_TYPE.itemsize for split, file in files.items()},
+        **{f"{name}_documents": shard.documents[name] for name in (*SPLITS, "empty")},
         "text_bytes": shard.text_bytes,
-        "text_sha256": text_sha256,
+        "text_sha256": shard.text_digest.hexdigest(),
     }
     return StageResult([*(file.path for file in files.values()), RECORD_NAME], summary)
 

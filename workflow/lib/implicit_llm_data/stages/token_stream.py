@@ -14,7 +14,7 @@ from typing import Any
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.runs import FileRecord, StageContext, StageResult, UserError, faults
 from implicit_llm_data.shard_writer import HashedFile, write_index
-from implicit_llm_data.shards import open_dataset
+from implicit_llm_data.shards import DatasetSpec, Index, open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME
 from implicit_llm_data.text.corpus import Split
 
@@ -53,10 +53,10 @@ def run(context: StageContext) -> StageResult:
         parts = [_merge(context.work, parts)]
     first = records[min(records)]  # one tokenizer has made them all
     source = {"kind": "token_stream", "split": config.split, "end_of_text": first["end_of_text"]}
-    about = {"vocab_size": first["vocab_size"], "length": config.length, "source": source}
+    spec = DatasetSpec(first["vocab_size"], config.length, ("input_ids",), source)
     num_tokens = sum(part.size for part in parts) // 2
     faults.point("token_stream.before_index")
-    index = write_index(context.work, about, [part for part in parts if part.size] or parts)
+    index = write_index(context.work, Index(spec, parts=tuple(part for part in parts if part.size) or tuple(parts)))
     num_rows = len(open_dataset(context.work))
     if num_rows == 0:
         raise StreamError(
