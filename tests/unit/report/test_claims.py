@@ -10,7 +10,7 @@ from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report.claims import claims
 from implicit_llm_report.claims.claims import Claim, Judgement
-from implicit_llm_report.claims.measure import Measure, find
+from implicit_llm_report.claims.measure import Measure
 from implicit_llm_report.config import Job, MinimumLayersConfig, MissingResult, ReportConfig, ReportError
 from implicit_llm_report.inputs.missing import missing_records
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
@@ -48,14 +48,14 @@ def judge(
     chosen = Measure(**({"metric": "accuracy_last10"} | measure))
     claim = Claim("id", "statement", "paper", "Fig. 3", None, None, ("demo",), chosen, bound)
     given = given_of({chosen.kind: list(records)}, training, **config)
-    return claims.judge(claim, find(chosen, given.frame), scale)
+    return claims.judge(claim, given.frame, scale)
 
 
 def of_claim(name: str, records: Sequence[Record], kind: str, training: Sequence[TrainingRun] = ()) -> Judgement:
     """The verdict on a claim of claims.yaml."""
     claim = CLAIMS[name]
     frame = given_of({kind: list(records)}, training, minimum_layers=MinimumLayersConfig("S5")).frame
-    return claims.judge(claim, find(claim.measure, frame), claim.scales[-1])
+    return claims.judge(claim, frame, claim.scales[-1])
 
 
 def runs(**values: float | None) -> list[Record]:

@@ -8,7 +8,6 @@ from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
-from implicit_llm_report.claims.measure import find
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg
 from implicit_llm_report.inputs.published import load_published
@@ -37,7 +36,7 @@ def run(context: StageContext) -> StageResult:
     given = Given(load_inputs(context.inputs, config), config, load_published())
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
-    judgements = [judge(claim, find(claim.measure, given.frame), config.experiment) for claim in claims if is_papers]
+    judgements = [judge(claim, given.frame, config.experiment) for claim in claims if is_papers]
     if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from implicit_llm_report.claims.measure import Found, Measure
+import pandas as pd
+
+from implicit_llm_report.claims.measure import Found, Measure, find
 from implicit_llm_report.config import FOLDER, read_yaml
 from implicit_llm_report.inputs.frame import Spread
 from implicit_llm_report.inputs.published import Mark
@@ -120,9 +122,10 @@ def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]
     return read_yaml(path, _Claims).claims
 
 
-def judge(claim: Claim, found: Sequence[Found], scale: str) -> Judgement:
+def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
-    if scale not in claim.scales or not found:
+    found = find(claim.measure, frame) if scale in claim.scales else []
+    if not found:
         return Judgement(claim, NOT_RUN)
 
     def verdict_on(item: Found) -> Verdict:
