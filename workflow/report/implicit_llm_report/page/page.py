@@ -15,7 +15,7 @@ from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRIC
 from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
-from implicit_llm_report.inputs.frame import LAST_TEN, PERPLEXITY, Spread, seeds_words
+from implicit_llm_report.inputs.frame import LAST_TEN, METRIC_WORDS, PERPLEXITY, Spread, seeds_words
 from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import Given, ReportInputs, Source
@@ -167,7 +167,8 @@ def glances(content: PageContent) -> list[dict[str, Any]]:
                 for head, cells in zip(table.side, table.cells, strict=True)
                 if head.is_strong and any(cells[c].group is not None for c in columns)
             ]
-            found.append({"title": table.title, "top": [table.top[c] for c in columns], "rows": rows})
+            words = METRIC_WORDS[table.cells[0][0].metric]
+            found.append({"title": table.title, "metric": words, "top": [table.top[c] for c in columns], "rows": rows})
     return found
 
 
