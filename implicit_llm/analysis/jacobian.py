@@ -5,21 +5,21 @@ the state through z*, and its Jacobian gets off-diagonal entries: that is what m
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
 where U = dh'/dz and Phi = dz*/dh are only as wide as the model: norms and products of the whole J come from these two.
-Derivatives are formed for many rows at once, as one backward pass over as many copies of the token.
+Derivatives are formed for many rows at once, as one pass over as many copies of the token: backward for those of f,
+forward for U.
 
-Shapes: `S` entries of the flattened SSM state: `G` groups x `J` channels (heads of a group x head width) x `N` entries;
-`H` heads, `D` model, `R` rows, `K` columns.
+Shapes: `S` entries of the flattened SSM state, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.stack import Prefix
 
@@ -37,13 +37,11 @@ class JacobianStep:
 
     apply: z (R, D), h (R, S) -> f(z, h, x) (R, D), the model's output, and h' (R, S), the layer's state after the
     token; the rows are independent of one another. An explicit model ignores z.
-    sizes: H, G and N of the layer.
     """
 
     apply: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     state_S: Tensor
     width: int
-    sizes: tuple[int, int, int]
     is_implicit: bool
 
 
@@ -144,9 +142,7 @@ def step_from(model: ImplicitMamba2Model, prefix: Prefix, input_id: Tensor, laye
         out_BLD, states = model.apply_stack(h_BLD, of_rows, return_states=True)
         return out_BLD[:, 0], states[layer][0].flatten(1)
 
-    config = model.config
-    sizes = (config.num_heads, config.n_groups, config.state_size)
-    return JacobianStep(apply, ssm.flatten(), config.hidden_size, sizes, config.is_implicit)
+    return JacobianStep(apply, ssm.flatten(), model.config.hidden_size, model.config.is_implicit)
 
 
 @torch.no_grad()
@@ -177,58 +173,26 @@ def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobi
     """
     if step.is_implicit and z_D is None:
         z_D = fixed_point(step).z_D
-    h_S = step.state_S.clone().requires_grad_(True)
-    with torch.enable_grad():
-        moved_RS = step.apply((_no_z(step) if z_D is None else z_D)[None], h_S[None])[1]
-    (decay_S,) = torch.autograd.grad(moved_RS, h_S, torch.ones_like(moved_RS))
-    if z_D is None:
-        empty_SD = decay_S.new_zeros(len(decay_S), 0)
-        return StateJacobian(decay_S, empty_SD, empty_SD.T, decay_S.new_zeros(0, 0))
-    identity_DD = torch.eye(step.width, dtype=z_D.dtype, device=z_D.device)
-    rows = _pullbacks(step, z_D, step.state_S, "output", step.width, lambda part_R: identity_DD[part_R])
-    df_dz_DD, df_dh_DS = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    at_D, h_S = _no_z(step) if z_D is None else z_D, step.state_S
+    with kernels("reference"):  # torch.func crosses no function that has gradients of our own
+        moved_S, pull_back, *_ = torch.func.vjp(lambda h_S: step.apply(at_D[None], h_S[None])[1][0], h_S)
+        (decay_S,) = pull_back(torch.ones_like(moved_S))
+        if z_D is None:
+            empty_SD = decay_S.new_zeros(len(decay_S), 0)
+            return StateJacobian(decay_S, empty_SD, empty_SD.T, decay_S.new_zeros(0, 0))
+        identity_DD = torch.eye(step.width, dtype=z_D.dtype, device=z_D.device)
+        parts = [_derivatives(step, z_D, unit_RD) for unit_RD in identity_DD.split(_rows_at_once(step))]
+    df_dz_DD, df_dh_DS, dh_dz_DS = (torch.cat(rows) for rows in zip(*parts, strict=True))
     phi_DS = torch.linalg.solve(identity_DD - df_dz_DD, df_dh_DS)
-    return StateJacobian(decay_S, _state_by_z(step, z_D), phi_DS, df_dz_DD)
+    return StateJacobian(decay_S, dh_dz_DS.T, phi_DS, df_dz_DD)
 
 
-def _state_by_z(step: JacobianStep, z_D: Tensor) -> Tensor:
-    """U = dh'/dz (S, D), from J + N rows a group and one a head instead of all S.
-
-    A token moves the state by h' = a h + v b^T, with one decay a a head and one vector b a group. What v b^T moves by
-    stays tangent to the matrices of rank one: with v and b of length 1, X = (X b) b^T + v (v^T X) - v (v^T X b) b^T.
-    """
-    heads, groups, entries = step.sizes
-    state_size = len(step.state_S)
-    empty_S = torch.zeros_like(step.state_S)
-    moved_GJN = step.apply(z_D[None], empty_S[None])[1].view(groups, -1, entries)
-    channels = moved_GJN.shape[1]
-    longest_GJ1 = moved_GJN.norm(dim=2, keepdim=True)
-    b_GN = F.normalize(moved_GJN.gather(1, longest_GJ1.argmax(1, keepdim=True).expand(-1, -1, entries))[:, 0], dim=-1)
-    v_GJ = F.normalize(torch.einsum("gjn,gn->gj", moved_GJN, b_GN), dim=-1)
-
-    def by_z(h_S: Tensor, num_rows: int, cotangents: Callable[[Tensor], Tensor]) -> Tensor:
-        return torch.cat([z_RD for z_RD, _ in _pullbacks(step, z_D, h_S, "state", num_rows, cotangents)])
-
-    def unit(part_R: Tensor, *shape: int) -> Tensor:
-        return F.one_hot(part_R, math.prod(shape)).to(z_D.dtype).view(-1, *shape)
-
-    along_b_GJD = by_z(
-        empty_S,
-        groups * channels,
-        lambda part_R: (unit(part_R, groups, channels, 1) * b_GN[:, None]).flatten(1),
-    ).view(groups, channels, -1)
-    along_v_GND = by_z(
-        empty_S,
-        groups * entries,
-        lambda part_R: (unit(part_R, groups, 1, entries) * v_GJ[..., None]).flatten(1),
-    ).view(groups, entries, -1)
-    left_GJD = along_b_GJD - torch.einsum("gj,gi,gid->gjd", v_GJ, v_GJ, along_b_GJD)
-    u_SD = torch.einsum("gjd,gn->gjnd", left_GJD, b_GN).add_(torch.einsum("gj,gnd->gjnd", v_GJ, along_v_GND))
-    u_SD = u_SD.view(state_size, -1)
-    # From a state of ones, the first entry of a head moves by da as well.
-    first = torch.arange(heads, device=z_D.device) * (state_size // heads)
-    decay_HD = by_z(torch.ones_like(empty_S), heads, lambda part_R: unit(first[part_R], state_size)) - u_SD[first]
-    return u_SD.addcmul_(step.state_S[:, None], decay_HD.repeat_interleave(state_size // heads, dim=0))
+def _derivatives(step: JacobianStep, z_D: Tensor, unit_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of df/dz (R, D) and df/dh (R, S) and columns of dh'/dz (R, S): those of the unit vectors given."""
+    z_RD, h_RS = z_D.repeat(len(unit_RD), 1), step.state_S.repeat(len(unit_RD), 1)
+    _, pull_back, *_ = torch.func.vjp(lambda z_RD, h_RS: step.apply(z_RD, h_RS)[0], z_RD, h_RS)
+    _, moved_RS, *_ = torch.func.jvp(lambda z_RD: step.apply(z_RD, h_RS)[1], (z_RD,), (unit_RD,))
+    return *pull_back(unit_RD), moved_RS
 
 
 def state_jacobian_by_autograd(
@@ -260,29 +224,6 @@ def state_jacobian_by_autograd(
 def relative_difference(found: Tensor, expected: Tensor) -> float:
     """Frobenius norm of the difference over that of `expected`."""
     return float((found - expected).norm() / (expected.norm() + TINY))
-
-
-def _pullbacks(
-    step: JacobianStep,
-    z_D: Tensor,
-    h_S: Tensor,
-    of: str,
-    num_rows: int,
-    cotangents: Callable[[Tensor], Tensor],
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Products of `cotangents(row numbers)` with the derivatives of the "output" f or the "state" h'.
-
-    Yields: the products with respect to z (R, D) and to h (R, S), as many rows at once as fit.
-    """
-    for part_R in torch.arange(num_rows, device=z_D.device).split(_rows_at_once(step)):
-        z_RD = z_D.repeat(len(part_R), 1).requires_grad_(True)
-        h_RS = h_S.repeat(len(part_R), 1).requires_grad_(True)
-        with torch.enable_grad():
-            out_RX = step.apply(z_RD, h_RS)[0 if of == "output" else 1]
-        by_z_RD, by_h_RS = torch.autograd.grad(
-            out_RX, (z_RD, h_RS), cotangents(part_R), allow_unused=True, materialize_grads=True
-        )
-        yield by_z_RD, by_h_RS
 
 
 def _rows_at_once(step: JacobianStep) -> int:

@@ -66,8 +66,8 @@ def run(context: StageContext) -> StageResult:
             f"{where}.positions: {positions[-1]} is beyond the {dataset.length} tokens of a row of {role}; "
             "name earlier positions"
         )
-    # No fused kernel computes in fp64.
-    model = load_model(trained, {**context.runtime, "kernels": "torch"})
+    # No fused kernel computes in fp64, nor forward derivatives.
+    model = load_model(trained, {**context.runtime, "kernels": "reference"})
     if not isinstance(model, ImplicitMamba2ForCausalLM) or config.layer >= model.config.num_hidden_layers:
         raise EvaluateInputError(
             f"{where}: layer {config.layer} of a Mamba2 model is wanted, but this is a "
