@@ -25,7 +25,7 @@ from implicit_llm.training.distributed import (
     world_size,
 )
 from implicit_llm.training.gradients import GradientReducer
-from implicit_llm.training.metrics import GRAD_NORM, LOSS, StepCost, StepMetrics
+from implicit_llm.training.metrics import StepCost, StepMetrics
 from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
 from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
@@ -272,13 +272,13 @@ class TrainingLoop:
         """
         in_a_row = self.metrics.totals.skipped_in_a_row
         rows = self.metrics.pull()
-        losses_and_norms = [(row[LOSS], row[GRAD_NORM]) for row in rows]
+        losses_and_norms = [(row["loss"], row["grad_norm"]) for row in rows]
         allowed = MAX_SKIPPED_IN_A_ROW if self.scaler.is_enabled() else 0
         skipped, bad = judge(losses_and_norms, step - len(rows) + 1, allowed, in_a_row)
         if bad is not None:
             raise self._non_finite(bad[0], self._reason(bad[1]))
         if is_main() and rows:
-            self._alarm.observe(step, [self.metrics.named(row) for row in rows])
+            self._alarm.observe(step, rows)
             if skipped:
                 log.info(
                     "fp16 gradients overflowed at step %s: left out, the scale is halved", ", ".join(map(str, skipped))

@@ -5,7 +5,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,15 +21,13 @@ from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
-_SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
 # Measured about ten times in a curriculum: mode_gap.py.
 OCCASIONAL = ("mode_gap", "spectral_radius")
-_COLUMNS = ("loss", "grad_norm", "accuracy", *_SOLVER, *OCCASIONAL)
-LOSS, GRAD_NORM = _COLUMNS.index("loss"), _COLUMNS.index("grad_norm")
-_F_EVALUATIONS = _COLUMNS.index("f_evaluations")
-_MEASURED_ONLY = ("num_iter", "residual", "unconverged_share")  # of no meaning where no residual is measured
-# Of a step on the device: loss, gradient norm, right and scored positions, then the solver's and occasional columns.
-_RIGHT, _SCORED, _RESIDUAL = 2, 3, 4 + _SOLVER.index("residual")
+_SUMMED = ("loss", "right", "scored")  # over micro-batches; right and scored are positions
+_SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
+_OF_STEP = (*_SUMMED, *_SOLVER, "grad_norm", *OCCASIONAL)  # on the device
+_RESIDUAL = _OF_STEP.index("residual")
+Row = dict[str, float]  # a step by column; NaN, or nothing, where a model has no such number
 
 
 @dataclass
@@ -58,7 +56,7 @@ class StepCost:
 
 
 class StepMetrics:
-    """One row of `columns` a step; NaN where a model has no such number.
+    """One row of `columns` a step.
 
     loss: over the labels of the global batch. accuracy: that of the task, on the training batch. num_iter: solver
     iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
@@ -68,14 +66,14 @@ class StepMetrics:
 
     def __init__(self, task: str, cost: StepCost | None = None) -> None:
         self.totals = Totals()
-        name, self._last_tokens = TASKS[task].accuracy or ("accuracy", 0)
-        self.columns = tuple(name if column == "accuracy" else column for column in _COLUMNS)
+        self._accuracy, self._last_tokens = TASKS[task].accuracy or ("accuracy", 0)
+        self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, *OCCASIONAL)
         self._cost = cost
         self._micro: list[Tensor] = []
         self._occasional: dict[str, Tensor] = {}
         self._pending: list[Tensor] = []
-        self._window: list[list[float]] = []
-        self._recent: deque[list[float]] = deque(maxlen=RECENT_STEPS)
+        self._window: list[Row] = []
+        self._recent: deque[Row] = deque(maxlen=RECENT_STEPS)
 
     @property
     def measures_accuracy(self) -> bool:
@@ -108,19 +106,17 @@ class StepMetrics:
 
     def close_step(self, grad_norm: Tensor) -> Tensor:
         """End the step; return its loss and gradient norm, shape (2,)."""
-        if len(self._micro) == 1:
-            row = self._micro[0]
-        else:
-            rows = torch.stack(self._micro)
-            row = torch.cat((rows[:, :_SCORED].sum(0), rows[:, _SCORED:].mean(0)))
-            row[_RESIDUAL - 1] = rows[:, _RESIDUAL - 1].amax()
-        head = torch.stack((row[0], grad_norm.detach().float()))
-        occasional = torch.stack([self._occasional.get(name, _nan(row.device)) for name in OCCASIONAL])
-        self._pending.append(torch.cat((head, row[1:], occasional)))
+        row, norm = self._micro[0], grad_norm.detach().float()
+        if len(self._micro) > 1:
+            rows, summed = torch.stack(self._micro), len(_SUMMED)
+            row = torch.cat((rows[:, :summed].sum(0), rows[:, summed:].mean(0)))
+            row[_RESIDUAL] = rows[:, _RESIDUAL].amax()
+        occasional = [self._occasional.get(name, _nan(row.device)) for name in OCCASIONAL]
+        self._pending.append(torch.cat((row, torch.stack([norm, *occasional]))))
         self._micro, self._occasional = [], {}
-        return head
+        return torch.stack((row[0], norm))
 
-    def pull(self) -> list[list[float]]:
+    def pull(self) -> list[Row]:
         """Read the rows closed since the last pull; waits for the device, and with several ranks is collective."""
         if not self._pending:
             return []
@@ -128,8 +124,10 @@ class StepMetrics:
         found = mean_over_ranks(pending)
         found[:, _RESIDUAL] = max_tensor_over_ranks(pending[:, _RESIDUAL])
         self._pending = []
-        rows = [_with_accuracy(row) for row in found.tolist()]
+        rows = [dict(zip(_OF_STEP, row, strict=True)) for row in found.tolist()]
         for row in rows:
+            right, scored = row.pop("right"), row.pop("scored")
+            row[self._accuracy] = right / scored if scored > 0 else math.nan
             self._count(row)
         self._window += rows
         self._recent.extend(rows)
@@ -142,31 +140,20 @@ class StepMetrics:
 
     def recent(self) -> dict[str, float]:
         """Means over the last RECENT_STEPS steps, however often they were logged; not of the occasional numbers."""
-        return {key: value for key, value in self._means(list(self._recent)).items() if key not in OCCASIONAL}
+        return {key: value for key, value in self._means(self._recent).items() if key not in OCCASIONAL}
 
-    def named(self, row: Sequence[float]) -> dict[str, float]:
-        """A row as pulled, by column."""
-        return dict(zip(self.columns, row, strict=True))
-
-    def recent_rows(self) -> list[dict[str, float | None]]:
-        """The last steps one by one."""
-        return [{key: _json(value) for key, value in self.named(row).items()} for row in self._recent]
+    def recent_rows(self) -> list[Row]:
+        """The last steps one by one, without what is not finite."""
+        return _finite(self._recent)
 
     def state(self) -> dict[str, Any]:
         """Totals, rows not yet logged and the recent ones, as JSON values; call `pull` first."""
-        return {
-            "columns": list(self.columns),
-            "window": [[_json(value) for value in row] for row in self._window],
-            "recent": [[_json(value) for value in row] for row in self._recent],
-            "totals": asdict(self.totals),
-        }
+        return {"window": _finite(self._window), "recent": self.recent_rows(), "totals": asdict(self.totals)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Undo everything since `state`; rows with other columns are left out."""
-        is_same = tuple(state["columns"]) == self.columns
-        self._micro, self._pending, self._occasional = [], [], {}
-        self._window = [_numbers(row) for row in state["window"]] if is_same else []
-        self._recent = deque((_numbers(row) for row in state["recent"]) if is_same else (), maxlen=RECENT_STEPS)
+        """Go on from `state`."""
+        self._window = list(state["window"])
+        self._recent.extend(state["recent"])
         self.totals = Totals(**state["totals"])
 
     def start_phase(self) -> None:
@@ -184,44 +171,34 @@ class StepMetrics:
         is_right = logits_BLV[:, first:].argmax(-1) == labels_BL
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
-    def _count(self, row: Sequence[float]) -> None:
+    def _count(self, row: Row) -> None:
         if self._cost is not None:
             self.totals.tokens += self._cost.tokens
-            self.totals.flops += self._cost.flops(row[_F_EVALUATIONS])
-        is_skipped = not math.isfinite(row[GRAD_NORM])
+            self.totals.flops += self._cost.flops(row["f_evaluations"])
+        is_skipped = not math.isfinite(row["grad_norm"])
         self.totals.skipped_updates += is_skipped
         self.totals.skipped_in_a_row = self.totals.skipped_in_a_row + 1 if is_skipped else 0
 
-    def _means(self, rows: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Mean of each column that has numbers; what a solver did not measure is left out."""
-        if not rows:
-            return {}
-        by_column = np.asarray(rows, dtype=np.float64).T
-        values = {"loss": float(by_column[LOSS].mean())}
-        for name, column in zip(self.columns[1:], by_column[1:], strict=True):
-            finite = column[np.isfinite(column)]  # gradient norms: without those of skipped updates
-            if len(finite):
-                values[name] = float(finite.mean())
-            elif name == "grad_norm":
-                values[name] = math.nan
-        if "residual" not in values:
-            values = {key: value for key, value in values.items() if key not in _MEASURED_ONLY}
-        return values
+    def _means(self, rows: Iterable[Row]) -> dict[str, float]:
+        """Mean of each column that has numbers, and NaN for a loss or norm that has none.
+
+        A solver that measured no residual measured no iterations or shares either.
+        """
+        finite = _finite(rows)
+        columns = {name: [row[name] for row in finite if name in row] for name in self.columns}
+        if not columns["residual"]:
+            columns |= {"num_iter": [], "unconverged_share": []}
+        always = ("loss", "grad_norm") if finite else ()
+        return {
+            name: float(np.mean(found)) if found else math.nan
+            for name, found in columns.items()
+            if found or name in always
+        }
 
 
-def _with_accuracy(row: list[float]) -> list[float]:
-    """A row of the device with the accuracy in place of the counts behind it."""
-    right, scored = row[_RIGHT], row[_SCORED]
-    return [*row[:_RIGHT], right / scored if scored > 0 else math.nan, *row[_SCORED + 1 :]]
+def _finite(rows: Iterable[Row]) -> list[Row]:
+    return [{key: value for key, value in row.items() if math.isfinite(value)} for row in rows]
 
 
 def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
-
-
-def _json(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _numbers(row: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in row]

@@ -25,7 +25,7 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import commit_directory, storage_errors
 from implicit_llm_contracts.runs.manifest import sha256_of
 
-FORMAT = 2
+FORMAT = 3
 MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random.safetensors"
 STATE, DIGESTS = "state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)

@@ -108,19 +108,13 @@ def test_a_drain_takes_the_steps_since_the_last_one() -> None:
     assert metrics.recent()["loss"] == pytest.approx(8 / 3)
 
 
-def test_rows_with_other_columns_are_left_out_of_a_stored_state() -> None:
-    metrics = StepMetrics("word_problem")
-    metrics.load_state({"columns": ["loss"], "window": [[1.0]], "recent": [[1.0]], "totals": {"tokens": 3}})
-    assert (metrics.drain(), metrics.recent(), metrics.totals.tokens) == ({}, {}, 3)
-
-
 def test_only_the_last_fifty_steps_are_recent() -> None:
     metrics = StepMetrics("word_problem")
     for step in range(60):
         one_step(metrics, float(step))
     metrics.pull()
     assert metrics.recent()["loss"] == sum(range(10, 60)) / 50
-    assert list(metrics.recent_rows()[-1]) == list(metrics.columns)
+    assert metrics.recent_rows()[-1] == {"loss": 59.0, "grad_norm": 0.5, "accuracy_last10": 1.0}
 
 
 def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_summary() -> None:
