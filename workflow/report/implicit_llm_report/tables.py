@@ -21,6 +21,7 @@ from implicit_llm_report.inputs.frame import (
     Spread,
     groups,
     in_order,
+    kind_of,
     roles_of,
     seeds_words,
     shares_of,
@@ -197,7 +198,7 @@ def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
         counts |= {"num_records": reached + records.num_missing, "num_reached": reached}
     by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
     return {
-        "model": "implicit" if group.is_implicit else "explicit",
+        "model": kind_of(group),
         **{column: _plain(getattr(group, column)) for column in ABOUT},
         **counts,
         "metric": first,

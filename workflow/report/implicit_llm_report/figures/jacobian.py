@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 
 from implicit_llm_report.figures.charts import tell_if_empty
 from implicit_llm_report.figures.svg import Figure, Panel
-from implicit_llm_report.inputs.frame import Group, groups, roles_of
+from implicit_llm_report.inputs.frame import Group, groups, kind_of, roles_of
 from implicit_llm_report.inputs.sources import Given
 
 MOST_PANELS = 6
@@ -22,9 +22,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [
-        kind.rows[kind.rows["role"] == min(kind.roles)].assign(
-            name=f"{RANDOM}, {'implicit' if kind.is_implicit else 'explicit'}"
-        )
+        kind.rows[kind.rows["role"] == min(kind.roles)].assign(name=f"{RANDOM}, {kind_of(kind)}")
         for kind in groups(rows[is_random], ("is_implicit",))
     ]
     return pd.concat([rows[:0], *random, rows[~is_random]])

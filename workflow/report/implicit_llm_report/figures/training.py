@@ -13,7 +13,7 @@ from implicit_llm_contracts.hints import natural
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_ticks
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import TASK, of_lengths
-from implicit_llm_report.inputs.frame import Spread, groups, short_count
+from implicit_llm_report.inputs.frame import Spread, groups, kind_of, short_count
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.inputs.training_runs import FLOPS, LANGUAGE_MODEL, LOSS, STEP, TOKENS, Phase, TrainingRun
 from implicit_llm_report.tables import title_of
@@ -99,9 +99,8 @@ def _line(seeds: Sequence[tuple[TrainingRun, Phase]], key: str, x: str) -> Line:
     places = curves.groupby(level=[0, 1], sort=False)[x].mean()
     points = [(place, Spread(tuple(found))) for place, found in zip(places, values.values(), strict=True)]
     names = [run.run, phase.label] if len(run.last_phases) > 1 else [run.run]
-    kind = "implicit" if run.is_implicit else "explicit"
     width = None if key == SPECTRAL_RADIUS else 1.5
-    return Line(" ".join(names), run.is_implicit, points, width=width, short=" ".join([kind, *names[1:]]))
+    return Line(" ".join(names), run.is_implicit, points, width=width, short=" ".join([kind_of(run), *names[1:]]))
 
 
 def _decorate(axis: Axes, x: str, last: float) -> None:

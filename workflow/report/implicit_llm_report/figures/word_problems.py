@@ -31,6 +31,7 @@ from implicit_llm_report.inputs.frame import (
     Spread,
     groups,
     headlines,
+    kind_of,
     mode_rank,
     roles_of,
     shares_of,
@@ -100,17 +101,13 @@ def accuracy_by_mode(given: Given) -> Figure | None:
     tests = [(title_of(test, TEST_LENGTH), groups(test.rows, CELL)) for test in groups(rows, TEST_LENGTH)]
     shown = [cell for _, cells in tests for cell in cells]
     by_work = sorted(shown, key=lambda cell: mode_rank(cell.mode))
-    series = series_of_names((with_mode(cell, _kind(cell)), bool(cell.is_implicit)) for cell in by_work)
+    series = series_of_names((with_mode(cell, kind_of(cell)), bool(cell.is_implicit)) for cell in by_work)
     panels = [
         Panel(title, partial(_draw_modes, cells=cells, series=series), f"{title}: accuracy against serial steps")
         for title, cells in tests
     ]
     title = "Accuracy against serial depth, by model and mode"
     return Figure("accuracy-by-mode", title, tuple(panels), tuple(series.values()), roles_of(shown))
-
-
-def _kind(cell: Group) -> str:
-    return "implicit" if cell.is_implicit else "explicit"
 
 
 def with_mode(cell: Group, name: str) -> str:
@@ -128,7 +125,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
         if steps is None or accuracy.mean is None:
             continue
         places.append(steps)
-        look = series[with_mode(cell, _kind(cell))]
+        look = series[with_mode(cell, kind_of(cell))]
         draw_mark(axis, steps, accuracy, look)
         if cell.is_headline and kinds[cell.is_implicit] > 1:
             labels.append((accuracy.mean, steps, cell.name, look.color))
@@ -165,7 +162,7 @@ def _by_share(kind: Group) -> Line:
         share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)
         if share not in best or (spread.mean or -1.0) > (best[share][0].mean or -1.0):
             best[share] = spread, cell
-    label = f"{_kind(kind)}, trained at {kind.train_length}"
+    label = f"{kind_of(kind)}, trained at {kind.train_length}"
     points = [(share, spread) for share, (spread, _) in sorted(best.items())]
     return Line(label, bool(kind.is_implicit), points, groups=[cell for _, cell in best.values()])
 

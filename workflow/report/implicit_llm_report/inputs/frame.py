@@ -85,6 +85,11 @@ def family_of(model_type: str | None) -> str:
     return FAMILIES.get(model_type or "", model_type or "model")
 
 
+def kind_of(model: Any) -> str:
+    """Of a group of rows, a training run or a published number."""
+    return "implicit" if model.is_implicit else "explicit"
+
+
 def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
     """Shares of hard tokens; several are mixed in equal parts."""
     return hard if isinstance(hard, tuple) else (hard,)

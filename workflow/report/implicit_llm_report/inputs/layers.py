@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_report.config import MinimumLayersConfig
-from implicit_llm_report.inputs.frame import COLUMNS, Group, groups, headlines, plain, shares_of
+from implicit_llm_report.inputs.frame import COLUMNS, Group, groups, headlines, kind_of, plain, shares_of
 
 LAYERS = "layers"  # kind and metric of the rows made here
 
@@ -42,7 +42,7 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
     """A row for each kind of model, length and input: the number, and in `detail` the number in words."""
     found: list[dict[str, Any]] = []
     for kind in groups(rows, ("is_implicit",)):
-        name = f"{'implicit' if kind.is_implicit else 'explicit'}: fewest layers"
+        name = f"{kind_of(kind)}: fewest layers"
         lengths = kind.cells("length")
         extents = {max(lengths): "most", min(lengths): "least"} if len(lengths) > 1 else {}
         for length, at in lengths.items():

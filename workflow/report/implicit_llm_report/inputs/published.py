@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_report.config import FOLDER, read_yaml
-from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, short_count
+from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, kind_of, short_count
 from implicit_llm_report.inputs.suites import load_suites
 
 SAME = 0.1  # sizes and tokens that differ by less count as the same
@@ -122,10 +122,11 @@ def _words(entry: Entry) -> str:
     """What a number is of."""
     if entry.part == "word problems":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
-        kind = "implicit" if entry.is_implicit else "explicit"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
         tested = f"{entry.length} with {100 * (entry.hard_fraction or 0):g} % hard"
-        model = f"{task}, {entry.num_layers}-layer {kind}, trained at {trained}, tested at {tested}, {entry.mode}"
+        model = (
+            f"{task}, {entry.num_layers}-layer {kind_of(entry)}, trained at {trained}, tested at {tested}, {entry.mode}"
+        )
         return f"{model}: {METRIC_WORDS[entry.metric]}"
     if entry.part == "CatbAbI":
         trained = "answers only" if entry.training == "qa" else "all words"

@@ -91,8 +91,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "notes": partial(notes, published=given.published),
         "words": cell_words,
         "caption": caption,
-        "slug": slug,
-        "commas": commas,
+        "commas": "{:,}".format,
         "by": partial(linked, sources=given.inputs.sources),
     }
     return environment
@@ -143,17 +142,9 @@ def minus(text: str) -> str:
     return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
 
 
-def commas(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
-
-
 def spread_words(spread: Spread) -> str:
     """The range over seeds, where there is one."""
     return f"{number(spread.low)} to {number(spread.high)}" if len(spread.values) > 1 else ""
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def glances(content: PageContent) -> list[dict[str, Any]]:
