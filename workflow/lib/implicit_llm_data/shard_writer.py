@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +23,7 @@ from implicit_llm_contracts.runs import (
     storage_errors,
     temporary_name,
     write_atomic,
+    write_json,
 )
 from implicit_llm_data.shards import INDEX_NAME, DatasetSpec, Index, ShardRecord, token_dtype
 
@@ -79,7 +77,7 @@ def _write(directory: Path, spec: DatasetSpec, shard: int, columns: Mapping[str,
         files[column] = FileRecord(path, len(data), hashlib.sha256(data).hexdigest())
     record = ShardRecord(len(columns[spec.columns[0]]), files)
     faults.point("shard.before_record")
-    write_atomic(_record_path(directory, shard), _to_json(record))
+    write_json(_record_path(directory, shard), record)
     return record
 
 
@@ -97,12 +95,8 @@ def write_array(path: Path, array: np.ndarray) -> bytes:
 
 def write_index(directory: Path, index: Index) -> Path:
     """Write the index of a data set, its paths being relative to `directory`; return its path."""
-    write_atomic(directory / INDEX_NAME, _to_json(index))
+    write_json(directory / INDEX_NAME, index)
     return directory / INDEX_NAME
-
-
-def _to_json(record: Any) -> str:
-    return json.dumps(asdict(record), indent=1, sort_keys=True) + "\n"
 
 
 class HashedFile:

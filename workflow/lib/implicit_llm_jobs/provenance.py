@@ -1,6 +1,5 @@
 """What differs between two equal runs: when, where and with what a result was made."""
 
-import json
 import os
 import platform
 import socket
@@ -12,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import PROJECT_DIR, faults, read_records, write_atomic
+from implicit_llm_contracts.runs import PROJECT_DIR, faults, read_records, write_json
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
@@ -42,7 +41,7 @@ def write(path: Path, fingerprint: str, journal: Path) -> None:
         "slurm": {name.lower(): os.environ[f"SLURM_{name}"] for name in SLURM if f"SLURM_{name}" in os.environ},
     }
     faults.point("provenance.before_write")
-    write_atomic(path, json.dumps(about, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_json(path, about)
 
 
 def attempts(journal: Path, now: datetime) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def test_changed_code_makes_its_stage_and_what_follows_stale(
             "no longer used: s3-test-L16-h0.5",
         ),
         (("lengths: [8, 16]", "lengths: [8, 16, 32]"), EXPLICIT_EVALUATION, "new input: data/s3-test-L32-h0.5"),
-        (("[0.5, 1]", "[0.5, 0.75]"), "data/s3-train", "config: hard_fraction[1] 1.0 -> 0.75"),
+        (("[0.5, 1]", "[0.5, 0.75]"), "data/s3-train", "config: hard_fraction.1 1.0 -> 0.75"),
     ],
 )
 def test_the_reason_names_what_changed(finished: ExperimentFile, change: tuple[str, str], key: str, why: str) -> None:

@@ -13,6 +13,7 @@ from implicit_llm_contracts.runs.atomic import (
     temporary_name,
     wait_for_files,
     write_atomic,
+    write_json,
     write_once,
 )
 from implicit_llm_contracts.runs.errors import ConfigError, Preempted, UserError, failure_class_of, refuse_if, require

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,6 +105,11 @@ def write_once(path: Path, data: bytes | str) -> None:
         finally:
             tmp.unlink(missing_ok=True)
         fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys, of dataclasses their fields, like `write_atomic`. Raises: StorageError."""
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=asdict) + "\n")
 
 
 def read_object(path: Path) -> dict[str, Any]:

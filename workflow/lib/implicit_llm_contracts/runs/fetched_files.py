@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.errors import UserError
 
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
@@ -85,8 +85,7 @@ class Fetched:
         return f"{len(self.sizes)} files, {sum(self.sizes.values()) / 1e9:,.2f} GB, commit {self.commit[:12]}"
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(path, self)
 
     def changed_files(self, folder: Path) -> Iterator[str]:
         """In what the files are not as they were fetched, a line for each."""

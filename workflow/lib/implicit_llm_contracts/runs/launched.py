@@ -22,11 +22,11 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import read_object, write_atomic
+from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_json
 from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
@@ -88,9 +88,7 @@ class LaunchFolder:
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
         with suppress(OSError):  # the job fails in any case
-            write_atomic(
-                self._end(rank), json.dumps(asdict(End(rank, code, failure_class_of(error), message, time.time())))
-            )
+            write_json(self._end(rank), End(rank, code, failure_class_of(error), message, time.time()))
 
     @property
     def has_begun(self) -> bool:
@@ -102,7 +100,7 @@ class LaunchFolder:
         return self._end(rank).exists()
 
     def record_deaths(self, node: int, deaths: list[Death]) -> None:
-        write_atomic(self.path / f"deaths-{node}.json", json.dumps([asdict(death) for death in deaths]))
+        write_json(self.path / f"deaths-{node}.json", deaths)
 
     def verdict(self, code: int) -> End:
         """Why the job ended whose launcher ended with `code`, of all that is known here; code 0 for what is done."""
@@ -184,4 +182,4 @@ def _change(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     changed = change(values)
     if changed != values:
         with suppress(OSError):  # a job that works does not end because nobody hears of it
-            write_atomic(path, json.dumps(changed, sort_keys=True) + "\n")
+            write_json(path, changed)

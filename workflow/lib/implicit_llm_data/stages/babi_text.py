@@ -1,13 +1,12 @@
 """The stage `data` of kind `babi_text`: bAbI's text files, from the simulator or the official archive."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import ArchiveText, SimulatedText
-from implicit_llm_contracts.runs import StageContext, StageResult, write_atomic
+from implicit_llm_contracts.runs import StageContext, StageResult, write_atomic, write_json
 from implicit_llm_data.babi.archive import find_archive, read_archive
 from implicit_llm_data.babi.simulator.simulate import all_words, simulate
 from implicit_llm_data.babi.stories import (
@@ -39,7 +38,7 @@ def run(context: StageContext) -> StageResult:
         words.update(word for story in stories for word in words_of(story))
         _count(counts, name, stories)
     vocabulary = vocabulary_of(words)
-    write_atomic(context.work / VOCABULARY_NAME, json.dumps(vocabulary, indent=1) + "\n")
+    write_json(context.work / VOCABULARY_NAME, vocabulary)
     summary: dict[str, Any] = {"vocab_size": len(vocabulary), "by_split": counts}
     context.log.info("wrote %d collections and splits, %d words", len(counts), len(vocabulary))
     return StageResult(["text", VOCABULARY_NAME], summary)

@@ -7,19 +7,26 @@ shard.json               what they were made of and their digests, written last
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Number, Seed, VocabSize
-from implicit_llm_contracts.runs import FileRecord, Journal, StageContext, StageResult, faults, require, write_atomic
+from implicit_llm_contracts.runs import (
+    FileRecord,
+    Journal,
+    StageContext,
+    StageResult,
+    faults,
+    require,
+    write_json,
+)
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
@@ -71,10 +78,10 @@ def run(context: StageContext) -> StageResult:
         "end_of_text": end_of_text,
         "source": {**source, "files": [{"name": file.name, "size": file.size} for file in share.files]},
         "listing": share.listing,
-        "files": {split: asdict(file) for split, file in files.items()},
+        "files": files,
     }
     faults.point("token_shard.before_record")
-    write_atomic(context.work / RECORD_NAME, json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    write_json(context.work / RECORD_NAME, record)
     summary = {
         **{f"{split}_tokens": file.size // TOKEN_TYPE.itemsize for split, file in files.items()},
         **{f"{name}_documents": shard.documents[name] for name in (*SPLITS, "empty")},

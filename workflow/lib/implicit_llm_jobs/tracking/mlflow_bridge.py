@@ -12,13 +12,12 @@ status.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from implicit_llm_contracts.runs import (
     Point,
     point_of,
     read_object,
-    write_atomic,
+    write_json,
 )
 from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
@@ -324,7 +323,7 @@ class Bridge:
 
     def _save(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
-        write_atomic(self.run.work / MLFLOW, json.dumps(asdict(self._state), indent=1) + "\n")
+        write_json(self.run.work / MLFLOW, self._state)
 
 
 def is_complete(work: Path) -> bool:

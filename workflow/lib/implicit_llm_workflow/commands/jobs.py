@@ -23,7 +23,7 @@ from implicit_llm_contracts.runs import (
     logs,
     signals,
     work_directory,
-    write_atomic,
+    write_json,
 )
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
@@ -295,4 +295,4 @@ def preflight(
     with logs.configured(None):
         found = Preflight(hardware, device, kernels, results, checkpoint_bytes).run()
     if report is not None:
-        write_atomic(report, json.dumps(found, indent=1) + "\n")
+        write_json(report, found)

@@ -24,14 +24,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import owner_of, read_plugin
-from implicit_llm_contracts.runs import UserError, write_atomic
+from implicit_llm_contracts.runs import UserError, write_json
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
@@ -309,8 +309,7 @@ def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCo
     for code in dict.fromkeys(codes):
         if not record_path(root, digest_of(code)).exists():
             record = code_now(code)
-            text = json.dumps(asdict(record), sort_keys=True, indent=1)
-            write_atomic(record_path(root, record.digest), f"{text}\n")
+            write_json(record_path(root, record.digest), record)
 
 
 def read_code_record(root: Path, digest: str) -> CodeRecord | None:

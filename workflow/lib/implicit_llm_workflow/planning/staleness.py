@@ -15,7 +15,7 @@ Snakemake, see no change.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from implicit_llm_contracts.runs import (
     canonical_json,
     fill,
     work_directory,
-    write_atomic,
+    write_json,
 )
 from implicit_llm_workflow.node import Node
 
@@ -73,10 +73,8 @@ def read_acceptances(run_dir: Path) -> list[Acceptance]:
 
 def write_acceptances(run_dir: Path, acceptances: Iterable[Acceptance]) -> None:
     """Replace the file; without acceptances there is none."""
-    entries = [asdict(acceptance) for acceptance in acceptances]
-    if entries:
-        text = json.dumps({"format": FORMAT, "accepted": entries}, indent=1, ensure_ascii=False)
-        write_atomic(run_dir / ACCEPTED, f"{text}\n")
+    if entries := list(acceptances):
+        write_json(run_dir / ACCEPTED, {"format": FORMAT, "accepted": entries})
     else:
         (run_dir / ACCEPTED).unlink(missing_ok=True)
 

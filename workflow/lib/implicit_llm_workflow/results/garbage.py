@@ -1,6 +1,5 @@
 """Find and delete results that no job wants, and the larger files of finished jobs."""
 
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,7 @@ from implicit_llm_contracts.runs import (
     WORK,
     UserError,
     work_directory,
-    write_atomic,
+    write_json,
 )
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
@@ -95,7 +94,7 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     if files:
-        write_atomic(work / FREED, json.dumps(about))  # first: what a kill leaves half deleted is freed as well
+        write_json(work / FREED, about)  # first: what a kill leaves half deleted is freed as well
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

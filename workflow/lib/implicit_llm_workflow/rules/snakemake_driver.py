@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, write_atomic
+from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, write_json
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
@@ -73,7 +73,7 @@ class Driver:
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
                 self._lock = hold_lock(plan.root / ".driver.lock")
-                write_atomic(plan.root / DRIVER_RECORD, json.dumps({"profile": profile_in_use()}))
+                write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
                 plan.write_job_files()
                 plan.record_code()
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
