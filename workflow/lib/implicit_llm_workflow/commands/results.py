@@ -52,9 +52,9 @@ def report(
 
     plan, console = options.make_plan(config, results), options.wide_console()
     if numbers:
-        from implicit_llm_workflow.results.compare import number_tables, where_to_look
+        from implicit_llm_workflow.results.compare import main_numbers, where_to_look
 
-        for part in (*number_tables(plan), *where_to_look(plan)):
+        for part in (*main_numbers(plan), *where_to_look(plan)):
             console.print(part)
         return
     name = (only or "").removeprefix(f"{EXCERPT}/")

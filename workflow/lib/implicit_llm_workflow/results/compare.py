@@ -4,10 +4,9 @@ Of results side by side it also shows in what their settings, code and inputs di
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from implicit_llm_contracts.runs import (
     canonical_json,
     without_password,
 )
+from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
 from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase
@@ -136,34 +136,39 @@ def differences(columns: Sequence[Column]) -> list[DifferentSetting]:
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     seen: set[tuple[str, ...]] = set()
-
-    def add(where: str, setting: str, texts: Sequence[str]) -> None:
-        """A row, if the texts, one for each member, are not all equal."""
-        rest = iter(texts)
-        values = tuple(", ".join(dict.fromkeys(next(rest) for _ in column.results)) for column in columns)
-        if len(set(texts)) > 1 and not (setting == "seed" and len(set(values)) == 1):
-            found.setdefault((setting, values), []).append(where)
-
-    def walk(where: str, results: Sequence[Result]) -> None:
-        """From the results to their inputs, those of all members at once."""
+    waiting = [("", [member.top for member in members])]
+    for where, results in waiting:  # from the results to their inputs, those of all members at once
         fingerprints = tuple(result.fingerprint for result in results)
         if len(set(fingerprints)) == 1 or fingerprints in seen:
-            return
+            continue
         seen.add(fingerprints)
         tables = [_settings(result.manifest) for result in results]
-        for setting in dict.fromkeys(name for table in tables for name in table):
-            if not any(name.startswith(f"{setting}.") for table in tables for name in table):  # null, of a solver
-                add(where, setting, [table.get(setting, MISSING) for table in tables])
-        for role in dict.fromkeys(role for result in results for role in result.manifest.upstream):
+        names = dict.fromkeys(chain(*tables))
+        is_parent = {
+            name for name in names if any(other.startswith(f"{name}.") for other in names)
+        }  # null, of a solver
+        rows = {name: [table.get(name, MISSING) for table in tables] for name in names if name not in is_parent}
+        for role in dict.fromkeys(chain(*(result.manifest.upstream for result in results))):
             wanted = [result.manifest.upstream.get(role) for result in results]
             inputs = [member.runs.get(item or "") for member, item in zip(members, wanted, strict=True)]
             if None in inputs:
-                add(where, f"input {role}", [*map(_input_text, inputs, wanted)])
+                rows[f"input {role}"] = [*map(_input_text, inputs, wanted)]
             else:
-                walk(f"{where}.{role}" if where else role, [item for item in inputs if item is not None])
+                waiting.append((f"{where}.{role}" if where else role, [item for item in inputs if item is not None]))
+        for name, texts in rows.items():
+            if len(set(texts)) > 1:
+                found.setdefault((name, _by_column(columns, texts)), []).append(where)
+    return [
+        DifferentSetting(setting, tuple(where), values)
+        for (setting, values), where in found.items()
+        if not (setting == "seed" and len(set(values)) == 1)
+    ]
 
-    walk("", [member.top for member in members])
-    return [DifferentSetting(setting, tuple(where), values) for (setting, values), where in found.items()]
+
+def _by_column(columns: Sequence[Column], texts: Iterable[str]) -> tuple[str, ...]:
+    """The texts, one for each result, together for the results of a column."""
+    rest = iter(texts)
+    return tuple(", ".join(dict.fromkeys(islice(rest, len(column.results)))) for column in columns)
 
 
 def _input_text(found: Result | None, fingerprint: str | None) -> str:
@@ -252,23 +257,27 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
     }
 
 
-# Run and phase, and mode -> test set -> the number of each seed.
-Rows = dict[tuple[str, str], dict[str, list[float]]]
+def main_numbers(plan: Plan) -> Iterator[Table]:
+    """A table for each data set: of the runs that have finished the first metric of each evaluation, without sweeps."""
+    main = {metric for kind in EVALUATION_KINDS.values() for metric in kind.metrics[:1]}
+    for data in plan.experiment.data:
+        runs = [run for run in plan.experiment.runs.values() if run.data == data]
+        columns = [column for run in runs for column in _finished(plan, run)]
+        rows = [row for row in number_rows(columns) if row.name.split()[0] in main and SWEPT not in row.name]
+        if rows:
+            cells = [(row.name, *(spread_text(values, number_text) for values in row.values)) for row in rows]
+            yield _table(data, [column.label for column in columns], cells, is_right=True)
 
 
-def number_tables(plan: Plan) -> Iterator[Table]:
-    """A table for each data set and evaluation: the first metric of its kind, by run and mode, over the seeds."""
-    tables: dict[tuple[str, str, str], Rows] = {}
-    for node in plan.nodes.values():
-        metric = _metric_of(node)
-        if node.run is not None and metric is not None:
-            data = plan.experiment.runs[node.run].data
-            rows = tables.setdefault((data, node.name.rpartition("/")[2], metric), {})
-            for mode, part, value in _by_part(plan, node, metric):
-                row = rows.setdefault((_run_text(plan, node), mode), {})
-                row.setdefault(part, []).extend([] if value is None else [value])
-    for (data, evaluation, metric), rows in tables.items():
-        yield _number_table(f"{data}, {evaluation}: {metric}", data, rows, is_share=metric.startswith("accuracy"))
+def _finished(plan: Plan, run: Run) -> Iterator[Column]:
+    """What the run ended with, all seeds together; marked if a result is stale."""
+    states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
+    for phase in run.final_phases:
+        keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
+        paths = [path for key in keys if (path := plan.root / key / MANIFEST).exists()]
+        if paths:
+            label = f"{run.name}/{phase.name}{' (stale)' if 'stale' in states else ''}"
+            yield Column(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
@@ -279,38 +288,3 @@ def where_to_look(plan: Plan) -> Iterator[str]:
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = plan.root.parent / "mlflow.db"
     yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
-
-
-def _metric_of(node: Node) -> str | None:
-    """None for jobs without a main number: other stages, sweeps, and kinds whose metrics depend on the task."""
-    if node.stage != "evaluate" or node.config.get("sweep"):
-        return None
-    return next(iter(EVALUATION_KINDS[node.config["kind"]].metrics), None)
-
-
-def _run_text(plan: Plan, node: Node) -> str:
-    """The run and its phase, marked if the result is stale."""
-    name = node.seedless_key.removeprefix("evaluate/").rpartition("/")[0]
-    return f"{name} (stale)" if plan.statuses[node.key].state == "stale" else name
-
-
-def _by_part(plan: Plan, node: Node, metric: str) -> Iterator[tuple[str, str, float | None]]:
-    """Mode, test set and value of a finished evaluation; one missing number of an unfinished one."""
-    recorded = plan.statuses[node.key].recorded
-    by_part: Mapping[str, Mapping[str, float | None]] = (recorded.summary.get(metric) if recorded else None) or {}
-    found = [(mode, part, value) for part, by_mode in by_part.items() for mode, value in by_mode.items()]
-    yield from found or [(MISSING, "", None)]
-
-
-def _number_table(title: str, data: str, rows: Rows, *, is_share: bool) -> Table:
-    parts = sorted({part for row in rows.values() for part in row if part}, key=natural)
-    shown = [escape(re.sub(r"^test[-.]", "", part.removeprefix(f"{data}-"))) for part in parts or [MISSING]]
-    table = plain_table("run", "mode", *shown, right=shown, title=title, title_justify="left", min_width=len(title))
-    for (name, mode), row in rows.items():
-        cells = [spread_text(row.get(part, []), _percent if is_share else number_text) for part in parts or [MISSING]]
-        table.add_row(escape(name), mode, *cells)
-    return table
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
