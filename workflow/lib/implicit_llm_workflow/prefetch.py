@@ -21,6 +21,7 @@ from implicit_llm_contracts.runs import (
     fill,
     find_fetched,
     is_text,
+    local_files,
     require_space,
     sha256_of,
     words_of,
@@ -254,12 +255,8 @@ def _evaluation_data(need: EvaluationData) -> Outcome:
 
 def _local_file(need: LocalFile, downloads: Path) -> Outcome:
     """Only looked for: nobody but the user knows where it comes from."""
-    for folder in (downloads, Path()):
-        names = [need.name, *glob.iglob(need.name, root_dir=folder, recursive=True)]  # as the jobs look for it
-        if any((folder / name).is_file() for name in names):
-            return Outcome("there", f"{folder / need.name}")
-    if Path(need.name).is_absolute():
-        return Outcome("failed", f"{need.key}: {need.name} is not there; put it there, or correct the name")
+    if found := local_files(need.name, downloads):  # as the jobs look for it
+        return Outcome("there", f"{found[0][1]}")
     return Outcome(
         "failed",
         f"{need.key}: {need.name} is neither below {downloads} nor below the working directory; put it there",

@@ -165,7 +165,4 @@ def test_a_file_that_only_the_user_has_is_looked_for_by_name_or_pattern(tmp_path
         assert satisfy(LocalFile(f"{tmp_path}/{name}", "corpus.files"), Path("elsewhere")).state == "there"
         assert satisfy(LocalFile(name, "corpus.files"), tmp_path).state == "there"
     missing = satisfy(LocalFile(f"{tmp_path}/*/*.txt", "corpus.files"), tmp_path)
-    assert (missing.state, missing.what[: missing.what.index(";")]) == (
-        "failed",
-        f"corpus.files: {tmp_path}/*/*.txt is not there",
-    )
+    assert (missing.state, missing.what.startswith(f"corpus.files: {tmp_path}/*/*.txt is neither")) == ("failed", True)

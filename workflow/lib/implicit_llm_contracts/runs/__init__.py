@@ -60,7 +60,7 @@ from implicit_llm_contracts.runs.manifest import (
     remove_command,
     sha256_of,
 )
-from implicit_llm_contracts.runs.places import PROJECT_DIR, downloads_folder, local_folder
+from implicit_llm_contracts.runs.places import PROJECT_DIR, downloads_folder, local_files, local_folder
 from implicit_llm_contracts.runs.run_directory import (
     DECLARED,
     FINGERPRINT_DIGITS,
@@ -71,6 +71,7 @@ from implicit_llm_contracts.runs.run_directory import (
     PROVENANCE,
     WORK,
     RunDirectory,
+    run_directories,
     work_directory,
 )
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult

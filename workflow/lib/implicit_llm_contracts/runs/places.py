@@ -1,5 +1,6 @@
 """Where the files of the project and downloaded files are."""
 
+import glob
 import os
 from pathlib import Path
 
@@ -22,3 +23,16 @@ def downloads_folder(given: Path | str | None = None) -> Path:
 def local_folder(path: Path, downloads: Path | None = None) -> Path | None:
     """`path` in the downloads folder or, failing that, in the working directory; None if neither is a folder."""
     return next((folder for folder in (downloads_folder(downloads) / path, path) if folder.is_dir()), None)
+
+
+def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
+    """Names and paths of the files that match in the downloads folder or, if none does, in the working directory.
+
+    A name is relative to where it was found, so that it is the same on every machine.
+    """
+    for root in [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]:
+        is_name = (root / pattern).is_file()  # with brackets of its own, perhaps
+        names = [pattern] if is_name else sorted(glob.glob(pattern, root_dir=root, recursive=True))
+        if found := [(name, root / name) for name in names if (root / name).is_file()]:
+            return found
+    return []

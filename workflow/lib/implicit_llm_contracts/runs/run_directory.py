@@ -181,6 +181,15 @@ def work_directory(run_dir: Path, fingerprint: str) -> Path:
     return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 
+def run_directories(root: Path) -> Iterator[Path]:
+    """The run directories below `root` in which a job has worked, in the order of their paths."""
+    for folder, names, files in os.walk(root):
+        if WORK in names or MANIFEST in files:
+            yield Path(folder)
+            names.clear()
+        names.sort()
+
+
 def _close_inherited_locks() -> None:
     # A forked data worker shares the lock; when it outlives a killed parent, nobody could start again.
     for descriptor in _held_locks:

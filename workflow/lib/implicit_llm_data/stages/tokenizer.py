@@ -18,6 +18,7 @@ from implicit_llm_contracts.runs import (
     StageResult,
     UserError,
     find_fetched,
+    local_files,
     write_atomic,
 )
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
@@ -100,16 +101,18 @@ def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:
 
 
 def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
-    paths = [downloads / config.file, Path(config.file)]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        places = " nor ".join(str(path.absolute()) for path in dict.fromkeys(paths))
-        raise TokenizerError(f"tokenizer.file: neither {places} is there; correct the name, or fetch the file")
-    data = path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if config.sha256 is not None and found != config.sha256.lower():
+    found = local_files(config.file, downloads)
+    if not found:
         raise TokenizerError(
-            f"{path}: sha256 is {found[:16]}..., expected {config.sha256[:16]}...; fetch it again, or correct "
+            f"tokenizer.file: {config.file} is neither in {downloads.absolute()} nor in {Path.cwd()}; correct the "
+            "name, or fetch the file"
+        )
+    path = found[0][1]
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    if config.sha256 is not None and digest != config.sha256.lower():
+        raise TokenizerError(
+            f"{path}: sha256 is {digest[:16]}..., expected {config.sha256[:16]}...; fetch it again, or correct "
             "tokenizer.sha256"
         )
     return data

@@ -8,7 +8,6 @@ A file is JSON lines, parquet or plain text, also compressed. A document of a `.
 however long, only one document (of parquet: one batch of rows) is in memory.
 """
 
-import glob
 import hashlib
 import io
 import json
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs import FETCH, HubFiles, UserError, fetched_files, is_text, words_of
+from implicit_llm_contracts.runs import FETCH, HubFiles, UserError, fetched_files, is_text, local_files, words_of
 
 # With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),
 # so that this one, a hundred long novels, keeps a job below 2 GiB.
@@ -155,23 +154,15 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
     """
     found: dict[Path, CorpusFile] = {}
     for pattern in patterns:
-        for name, path in _matches(pattern, downloads):
+        files = local_files(pattern, downloads)
+        if not files:
+            raise CorpusError(
+                f"files: nothing matches '{pattern}' in {downloads.absolute()} or {Path.cwd()}; correct the name, or "
+                "fetch the file"
+            )
+        for name, path in files:
             found.setdefault(path.resolve(), stored_file(name, path, text_format))
     return list(found.values())
-
-
-def _matches(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
-    """Names and paths; a name is relative to where it was found, so that it is the same on every machine."""
-    roots = [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]
-    for root in roots:
-        names = glob.glob(pattern, root_dir=root, recursive=True)
-        if (root / pattern).is_file():  # a name with brackets in it
-            names = [pattern]
-        files = [(name, root / name) for name in sorted(names) if (root / name).is_file()]
-        if files:
-            return files
-    places = " or ".join(str(root.absolute()) for root in roots)
-    raise CorpusError(f"files: nothing matches '{pattern}' in {places}; correct the name, or fetch the file")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that is on every machine. They are

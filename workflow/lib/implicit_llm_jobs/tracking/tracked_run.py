@@ -23,6 +23,7 @@ from implicit_llm_contracts.runs import (
     Manifest,
     read_records,
     run_and_phase,
+    run_directories,
     work_directory,
 )
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
@@ -306,12 +307,7 @@ class KeptRuns:
     @cached_property
     def works(self) -> list[Path]:
         """Work directories with a journal."""
-        found: list[Path] = []
-        for folder, names, _ in os.walk(self._root):
-            if WORK in names:
-                names.remove(WORK)
-                found.extend(path.parent for path in Path(folder, WORK).glob(f"*/{JOURNAL}"))
-        return sorted(found)
+        return [path.parent for run in run_directories(self._root) for path in sorted(run.glob(f"{WORK}/*/{JOURNAL}"))]
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:

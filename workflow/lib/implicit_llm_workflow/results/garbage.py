@@ -1,18 +1,18 @@
 """Find and delete results that no job wants, and the larger files of finished jobs."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from implicit_llm_contracts.runs import (
     FINGERPRINT_DIGITS,
     FREED,
-    MANIFEST,
     WORK,
     UserError,
+    run_directories,
     work_directory,
     write_json,
 )
@@ -51,7 +51,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     names = {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used}
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
-    for run_dir in _run_dirs(plan.root):
+    for run_dir in chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES):
         if not _is_worked_in(run_dir):
             works = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
             # A folder "<digits>.previous" is in use if the result of these digits is.
@@ -101,16 +101,6 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
         if not any(folder.iterdir()):
             folder.rmdir()
     return len(files), size
-
-
-def _run_dirs(root: Path) -> Iterator[Path]:
-    """The folders below the experiment's stages that a job worked in."""
-    for stage in STAGES:
-        for folder, names, files in os.walk(root / stage):
-            if WORK in names or MANIFEST in files:
-                yield Path(folder)
-                names.clear()
-            names.sort()
 
 
 def _is_worked_in(run_dir: Path) -> bool:

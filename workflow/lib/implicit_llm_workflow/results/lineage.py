@@ -24,12 +24,12 @@ from implicit_llm_contracts.runs import (
     Manifest,
     UserError,
     read_object,
+    run_directories,
     work_directory,
 )
 from implicit_llm_workflow.planning.staleness import Acceptance, read_acceptances
 from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files, run_dir_of
 
-MAX_DEPTH = 4  # of a run directory below the experiment's: evaluate/RUN/PHASE/NAME
 COMMIT_DIGITS = 10
 
 
@@ -119,8 +119,7 @@ def trace(artifact: Path) -> Lineage:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
-    patterns = [f"{'*/' * depth}{WORK}/*/{MANIFEST}" for depth in range(1, MAX_DEPTH + 1)]
-    paths = {path.parent.name: path for pattern in patterns for path in sorted(top.root.glob(pattern))}
+    paths = {path.parent.name: path for run in run_directories(top.root) for path in run.glob(f"{WORK}/*/{MANIFEST}")}
     runs: dict[str, Result] = {}
     waiting = [top]
     while waiting:
