@@ -2,7 +2,7 @@
 
 import torch
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 
 class NoGpu(UserError):

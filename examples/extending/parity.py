@@ -43,8 +43,7 @@ def make_parity(context: StageContext) -> StageResult:
 
 def evaluate_parity_accuracy(context: StageContext) -> StageResult:
     """The body of a job that evaluates a model on all test sets, in each mode."""
-    from implicit_llm.evaluation.frame import ModelEvaluation
-    from implicit_llm.evaluation.inputs import data_inputs
+    from implicit_llm.evaluation.frame import ModelEvaluation, data_inputs
     from implicit_llm.evaluation.kinds.word_problem import evaluate_word_problem
 
     config = fill(EVALUATION_KINDS["parity_accuracy"].config, context.config, context.name)

@@ -8,8 +8,7 @@ from huggingface_hub import ModelCardData
 from implicit_llm.cards.model_card import ModelFacts, render_card, solver_words
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_contracts.runs import Manifest, StageContext
 
 TEMPLATE = "training.md.j2"
 DATA, START = "data", "start"

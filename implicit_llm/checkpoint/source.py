@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fetched_files import fetched_model
-from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_contracts.runs import UserError, fetched_model, local_folder, sha256_of
 
 CONFIG_FILE = "config.json"
 PICKLE_FILE = "pytorch_model.bin"

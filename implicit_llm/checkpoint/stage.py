@@ -16,11 +16,17 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import load_errors, load_foreign
 from implicit_llm.models.loading.original_mamba2 import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published import is_published
-from implicit_llm_contracts.runs.atomic import commit_directory, remove_temporary, storage_errors, temporary_name
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import (
+    StageContext,
+    StageResult,
+    UserError,
+    commit_directory,
+    downloads_folder,
+    fill,
+    remove_temporary,
+    storage_errors,
+    temporary_name,
+)
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
 

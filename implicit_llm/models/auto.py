@@ -19,7 +19,7 @@ from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import NameTaken
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs import PROJECT_DIR
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
 TRAINED = PROJECT_DIR / "results" / "reference" / "weights"

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
+from implicit_llm_contracts.runs import WORLD_VARIABLE, UserError
 
 
 class WrongWorld(UserError):

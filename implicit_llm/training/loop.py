@@ -28,8 +28,7 @@ from implicit_llm.training.gradients import GradientReducer
 from implicit_llm.training.metrics import StepCost, StepMetrics
 from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
 from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
-from implicit_llm.training.operations.checkpoint import Checkpoint, TrainingState
-from implicit_llm.training.operations.checkpoint_store import CheckpointStore
+from implicit_llm.training.operations.checkpoint import Checkpoint, CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm.training.operations.solver_alarm import SolverAlarm
@@ -48,9 +47,7 @@ from implicit_llm.training.state import (
 )
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.logs import wants_bar
-from implicit_llm_contracts.runs.stage_context import StageContext
+from implicit_llm_contracts.runs import StageContext, faults, wants_bar
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 log = logging.getLogger(__name__)

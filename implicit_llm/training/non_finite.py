@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.training.distributed import max_tensor_over_ranks
-from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError, write_atomic
 
 REPORT = "non_finite.json"
 

@@ -26,9 +26,9 @@ from implicit_llm.training.loop import TrainingJob, TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm.training.operations.checkpoint import Checkpoint
-from implicit_llm.training.operations.checkpoint_store import (
+from implicit_llm.training.operations.checkpoint import (
     KEPT_DIR,
+    Checkpoint,
     CheckpointStore,
     NoCheckpoint,
     check_identity,
@@ -40,12 +40,18 @@ from implicit_llm.training.operations.status import shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs import (
+    Preempted,
+    StageContext,
+    StageResult,
+    UserError,
+    commit_directory,
+    faults,
+    fill,
+    temporary_name,
+    write_atomic,
+)
 from implicit_llm_contracts.runs import journal as journals
-from implicit_llm_contracts.runs.atomic import commit_directory, temporary_name, write_atomic
-from implicit_llm_contracts.runs.errors import Preempted, UserError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"

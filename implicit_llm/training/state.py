@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from implicit_llm.training.distributed import gather_on_main
 from implicit_llm.training.optimizer import local_part
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError
 
 _SAME_MODEL = "all phases of a curriculum need the same model"
 
@@ -77,12 +77,9 @@ def load_optimizer(
 
 def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
     """State of all generators: Python's and numpy's as JSON values, torch's as uint8 tensors."""
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    values = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-    }
+    numpy = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    values = {"python": random.getstate(), "numpy": numpy}
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()  # of the current device: a process trains on one
@@ -93,8 +90,7 @@ def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     """Undo everything drawn since `random_state`."""
     version, numbers, gauss = values["python"]
     random.setstate((version, tuple(numbers), gauss))
-    kind, keys, position, has_gauss, cached = values["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    np.random.set_state(values["numpy"])
     torch.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])

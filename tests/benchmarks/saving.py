@@ -16,8 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm.training.operations.checkpoint import TrainingState
-from implicit_llm.training.operations.checkpoint_store import CheckpointStore
+from implicit_llm.training.operations.checkpoint import CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm.training.optimizer import build_optimizer

@@ -19,15 +19,29 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from implicit_llm.evaluation.answers import Batch, BatchSize, Evaluation, EvaluationJob, tallied, token_losses
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, Record, rows_of
-from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, reads_of_inputs
-from implicit_llm.evaluation.tallies import LossTally, SolverTally
+from implicit_llm.evaluation.answers import (
+    Batch,
+    BatchSize,
+    Evaluation,
+    EvaluationJob,
+    LossTally,
+    SolverTally,
+    tallied,
+    token_losses,
+)
+from implicit_llm.evaluation.frame import (
+    COSTS,
+    EvaluateInputError,
+    ModelEvaluation,
+    Record,
+    data_inputs,
+    reads_of_inputs,
+    rows_of,
+)
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
 

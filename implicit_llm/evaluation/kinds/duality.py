@@ -29,10 +29,17 @@ import torch
 from torch import Tensor, nn
 
 from implicit_llm.evaluation import answers as reading
-from implicit_llm.evaluation.answers import Batch, BatchSize, Evaluation, EvaluationJob, answers
-from implicit_llm.evaluation.frame import ModelEvaluation, Record, rows_of
-from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
-from implicit_llm.evaluation.tallies import SolverTally, finite, position_bins
+from implicit_llm.evaluation.answers import (
+    Batch,
+    BatchSize,
+    Evaluation,
+    EvaluationJob,
+    SolverTally,
+    answers,
+    finite,
+    position_bins,
+)
+from implicit_llm.evaluation.frame import ModelEvaluation, Record, data_inputs, reads_of_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.solver.residual import make_rule
 from implicit_llm_contracts.config.evaluation import (
@@ -42,8 +49,7 @@ from implicit_llm_contracts.config.evaluation import (
     ModeConfig,
 )
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
 

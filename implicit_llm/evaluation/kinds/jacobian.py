@@ -28,23 +28,22 @@ from implicit_llm.analysis.jacobian import (
     state_jacobian_by_autograd,
     step_from,
 )
-from implicit_llm.evaluation.answers import check_tokens
-from implicit_llm.evaluation.frame import Record, write_metrics
-from implicit_llm.evaluation.inputs import (
+from implicit_llm.evaluation.answers import check_tokens, finite
+from implicit_llm.evaluation.frame import (
     EvaluateInputError,
+    Record,
     about_model,
     data_inputs,
     load_model,
     model_input,
     reads_of_inputs,
+    write_metrics,
 )
-from implicit_llm.evaluation.tallies import finite
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import JacobianConfig
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress

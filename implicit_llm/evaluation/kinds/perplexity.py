@@ -27,14 +27,20 @@ import torch
 from torch import Tensor, nn
 
 from implicit_llm.evaluation import answers as reading
-from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied, token_losses
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, rows_of
-from implicit_llm.evaluation.inputs import data_inputs, reads_of_inputs
-from implicit_llm.evaluation.tallies import LossTally, PositionTally, SolverTally
+from implicit_llm.evaluation.answers import (
+    Batch,
+    Evaluation,
+    EvaluationJob,
+    LossTally,
+    PositionTally,
+    SolverTally,
+    tallied,
+    token_losses,
+)
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, reads_of_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs import Input, StageContext, StageResult, fill
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 __all__ = ["reads_of_inputs", "run"]

@@ -14,13 +14,17 @@ import numpy as np
 import torch
 
 from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation
-from implicit_llm.evaluation.inputs import EvaluateInputError, data_inputs, model_input, reads_of_inputs
+from implicit_llm.evaluation.frame import (
+    COSTS,
+    EvaluateInputError,
+    ModelEvaluation,
+    data_inputs,
+    model_input,
+    reads_of_inputs,
+)
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs import Input, Manifest, StageContext, StageResult, fill
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
 

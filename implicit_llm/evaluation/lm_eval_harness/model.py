@@ -24,13 +24,11 @@ from tqdm.auto import tqdm
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import BatchSize, check_tokens, is_out_of_memory, release_memory
+from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory, release_memory
 from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing, load_tokenizer, model_folder
-from implicit_llm.evaluation.tallies import SolverTally
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs import UserError, wants_bar
 
 log = logging.getLogger(__name__)
 

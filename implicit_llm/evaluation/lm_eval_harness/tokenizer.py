@@ -5,10 +5,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from implicit_llm.evaluation.inputs import model_directory
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
-from implicit_llm_contracts.runs.stage_context import Input
+from implicit_llm.evaluation.frame import model_directory
+from implicit_llm_contracts.runs import MANIFEST, Input, Manifest, UserError
 
 TOKENIZER_FILE = "tokenizer.json"
 OWN_CONFIG = "tokenizer_config.json"

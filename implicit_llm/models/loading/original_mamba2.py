@@ -20,7 +20,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published import read_pickle
-from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs import sha256_of
 
 CONFIG_FILE, SAFE_FILE, PICKLE_FILE = "config.json", "model.safetensors", "pytorch_model.bin"
 DEFAULT_PAD_MULTIPLE = 8

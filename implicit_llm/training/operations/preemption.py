@@ -8,8 +8,7 @@ import threading
 import time
 from types import FrameType
 
-from implicit_llm_contracts.runs import faults, signals
-from implicit_llm_contracts.runs.launched import LaunchFolder
+from implicit_llm_contracts.runs import LaunchFolder, faults, signals
 
 log = logging.getLogger(__name__)
 

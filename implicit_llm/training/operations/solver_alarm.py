@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from implicit_llm_contracts.config.training import Runtime
-from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs import Journal
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from implicit_llm_contracts.runs import launched
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs import UserError, launched
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
-from implicit_llm.evaluation.inputs import EvaluateInputError
+from implicit_llm.evaluation.frame import EvaluateInputError
 from implicit_llm.evaluation.kinds import catbabi as stage
 from implicit_llm.evaluation.kinds.catbabi import carries_state, evaluate_catbabi
 from implicit_llm.models.cache import ConvergedStateCache

@@ -23,7 +23,7 @@ from implicit_llm.analysis.jacobian import (
     state_jacobian_by_autograd,
     step_after,
 )
-from implicit_llm.evaluation.inputs import EvaluateInputError
+from implicit_llm.evaluation.frame import EvaluateInputError
 from implicit_llm.evaluation.kinds import jacobian as stage
 from implicit_llm.evaluation.kinds.jacobian import measure, random_layer, steps
 from implicit_llm_contracts.runs.manifest import Manifest

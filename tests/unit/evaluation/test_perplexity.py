@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.evaluation.answers import BatchSize, EvaluationJob
+from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, PositionTally, position_bins
 from implicit_llm.evaluation.kinds import perplexity as stage
 from implicit_llm.evaluation.kinds.perplexity import TextRows, evaluate_perplexity
-from implicit_llm.evaluation.tallies import PositionTally, position_bins
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import (
     END_OF_TEXT,

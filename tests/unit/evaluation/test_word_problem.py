@@ -20,7 +20,7 @@ from implicit_llm.evaluation.answers import (
     UnknownToken,
     answers,
 )
-from implicit_llm.evaluation.inputs import EvaluateInputError
+from implicit_llm.evaluation.frame import EvaluateInputError
 from implicit_llm.evaluation.kinds import word_problem as stage
 from implicit_llm.evaluation.kinds.catbabi import AnswerTally, evaluate_catbabi
 from implicit_llm.evaluation.kinds.perplexity import PerplexityTally, evaluate_perplexity

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.training import stage
-from implicit_llm.training.operations.checkpoint import read_checkpoint
-from implicit_llm.training.operations.checkpoint_store import ForeignCheckpoint, NoCheckpoint
+from implicit_llm.training.operations.checkpoint import ForeignCheckpoint, NoCheckpoint, read_checkpoint
 from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from implicit_llm.device import NoGpu, choose_device
-from implicit_llm.evaluation.inputs import load_model
+from implicit_llm.evaluation.frame import load_model
 from implicit_llm.kernels import chunked_scan, ssd
 from implicit_llm_contracts.runs.launched import Death, End, judge
 from implicit_llm_workflow.launching import launch, preflight
