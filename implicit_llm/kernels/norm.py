@@ -13,21 +13,22 @@ from torch.nn import functional as F
 from implicit_llm.kernels import selection
 
 
-def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in the dtype of x.
+def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in `dtype`, by default that of x.
 
     With a gate, of x silu(gate): Mamba2's output norm.
     """
+    dtype = dtype or x.dtype
     if selection.norm_runs_on_triton(x):
         from implicit_llm.kernels.triton import norm as triton_norm
 
-        return triton_norm.rms_norm(x, gate, weight, eps)
+        return triton_norm.rms_norm(x, gate, weight, eps, dtype)
     if selection.is_reference():
         gated = _gate(x, gate)
-        return F.rms_norm(gated, weight.shape, weight.to(gated.dtype), eps).to(x.dtype)
+        return F.rms_norm(gated, weight.shape, weight.to(gated.dtype), eps).to(dtype)
     if not torch.is_grad_enabled():  # to enter an autograd function takes a fifth of the time of a decoded token's norm
-        return _scaled(x, gate, weight, eps)[0]
-    return _GatedNorm.apply(x, gate, weight, eps)
+        return _scaled(x, gate, weight, eps, dtype)[0]
+    return _GatedNorm.apply(x, gate, weight, eps, dtype)
 
 
 def _gate(x: Tensor, gate: Tensor | None) -> Tensor:
@@ -35,17 +36,17 @@ def _gate(x: Tensor, gate: Tensor | None) -> Tensor:
     return x.to(accurate) if gate is None else x.to(accurate) * F.silu(gate.to(accurate))
 
 
-def _scaled(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The normed tensor and 1 / sqrt(mean(x^2) + eps)."""
+def _scaled(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The normed tensor in `dtype`, and 1 / sqrt(mean(x^2) + eps)."""
     gated = _gate(x, gate)
     scale = gated.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (gated * scale).mul_(weight).to(x.dtype), scale
+    return (gated * scale).mul_(weight).to(dtype), scale
 
 
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _scaled(x, gate, weight, eps)
+    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        y, scale = _scaled(x, gate, weight, eps, dtype)
         ctx.save_for_backward(x, gate, weight, scale)
         return y
 
@@ -60,8 +61,8 @@ class _GatedNorm(torch.autograd.Function):
         projection = (product @ weight.to(normed.dtype)).unsqueeze(-1) / x.shape[-1]
         dgated = (dy * weight).addcmul_(normed, projection, value=-1).mul_(scale)
         if gate is None:
-            return dgated.to(x.dtype), None, dweight, None
+            return dgated.to(x.dtype), None, dweight, None, None
         wide = gate.to(normed.dtype)
         sigmoid = wide.sigmoid()
         dgate = dgated * x * sigmoid * (1 + wide * (1 - sigmoid))
-        return (dgated * wide * sigmoid).to(x.dtype), dgate.to(gate.dtype), dweight, None
+        return (dgated * wide * sigmoid).to(x.dtype), dgate.to(gate.dtype), dweight, None, None

@@ -22,15 +22,25 @@ from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation with a learned scale, of x silu(gate) where a gate is given."""
+    """Root mean square normalisation with a learned scale, of x silu(gate) where a gate is given.
 
-    def __init__(self, width: int, eps: float) -> None:
+    feeds_products: its output is only multiplied by weights, so it is written in the dtype to which autocast casts it.
+    """
+
+    def __init__(self, width: int, eps: float, *, feeds_products: bool = False) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.feeds_products = eps, feeds_products
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BLD: Tensor, gate_BLD: Tensor | None = None) -> Tensor:
-        return rms_norm(x_BLD, gate_BLD, self.weight, self.eps)
+        dtype = product_dtype(x_BLD) if self.feeds_products else x_BLD.dtype
+        return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, dtype)
+
+
+def product_dtype(t: Tensor) -> torch.dtype:
+    """In which a product takes `t`: autocast's where it is on, but fp64 stays."""
+    is_cast = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
+    return torch.get_autocast_dtype(t.device.type) if is_cast else t.dtype
 
 
 class NormedWeight(nn.Module):
@@ -58,8 +68,7 @@ class NormedWeight(nn.Module):
     def effective_weight(self) -> Tensor:
         """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
         weight = self._normalised() if self.is_normed else self.weight
-        device = weight.device.type
-        return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+        return weight.to(product_dtype(weight))
 
     def _normalised(self) -> Tensor:
         return self.v * (self.g / gain_of(self.v))

@@ -114,9 +114,9 @@ class Llama3Layer(Layer):
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, feeds_products=True)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, feeds_products=True)
         self.mlp = Mlp(config)
 
     def weights(self) -> Llama3Weights | None:

@@ -184,7 +184,7 @@ class Mamba2Layer(Layer):
 
     def __init__(self, config: ImplicitMamba2Config) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon, feeds_products=True)
         self.mixer = Mamba2Mixer(config)
 
     def weights(self) -> Mamba2Weights | None:

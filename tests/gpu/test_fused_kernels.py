@@ -194,6 +194,15 @@ def test_a_norm_and_its_gradients_equal_the_plain_ones(
     assert_equals_plain(x, gate if is_gated else None, dy, weight)
 
 
+@pytest.mark.parametrize("dtype", NORM_TOLERANCE, ids=str)
+def test_a_norm_before_products_is_the_one_in_fp32_rounded(dtype: torch.dtype) -> None:
+    x, _, dy, weight = norm_inputs((5, 7), 48, torch.float32)
+    leaves, dy = (x.requires_grad_(), weight.requires_grad_()), dy.to(dtype)
+    narrow, rounded = rms_norm(x, None, weight, EPS, dtype), rms_norm(x, None, weight, EPS).to(dtype)
+    pairs = [(y.detach(), *torch.autograd.grad(y, leaves, dy)) for y in (narrow, rounded)]
+    torch.testing.assert_close(*pairs, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("width", [32768, 30000])
 def test_the_widest_rows_equal_the_plain_ones(width: int) -> None:
     assert_equals_plain(*norm_inputs((3, 50), width, torch.bfloat16))

@@ -26,9 +26,9 @@ STAGES = 3  # rows under way: those to come are loaded while one is worked on
 STAGED_ENTRIES = 4096  # of x, gate and dy each: at most 48 KiB of shared memory
 
 
-def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
-    """As `kernels.norm`, plain without a gate. x and gate may be views whose rows lie apart: nothing is copied."""
-    return _Norm.apply(x_D, gate_D, weight_D, eps)
+def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """As `kernels.norm`, in `dtype`. x and gate may be views whose rows lie apart: nothing is copied."""
+    return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
 class _Rows:
@@ -70,11 +70,11 @@ def _as_rows(t: Tensor) -> Tensor:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, gate, weight_D)
         ctx.eps = eps
         rows = _Rows(x, gate, FORWARD_WARPS)
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = torch.empty(x.shape, dtype=dtype, device=x.device)
         rows.launch(_forward_kernel, weight_D, y, eps)
         return y
 
@@ -89,7 +89,7 @@ class _Norm(torch.autograd.Function):
         tensors = (dy_TD, dx, dx if dgate is None else dgate, dweight_SD)
         rows.launch(_backward_kernel, weight_D, *tensors, dy_TD.stride(0), ctx.eps)
         dweight = dweight_SD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[2] else None
-        return dx, dgate, dweight, None
+        return dx, dgate, dweight, None, None
 
 
 @triton.jit

@@ -155,6 +155,14 @@ def test_norms_equal_their_formula_in_the_dtype_of_x(is_gated: bool, dtype: torc
     assert relative_error(y, expected) < tolerance
 
 
+def test_a_norm_before_products_is_written_in_their_dtype_with_the_same_gradients() -> None:
+    x, weight, _ = norm_inputs(torch.float32)
+    dy = torch.randn(2, 3, 10).bfloat16()
+    narrow, wide = rms_norm(x, None, weight, EPS, torch.bfloat16), rms_norm(x, None, weight, EPS).bfloat16()
+    pairs = [torch.autograd.grad(y, (x, weight), dy) for y in (narrow, wide)]
+    torch.testing.assert_close((narrow, pairs[0]), (wide, pairs[1]), atol=0, rtol=0)
+
+
 def test_fp32_weights_serve_bf16_inputs() -> None:
     x, weight, gate = norm_inputs(torch.float32)
     y = rms_norm(x.bfloat16(), gate.bfloat16(), weight, EPS)

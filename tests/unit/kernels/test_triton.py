@@ -57,6 +57,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("check", "case"),
     [
         *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
+        (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
         *((mixer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
         (attention.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
         (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
