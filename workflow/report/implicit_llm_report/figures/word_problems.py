@@ -190,6 +190,8 @@ def minimum_layers(given: Given) -> Figure | None:
 def _decorate_layers(axis: Axes, test: Group) -> None:
     length_axis(axis, test, is_beyond=False)
     axis.set_xlabel("length of training and test (tokens)")
+    layers = sorted(test.rows["value"].dropna().unique())
+    axis.set_yticks(layers, [f"{number:g}" for number in layers])
     for length, cell in test.cells("length").items():
         for value, detail in zip(cell.rows["value"], cell.rows["detail"], strict=True):
             if detail["words"].startswith(">"):
