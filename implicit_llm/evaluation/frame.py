@@ -22,7 +22,15 @@ from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.models.loading.foreign import import_package_of
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
-from implicit_llm_contracts.runs import Input, StageContext, StageResult, UserError, run_and_phase, write_atomic
+from implicit_llm_contracts.runs import (
+    Input,
+    StageContext,
+    StageResult,
+    UserError,
+    run_and_phase,
+    write_atomic,
+    write_json,
+)
 from implicit_llm_data.shard_writer import write_array
 from implicit_llm_data.shards import Sequences
 
@@ -126,14 +134,10 @@ class ModelEvaluation:
         """Keep a finished result for a restart; its values are written last and say that all is whole."""
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
-        write_atomic(self._path(data, mode, "json"), json.dumps(result.values))
+        write_json(self._path(data, mode, "json"), result.values)
 
     def _path(self, data: str, mode: str, suffix: str) -> Path:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
-
-    def without_numbers(self, values: dict[str, Any]) -> dict[str, Evaluation]:
-        """What is recorded in each mode of what the model cannot do; `values` are those of no answers."""
-        return {mode.name: Evaluation(mode.record(self.solver) | values) for mode in self.modes}
 
     def add(self, described: Record, results: Mapping[str, Evaluation]) -> None:
         """Record the results by mode; `described` says on which data they are."""

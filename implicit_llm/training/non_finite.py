@@ -1,7 +1,6 @@
 """Loss or gradient became NaN or infinite: nothing of it reaches the weights, and training stops."""
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.training.distributed import max_tensor_over_ranks
-from implicit_llm_contracts.runs import UserError, write_atomic
+from implicit_llm_contracts.runs import UserError, write_json
 
 REPORT = "non_finite.json"
 
@@ -104,7 +103,7 @@ def non_finite_error(
 ) -> NonFiniteTraining:
     """The error of `step` (its number once finished), with a report of the batch and the last steps below `work`."""
     report = {"step": step, "what": what, "sample_indices": sample_indices.tolist(), "recent": list(recent)}
-    write_atomic(work / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    write_json(work / REPORT, report)
     shown = ", ".join(map(str, sample_indices[:8].tolist())) + (", ..." if len(sample_indices) > 8 else "")
     return NonFiniteTraining(
         f"train/{name}: {what} at step {step} (samples {shown}; all of them and the steps before in {work / REPORT}), "

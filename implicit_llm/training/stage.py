@@ -1,6 +1,5 @@
 """The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from implicit_llm_contracts.runs import (
     faults,
     fill,
     temporary_name,
-    write_atomic,
+    write_json,
 )
 from implicit_llm_contracts.runs import journal as journals
 from implicit_llm_data.shards import open_dataset
@@ -136,7 +135,7 @@ def _finish(job: TrainingJob) -> StageResult:
     summary = _summary(job, final)
     _save_model(job.model, training_card(context, job.model, summary), context.work / MODEL_DIR)
     faults.point("train.before_summary")
-    write_atomic(context.work / SUMMARY_FILE, json.dumps(summary, sort_keys=True, indent=1) + "\n")
+    write_json(context.work / SUMMARY_FILE, summary)
     store.finish(final)
     context.log.info(
         "%s: phase finished at step %d, %s", context.name, final.global_step, ", ".join(shown(summary["metrics"]))
@@ -231,10 +230,5 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
             f"{path}: the state after step {wanted} of phase {phase['name']} is missing or damaged; type "
             f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes that state again"
         ) from error
-    if start.global_step != wanted:
-        raise TrainInputError(
-            f"{path}: is at step {start.global_step}, but phase {config.phase.name} starts at {wanted}; type "
-            f"`rm -rf {source.work}` and run the workflow again"
-        )
     context.log.info("starting from %s, step %d", source.manifest.name, start.global_step)
     return start

@@ -25,7 +25,6 @@ from implicit_llm.evaluation.answers import (
     Evaluation,
     EvaluationJob,
     LossTally,
-    SolverTally,
     tallied,
     token_losses,
 )
@@ -52,7 +51,7 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS = 16384
 VOCABULARY_FILE = "vocabulary.json"  # beside the rows
 QUESTION_MARK = "?"
-WINDOWED = "windowed"
+CARRIED = "carried"
 
 
 def run(context: StageContext) -> StageResult:
@@ -62,35 +61,26 @@ def run(context: StageContext) -> StageResult:
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     evaluation = ModelEvaluation(context, config, ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS), _place)
     for role, dataset in datasets.items():
+        length = dataset.length
         for protocol in config.protocols:
-            described = {"protocol": protocol, "data": role, "length": dataset.length}
-            if protocol == WINDOWED:
-                evaluate = partial(evaluate_catbabi, question_id=questions[role])
-                size = rows_of(BATCH_TOKENS, dataset.length)
-                results = evaluation.in_each_mode(role, dataset, evaluate, batch_size=size)
-            else:
-                results = _carried(evaluation, role, dataset, questions[role], config.carried_max_tokens)
+            rows: Any = dataset
+            evaluate: Any = evaluate_catbabi
+            size, limit = rows_of(BATCH_TOKENS, length), None
+            if protocol == CARRIED:
+                rows, evaluate, size = StoriesInOrder(dataset), evaluate_carried, 1
+                limit = rows_of(config.carried_max_tokens, length) if carries_state(evaluation.model) else 0
+                if limit == 0:
+                    log.warning(
+                        "%s: %s has no state of fixed size that could be carried from window to window; the protocol "
+                        "carried is missing: use a Mamba2 model, or take carried out of `protocols`",
+                        role,
+                        evaluation.about["model_type"],
+                    )
+            described = {"protocol": protocol, "data": role, "length": length}
+            ask = partial(evaluate, question_id=questions[role])
+            results = evaluation.in_each_mode(_place(described)[0], rows, ask, batch_size=size, max_samples=limit)
             evaluation.add(described, results)
     return evaluation.finish(evaluation.headline("accuracy", max))
-
-
-def _carried(
-    evaluation: ModelEvaluation, role: str, dataset: Any, question: int, max_tokens: int | None
-) -> dict[str, Evaluation]:
-    """The result of the protocol carried in each mode; without numbers where the model has no state to carry."""
-    model = evaluation.model
-    if not carries_state(model):
-        log.warning(
-            "%s: %s has no state of fixed size that could be carried from window to window; the protocol carried is "
-            "missing: use a Mamba2 model, or take carried out of `protocols`",
-            role,
-            getattr(model.config, "model_type", "the model"),
-        )
-        blank = dict.fromkeys((*AnswerTally.measures, *COUNTS, "nonfinite_share")) | {"num_samples": 0}
-        return evaluation.without_numbers(blank | SolverTally().values())
-    stories = StoriesInOrder(dataset)
-    evaluate, windows = partial(evaluate_carried, question_id=question), rows_of(max_tokens, dataset.length)
-    return evaluation.in_each_mode(f"{role}.carried", stories, evaluate, batch_size=1, max_samples=windows)
 
 
 def question_id(dataset: Any) -> int:
@@ -106,8 +96,8 @@ def question_id(dataset: Any) -> int:
 
 
 def _place(record: Record) -> tuple[str, str]:
-    data, protocol = record["data"], record["protocol"]
-    return data if protocol == WINDOWED else f"{data}.{protocol}", record["mode"]
+    data = record["data"]
+    return f"{data}.{CARRIED}" if record["protocol"] == CARRIED else data, record.get("mode", "")
 
 
 def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> Evaluation:
@@ -150,9 +140,6 @@ def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
-COUNTS = ("num_questions", "num_questions_by_task", "num_words", "num_words_by_task")
-
-
 class AnswerTally:
     """By task: questions, right answers among them, words, right ones among them, and the losses of the words."""
 
@@ -190,13 +177,13 @@ class AnswerTally:
         return {
             "accuracy": right / questions if questions else None,
             "accuracy_by_task": {task: sums[1] / sums[0] for task, sums in asked.items()},
-            "num_questions": int(questions),
+            "num_questions": int(questions) or None,
             "num_questions_by_task": {task: int(sums[0]) for task, sums in asked.items()},
             "lm_accuracy": right_words / words if words else None,
             "lm_accuracy_by_task": {task: sums[3] / sums[2] for task, sums in by_task.items()},
             "lm_perplexity": LossTally(loss, int(words)).perplexity,
             "lm_perplexity_by_task": {task: LossTally(s[4], int(s[2])).perplexity for task, s in by_task.items()},
-            "num_words": int(words),
+            "num_words": int(words) or None,
             "num_words_by_task": {task: int(sums[2]) for task, sums in by_task.items()},
         }
 

@@ -33,14 +33,13 @@ from implicit_llm.evaluation.answers import (
     EvaluationJob,
     LossTally,
     PositionTally,
-    SolverTally,
     tallied,
     token_losses,
 )
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, reads_of_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
-from implicit_llm_contracts.runs import Input, StageContext, StageResult, fill
+from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 __all__ = ["reads_of_inputs", "run"]
@@ -62,27 +61,20 @@ def run(context: StageContext) -> StageResult:
     )
     for role, source in test_sets.items():
         for length in sorted(config.lengths):
-            results = _results(evaluation, role, source, length, config.max_tokens)
+            rows, size, limit = TextRows(source.work, length), rows_of(BATCH_TOKENS, length), config.max_tokens
+            if rows.num_full_rows == 0:
+                log.warning(
+                    "%s: has no row of %d tokens and a next one; perplexity at this length is missing: make the test "
+                    "split larger, or take the length out of `lengths`",
+                    role,
+                    length,
+                )
+            max_rows = rows_of(limit, length) if rows.num_full_rows else 0
+            results = evaluation.in_each_mode(
+                f"{role}-L{length}", rows, evaluate_perplexity, batch_size=size, max_samples=max_rows
+            )
             evaluation.add({"data": role, "length": length}, results)
     return evaluation.finish(evaluation.headline("perplexity", min))
-
-
-def _results(
-    evaluation: ModelEvaluation, role: str, source: Input, length: int, max_tokens: int | None
-) -> dict[str, Evaluation]:
-    """The result at one length in each mode; without numbers when no row of the test set is so long."""
-    rows = TextRows(source.work, length)
-    if rows.num_full_rows == 0:
-        log.warning(
-            "%s: has no row of %d tokens and a next one; perplexity at this length is missing: make the test split "
-            "larger, or take the length out of `lengths`",
-            role,
-            length,
-        )
-        blank = dict.fromkeys((*PerplexityTally.measures, "nonfinite_share")) | {"num_tokens": 0}
-        return evaluation.without_numbers(blank | {"num_document_starts": 0} | SolverTally().values())
-    size, limit = rows_of(BATCH_TOKENS, length), rows_of(max_tokens, length)
-    return evaluation.in_each_mode(f"{role}-L{length}", rows, evaluate_perplexity, batch_size=size, max_samples=limit)
 
 
 # What is not known of a stream that does not say which token ends a document.
@@ -117,7 +109,7 @@ class PerplexityTally:
             "perplexity": self.all.perplexity,
             "loss_within_documents": self.within_documents.loss,
             "perplexity_within_documents": self.within_documents.perplexity,
-            "loss_by_position": self.by_position.values(),
+            "loss_by_position": self.by_position.values() if self.all.num_tokens else None,
             "num_tokens": self.all.num_tokens,
             "num_document_starts": self.all.num_tokens - self.within_documents.num_tokens,
         }

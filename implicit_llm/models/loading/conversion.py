@@ -1,7 +1,6 @@
 """Models that start from the weights of others: explicit ones from Hugging Face's Llama, implicit from explicit."""
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM, ImplicitLlama3ForCausalLM
@@ -84,17 +83,9 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
     }
     implicit = type(model)(type(model.config)(**values))
     implicit.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]  # transformers' wrapper loses its self
-    theirs = dict(model.named_modules())
+    weights = model.state_dict()
     for name, module in implicit.named_modules():
-        source = theirs.get(name)
-        if source is None:
-            continue
-        if isinstance(module, NormedWeight) and isinstance(source, NormedWeight):
-            weight = source.effective_weight() if source.is_normed else source.weight
-            module.v.copy_(weight)
-            module.g.copy_(gain_of(weight))
-        for key, parameter in module.named_parameters(recurse=False):
-            value = getattr(source, key, None)
-            if isinstance(value, nn.Parameter):
-                parameter.copy_(value)
+        if isinstance(module, NormedWeight) and (weight := weights.pop(f"{name}.weight", None)) is not None:
+            weights |= {f"{name}.v": weight, f"{name}.g": gain_of(weight)}
+    implicit.load_state_dict(weights, strict=False)
     return implicit
