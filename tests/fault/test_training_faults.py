@@ -16,8 +16,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
 from tests.fault.forks import LIBRARY
 from tests.fault.points import passage, registered, sample
-from tests.unit.training.distributed_run import CONFIGS
-from tests.unit.training.small_runs import LLAMA, flip_last_byte, logged, saved, train_config, work_of
+from tests.unit.training.small_runs import CONFIGS, LLAMA, flip_last_byte, logged, saved, train_config, work_of
 
 POINTS = registered(LIBRARY / "training")
 EXIT_CODES = {"kill9": (-9,), "sigterm": (75, 0), "raise": (1,), "enospc": (0, 1, 2, 75)}

@@ -21,8 +21,7 @@ from implicit_llm.training import stage  # noqa: E402
 from implicit_llm_contracts.runs import atomic  # noqa: E402
 from implicit_llm_jobs.stage import run_stage  # noqa: E402
 from tests.fault.forks import exit_code_of, serve  # noqa: E402
-from tests.unit.training.distributed_run import poison  # noqa: E402
-from tests.unit.training.small_runs import request  # noqa: E402
+from tests.unit.training.small_runs import poison, request  # noqa: E402
 
 
 def run(order: dict[str, Any]) -> None:

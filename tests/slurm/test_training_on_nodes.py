@@ -20,8 +20,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from slurm_cluster import SlurmCluster
 from tests.pages import ROOT
-from tests.unit.training.distributed_run import CONFIGS, STEPS
-from tests.unit.training.small_runs import artifacts, logged, make_data, request, train, work_of
+from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, artifacts, logged, make_data, request, train, work_of
 from tests.unit.training.test_distributed import check_same_training
 
 DEADLINE_S = 400
@@ -130,7 +129,7 @@ def test_two_nodes_with_two_processes_each_give_the_loss_curve_of_one_process(
     train(alone, CONFIGS["implicit"], data)
     assert job.end() == 0, job.output
     assert "in 1 micro-batch(es) on 4 cpu" in job.output
-    assert len(logged(alone)) == STEPS
+    assert len(logged(alone)) == FEW_STEPS
     check_same_training(together, alone)
     assert list(together.glob(".launch*")) == []
 

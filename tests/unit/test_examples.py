@@ -30,8 +30,7 @@ from implicit_llm_workflow.planning.code_digest import job_sources
 from tests.pages import ROOT
 from tests.refusals import refused
 from tests.unit.solver.test_fixed_point import run, scaled
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.run_dirs import real_plan
+from tests.unit.workflow.experiments import ExperimentFile, real_plan
 
 EXAMPLES = ROOT / "examples"
 

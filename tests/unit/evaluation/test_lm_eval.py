@@ -1,6 +1,7 @@
 """The harness: a request's answer depends on nothing but itself; the stage in its frame; and the local tasks."""
 
 import argparse
+import dataclasses
 import inspect
 import json
 import logging
@@ -21,8 +22,10 @@ from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import implicit_llm
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.lm_eval_harness import command_line
@@ -32,22 +35,62 @@ from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.task_folders import file_digests
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import finish, records, request
-from tests.unit.evaluation.harness_models import (
-    LOCAL_FOLDER,
-    LOCAL_TASKS,
-    VOCAB,
-    byte_tokenizer,
-    harness_model,
-    harness_tokenizer,
-    requests,
-    tokenizer_in,
-)
-from tests.unit.evaluation.local_documents import MAKERS, text_of
+
+END_OF_TEXT = "<|endoftext|>"
+VOCAB = 257
+LOCAL_TASKS = ("local_last_word", "local_continuation", "local_cloze")
+LOCAL_FOLDER = TASK_FOLDERS / "local"
+_SIZES: dict[str, dict[str, Any]] = {
+    "mamba2": {"hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8},
+    "llama3": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token; the first one ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {END_OF_TEXT: 0} | {letter: index for index, letter in enumerate(alphabet, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def tokenizer_in(folder: Path) -> list[str]:
+    """Write a tokenizer.json, as a data job leaves it; its name."""
+    (folder / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    return ["tokenizer.json"]
+
+
+def harness_tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=END_OF_TEXT)
+
+
+def harness_model(family: str, kind: str = "implicit", **solver: Any) -> Any:
+    """An untrained model with sharpened outputs, so that answers differ; `solver` changes its evaluation."""
+    torch.manual_seed(0)
+    name = f"mamba2-state-tracking-{kind}" if family == "mamba2" else f"llama3-130m-{kind}"
+    config = implicit_llm.load_config(name, vocab_size=VOCAB, **_SIZES[family])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2)
+    if kind == "implicit":
+        model.solver = dataclasses.replace(model.solver, **{"eval_max_iter": 24, "eval_block_len": 8} | solver)
+    return model
+
+
+def requests(count: int = 12, task: str = "task") -> list[Any]:
+    """Requests of three lengths, the last two of which differ in their last token only."""
+    texts = ["def read(self):", "return None", "for key in self._data:"]
+    pairs = [(texts[i % 3], f" {chr(97 + i)}{chr(122 - i)}{chr(97 + i)}") for i in range(count - 2)]
+    pairs += [("if x is", " A"), ("if x is", " B")]
+    return [SimpleNamespace(args=pair, task_name=task) for pair in pairs]
+
 
 FAMILIES = ("mamba2", "llama3")
 
@@ -372,7 +415,7 @@ def scores(lm: LM, task: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[LM, LM]:
+def both() -> tuple[LM, LM]:
     """An untrained one, and one that has read some of the library that the documents imitate, and none of them."""
     library = "".join(inspect.getsource(module) for module in (argparse, subprocess, inspect))
     return ImplicitLM(harness_model("llama3", "explicit"), harness_tokenizer()), Reader(library[:60_000])
@@ -380,19 +423,16 @@ def models() -> tuple[LM, LM]:
 
 @pytest.mark.parametrize(("task", "chance"), [("local_continuation", 0.25), ("local_cloze", 0.5)])
 def test_an_untrained_model_is_at_chance_and_one_that_read_the_library_above(
-    models: tuple[LM, LM], task: str, chance: float
+    both: tuple[LM, LM], task: str, chance: float
 ) -> None:
-    untrained, read = (scores(lm, task) for lm in models)
+    untrained, read = (scores(lm, task) for lm in both)
     spread = (chance * (1 - chance) / 64) ** 0.5
     assert all(abs(untrained[metric] - chance) < 3 * spread for metric in untrained if "stderr" not in metric)
     assert read["acc"] > chance + 4 * spread
 
 
-def test_the_last_word_is_less_of_a_surprise_to_a_model_that_read_the_library(models: tuple[LM, LM]) -> None:
-    untrained, read = (scores(lm, "local_last_word") for lm in models)
+def test_the_last_word_is_less_of_a_surprise_to_a_model_that_read_the_library(
+    both: tuple[LM, LM],
+) -> None:
+    untrained, read = (scores(lm, "local_last_word") for lm in both)
     assert read["perplexity"] < 0.01 * untrained["perplexity"]
-
-
-def test_the_documents_are_those_that_their_generator_writes() -> None:
-    for name in MAKERS:
-        assert (LOCAL_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8") == text_of(name)

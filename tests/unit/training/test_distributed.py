@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from implicit_llm.training.distributed import WrongWorld, require_world
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
-from tests.unit.training.distributed_run import CONFIGS, MANY_STEPS, STEPS
-from tests.unit.training.small_runs import artifacts, logged, saved, train, work_of
+from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, MANY_STEPS, artifacts, logged, saved, train, work_of
 
 ROOT = Path(__file__).parents[3]
 # Between numbers of processes: the order of the sums over a batch differs, in fp32.
@@ -29,13 +28,13 @@ WEIGHT_TOLERANCE = 1e-4  # absolute, after six steps at a rate of 0.01
 
 
 def start(words: list[str], run_dir: Path, data: Path, order: dict[str, Any], **env: str) -> subprocess.Popen[str]:
-    """Start distributed_run.py, which says what an order is, by these words."""
+    """Start small_runs.py, which says what an order is, by these words."""
     return subprocess.Popen(
         [
             sys.executable,
             "-m",
             *words,
-            "tests.unit.training.distributed_run",
+            "tests.unit.training.small_runs",
             str(run_dir),
             str(data),
             json.dumps(order),
@@ -92,7 +91,7 @@ def test_processes_and_accumulation_give_the_loss_curve_of_one_process(
     together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
     assert train_together(together, data, processes, config, micro_batch_size=micro_batch_size)[0] == 0
     train(alone, CONFIGS[config], data)
-    assert len(logged(alone)) == STEPS
+    assert len(logged(alone)) == FEW_STEPS
     check_same_training(together, alone)
 
 

@@ -11,8 +11,17 @@ from safetensors.torch import load_file
 from implicit_llm.training.non_finite import NonFiniteTraining
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.errors import Preempted
-from tests.unit.training.distributed_run import CONFIGS
-from tests.unit.training.small_runs import IMPLICIT, LLAMA, inject, logged, overflow_at, train, train_config, work_of
+from tests.unit.training.small_runs import (
+    CONFIGS,
+    IMPLICIT,
+    LLAMA,
+    inject,
+    logged,
+    overflow_at,
+    train,
+    train_config,
+    work_of,
+)
 from tests.unit.training.test_distributed import train_together
 
 pytestmark = [

@@ -14,11 +14,12 @@ from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.console_calls import loaded_after, loaded_by, output, refusal, run, where
-from tests.unit.workflow.experiments import ExperimentFile, finish
-from tests.unit.workflow.run_dirs import (
+from tests.unit.workflow.experiments import (
     DRIVER,
     START_S,
+    ExperimentFile,
     event,
+    finish,
     finish_with,
     held,
     log,

@@ -19,8 +19,7 @@ from implicit_llm_workflow.results.compare import (
 )
 from implicit_llm_workflow.text import number_text, share_text, spread_text, time_text
 from tests.unit.workflow.console_calls import output, where
-from tests.unit.workflow.experiments import ExperimentFile
-from tests.unit.workflow.run_dirs import event, finish_with, metrics, real_plan, write_journal
+from tests.unit.workflow.experiments import ExperimentFile, event, finish_with, metrics, real_plan, write_journal
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
 OTHER = "train/implicit-s1/free"

@@ -16,8 +16,7 @@ from implicit_llm_workflow.results.accept import (
     save_acceptance,
 )
 from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
-from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys
-from tests.unit.workflow.run_dirs import work_of
+from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys, work_of
 
 GPU = "NVIDIA H200"
 

@@ -13,8 +13,7 @@ from implicit_llm_workflow.results.explain import ExplainedJob, explain
 from implicit_llm_workflow.results.garbage import find_garbage
 from implicit_llm_workflow.results.verify import with_shards
 from tests.unit.workflow.console_calls import output, refusal, where
-from tests.unit.workflow.experiments import TINY, ExperimentFile
-from tests.unit.workflow.run_dirs import finish_with, held, real_plan, work_of
+from tests.unit.workflow.experiments import TINY, ExperimentFile, finish_with, held, real_plan, work_of
 
 DATA, UNROLLED, FREE = "data/s3-train", "train/implicit-s0/unrolled", "train/implicit-s0/free"
 EVALUATION = "evaluate/implicit-s0/free/word-problem"

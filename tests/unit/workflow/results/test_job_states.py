@@ -27,12 +27,15 @@ from implicit_llm_workflow.rules.snakemake_driver import DriverRunning, hold_loc
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
-from tests.unit.workflow.experiments import PEER, TEST_SETS, ExperimentFile, finish
-from tests.unit.workflow.run_dirs import (
+from tests.unit.workflow.experiments import (
     DRIVER,
     JOB,
+    PEER,
     START_S,
+    TEST_SETS,
+    ExperimentFile,
     event,
+    finish,
     finish_with,
     held,
     log,
