@@ -1,6 +1,7 @@
 """What a call would ignore, or could not do, is refused by one line that says what to pass instead."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,27 +14,55 @@ from implicit_llm.analysis.jacobian import step_after
 from implicit_llm_contracts.config.solver import SolverConfigError
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+LLAMA: Any = LlamaForCausalLM(
+    LlamaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=23, num_attention_heads=2, intermediate_size=16)
+)
 
 
-def test_a_misspelt_argument_is_refused_with_the_nearest_one(make_model, family: str) -> None:
+MISSPELT = "'output_position'; did you mean 'output_positions'"
+CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+    (lambda model: model(IDS, output_position=True), TypeError, MISSPELT),
+    (lambda model: model.base(IDS, output_position=True), TypeError, MISSPELT),
+    (lambda model: model(IDS, output_attentions=True), ValueError, "output_attentions"),
+    (
+        lambda model: model.generate(IDS, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True),
+        ValueError,
+        "output_attentions",
+    ),
+    *(
+        (
+            lambda model, kernels=kernels: AutoModelForCausalLM.from_config(model.config, attn_implementation=kernels),
+            ValueError,
+            f"attn_implementation='{kernels}' .*select_kernels",
+        )
+        for kernels in ("eager", "flash_attention_2")
+    ),
+    (lambda model: model.set_attn_implementation("eager"), ValueError, "attn_implementation='eager'"),
+    (
+        lambda model: model.train()(IDS, eval_mode="sequential"),
+        ValueError,
+        "eval_mode is for implicit models in evaluation mode",
+    ),
+    (lambda model: step_after(model, IDS[0]), TypeError, r"got Implicit\w+ForCausalLM.*pass model\.base"),
+    (lambda model: implicit_llm.to_implicit(LLAMA), TypeError, "explicit model of implicit_llm, got LlamaForCausalLM"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), CALLS)
+def test_what_a_call_would_ignore_or_cannot_do_is_refused(
+    make_model, family: str, call: Callable[[Any], object], error: type[Exception], message: str
+) -> None:
     model = make_model(family, dtype=torch.float32)
-    for called in (model, model.base):
-        with pytest.raises(TypeError, match="'output_position'; did you mean 'output_positions'"):
-            called(IDS, output_position=True)
-        called(IDS, output_attentions=None, return_dict=True)
+    model(IDS, output_attentions=None, return_dict=True)
+    with pytest.raises(error, match=message):
+        call(model)
 
 
-def test_attention_weights_and_other_attention_kernels_are_refused(make_model, family: str) -> None:
-    model = make_model(family, dtype=torch.float32)
-    with pytest.raises(ValueError, match="output_attentions"):
-        model(IDS, output_attentions=True)
-    with pytest.raises(ValueError, match="output_attentions"):
-        model.generate(IDS, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
-    for kernels in ("eager", "flash_attention_2"):
-        with pytest.raises(ValueError, match=f"attn_implementation='{kernels}' .*select_kernels"):
-            AutoModelForCausalLM.from_config(model.config, attn_implementation=kernels)
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model.set_attn_implementation("eager")
+def test_an_evaluation_mode_and_a_step_of_attention_are_refused_where_there_are_none(make_model) -> None:
+    with pytest.raises(ValueError, match="eval_mode is for implicit models in evaluation mode"):
+        make_model("mamba2", "explicit")(IDS, eval_mode="sequential")
+    with pytest.raises(TypeError, match="got ImplicitLlama3Model"):
+        step_after(make_model("llama3").base, IDS[0])
 
 
 def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: str) -> None:
@@ -50,12 +79,6 @@ def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: s
     with pytest.raises(ValueError, match=f"the cache comes from {maker}, but the model is"):
         other(IDS, past_key_values=cache)
     assert cache.get_seq_length() == 3
-
-
-def test_an_evaluation_mode_in_a_call_is_refused_where_there_is_none(make_model) -> None:
-    for model in (make_model("mamba2").train(), make_model("mamba2", "explicit")):
-        with pytest.raises(ValueError, match="eval_mode is for implicit models in evaluation mode"):
-            model(IDS, eval_mode="sequential")
 
 
 def test_a_misspelt_solver_setting_names_the_nearest_however_it_is_given(make_model) -> None:
@@ -85,18 +108,6 @@ def test_a_solver_is_a_record_or_a_dict_wherever_it_is_given(make_model, tmp_pat
     config.solver = given
     assert config.to_dict()["solver"] == record.to_dict()
     assert AutoModelForCausalLM.from_pretrained(tmp_path, solver=given).solver == record
-
-
-def test_models_that_are_not_ours_or_not_of_the_right_kind_are_refused(make_model) -> None:
-    theirs = LlamaForCausalLM(
-        LlamaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=23, num_attention_heads=2, intermediate_size=16)
-    )
-    with pytest.raises(TypeError, match="explicit model of implicit_llm, got LlamaForCausalLM"):
-        implicit_llm.to_implicit(theirs)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"got ImplicitMamba2ForCausalLM.*pass model\.base"):
-        step_after(make_model("mamba2"), IDS[0])
-    with pytest.raises(TypeError, match="got ImplicitLlama3Model"):
-        step_after(make_model("llama3").base, IDS[0])
 
 
 def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_model) -> None:
