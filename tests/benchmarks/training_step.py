@@ -78,6 +78,7 @@ def main() -> None:
     for name in options.rows:
         row = adapted(ROWS[name], options)
         found = measure(name, row, options)
+        torch.cuda.empty_cache()
         figures = {"reference_ms": row.reference_ms, "goal_ms": row.goal_ms, "floor_ms": row.floor_ms}
         rows.append({**found, **figures, "ratio": row.reference_ms / found["ms"]})
         show(rows[-1:], name)
@@ -124,53 +125,36 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     apply_runtime(model, runtime, name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
     tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=device)
-    step = TrainingStep(model, optimizer, tokens, row.is_aligned, not options.fp32)
+    losses, stats = [], []
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not options.fp32):
+            # With logits where training logs an accuracy.
+            out = model(input_ids=tokens, labels=tokens, aligned=row.is_aligned, return_logits=row.is_aligned)
+        out.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(out.loss.detach().clone())
+        stats[:] = [out.solver_stats]
+
     if has_cuda:
         torch.cuda.reset_peak_memory_stats()
     times_ms = [milliseconds(step) for _ in range(WARM_UP + options.steps)][WARM_UP:]
-    losses = [round(loss.item(), 5) for loss in step.losses]
-    if not losses[-1] < losses[0]:
-        sys.exit(f"{name}: the loss went from {losses[0]} to {losses[-1]}; the step is wrong")
+    first, last = (round(losses[place].item(), 5) for place in (0, -1))
+    if not last < first:
+        sys.exit(f"{name}: the loss went from {first} to {last}; the step is wrong")
     if options.profile:
         show_profile(step, options.profile)
-    stats = step.stats
-    found = {
+    return {
         "row": name,
         **spread(times_ms, "ms"),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if has_cuda else 0.0,
-        "f_evaluations": None if stats is None else float(stats.f_evaluations.mean()),
-        "losses": losses,
+        "f_evaluations": None if stats[0] is None else float(stats[0].f_evaluations.mean()),
+        "losses": [round(loss.item(), 5) for loss in losses],
         "solver": row.solver,
         "gradient_checkpointing": options.gradient_checkpointing,
     }
-    del step, model, optimizer
-    if has_cuda:
-        torch.cuda.empty_cache()
-    return found
-
-
-class TrainingStep:
-    """One optimizer step on the same batch each time; `stats` are the solver's of the last one."""
-
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, tokens_BL: torch.Tensor, is_aligned: bool, bf16: bool
-    ) -> None:
-        self.model, self.optimizer, self.tokens_BL = model, optimizer, tokens_BL
-        self.is_aligned, self.bf16 = is_aligned, bf16
-        self.losses: list[torch.Tensor] = []
-
-    def __call__(self) -> None:
-        tokens_BL = self.tokens_BL
-        with torch.autocast(tokens_BL.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            # With logits where training logs an accuracy.
-            options = {"aligned": self.is_aligned, "return_logits": self.is_aligned}
-            out = self.model(input_ids=tokens_BL, labels=tokens_BL, **options)
-        self.stats, loss = out.solver_stats, out.loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.detach().clone())
 
 
 def show_profile(step: Callable[[], None], count: int) -> None:
