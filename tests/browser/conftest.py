@@ -1,16 +1,11 @@
 """One headless Chromium for all tests of this folder; what they open must need no network but this machine's own."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from selenium.webdriver.remote.webdriver import WebDriver
 
 WIDTH_PX, HEIGHT_PX = 1280, 900
 # Quiet and without a network: no updates, no synchronisation, no name resolves but this machine's.
@@ -32,7 +27,7 @@ ARGUMENTS = (
 
 
 @pytest.fixture(scope="session")
-def _driver() -> Iterator[WebDriver]:
+def _driver() -> Iterator[Any]:
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program} on this machine; type: apt-get install chromium chromium-driver")
@@ -52,8 +47,8 @@ def _driver() -> Iterator[WebDriver]:
 
 
 @pytest.fixture
-def browser(_driver: WebDriver) -> WebDriver:
-    """A selenium WebDriver: an empty page of 1280 x 900 px, no cookies, an empty console; skips where there is none.
+def browser(_driver: Any) -> Any:
+    """A selenium Any: an empty page of 1280 x 900 px, no cookies, an empty console; skips where there is none.
 
     `browser.get_log("browser")` returns what pages wrote to the console since it was last asked.
     """

@@ -1,28 +1,22 @@
 """MLflow's own pages, over a server that our bridge has told of three tiny runs, all below a call of Snakemake."""
 
-from __future__ import annotations
-
 import json
 import re
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from implicit_llm_jobs.tracking.mlflow_store import initialise
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
+from tests.limits import wait_until
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.stored import Stored
 
-if TYPE_CHECKING:
-    from selenium.webdriver.remote.webdriver import WebDriver
-
 NAMES = ("train/steep-s0/free", "train/flat-s0/free")
 INVOCATION = {"id": "1" * 16, "started": "2026-11-22T01:00:00", "command": "snakemake"}
-WAIT_S = 120
 # Of each chart with lines: how many are drawn, and the number of points that each was given, by its name.
 CHARTS = """
 const drawn = plot => plot.querySelectorAll('.scatterlayer path.js-line').length;
@@ -33,7 +27,7 @@ return [...document.querySelectorAll('.js-plotly-plot')].filter(drawn).map(
 
 
 @pytest.fixture(scope="module")
-def server(_driver: WebDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+def server(_driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """With a data set and two models that were trained on it, brought over HTTP while they ran."""
     folder = tmp_path_factory.mktemp("ui")
     (folder / "results").mkdir()
@@ -64,17 +58,14 @@ def _trains(power: float) -> small_stages.Body:
     return body
 
 
-def text_of(browser: WebDriver) -> str:
+def text_of(browser: Any) -> str:
     """Of the whole page, in one line."""
     return " ".join(browser.execute_script("return document.body.innerText").split())
 
 
-def wait_for(browser: WebDriver, *texts: str) -> None:
-    end = time.monotonic() + WAIT_S
+def wait_for(browser: Any, *texts: str) -> None:
     for text in texts:
-        while text not in text_of(browser):
-            assert time.monotonic() < end, f"the page does not show {text!r} but {text_of(browser)}"
-            time.sleep(0.1)
+        wait_until(lambda text=text: text in text_of(browser))
 
 
 def has_both_curves(chart: dict[str, Any]) -> bool:
@@ -83,25 +74,18 @@ def has_both_curves(chart: dict[str, Any]) -> bool:
     return chart["drawn"] >= 2 and all(any(name in given for given in whole) for name in NAMES)
 
 
-def wait_for_curves(browser: WebDriver) -> None:
-    end = time.monotonic() + WAIT_S
-    while not any(map(has_both_curves, found := browser.execute_script(CHARTS))):
-        assert time.monotonic() < end, f"no chart with both runs, but {found}"
-        time.sleep(0.1)
-
-
-def test_two_runs_stand_side_by_side_with_both_curves(browser: WebDriver, server: MlflowServer, stored: Stored) -> None:
+def test_two_runs_stand_side_by_side_with_both_curves(browser: Any, server: MlflowServer, stored: Stored) -> None:
     runs = quote(json.dumps([stored.runs[name].info.run_id for name in NAMES], separators=(",", ":")))
     browser.get(f"{server.uri}/#/compare-runs?runs={runs}&experiments=%5B%22{stored.experiment_ids[0]}%22%5D")
     wait_for(browser, "Comparing 2 Runs", *NAMES, "Parallel Coordinates Plot")
     link = browser.find_element("xpath", "//a[contains(@href, '/metric') and normalize-space() = 'loss']")
     browser.execute_script("arguments[0].click()", link)
-    wait_for_curves(browser)
+    wait_until(lambda: any(map(has_both_curves, browser.execute_script(CHARTS))))
     wait_for(browser, *(f"{name} (loss)" for name in NAMES))  # the legend
 
 
 def test_a_run_shows_its_data_set_and_labels_and_its_model_is_listed(
-    browser: WebDriver, server: MlflowServer, stored: Stored
+    browser: Any, server: MlflowServer, stored: Stored
 ) -> None:
     run = stored.runs[NAMES[0]]
     browser.get(f"{server.uri}/#/experiments/{stored.experiment_ids[0]}/runs/{run.info.run_id}")

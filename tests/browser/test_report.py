@@ -1,19 +1,14 @@
 """The report in a browser: whole, within the screen, without a network and without complaints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from implicit_llm_report import stage
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import SampleRun, make_context, make_runs
-
-if TYPE_CHECKING:
-    from selenium.webdriver.remote.webdriver import WebDriver
 
 WORDS = (
     SampleRun("a5-implicit", "A5", True, 0.2, (0.2, 0.5), steps=200, seeds=(0, 1)),
@@ -57,13 +52,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return context.work / "declared"
 
 
-def open_page(browser: WebDriver, page: Path, width: int) -> None:
+def open_page(browser: Any, page: Path, width: int) -> None:
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(page.as_uri())
 
 
-def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: WebDriver, report: Path) -> None:
+def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: Any, report: Path) -> None:
     open_page(browser, report / "index.html", 1280)
     figures = {figure["name"]: figure for figure in browser.execute_script(FIGURES)}
     drawn = {f"figure-{path.stem}" for path in (report / "figures").glob("*.svg")}
@@ -76,7 +71,7 @@ def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: W
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("unfolded", [False, True])
-def test_nothing_sticks_out_of_the_screen(browser: WebDriver, report: Path, width: int, unfolded: bool) -> None:
+def test_nothing_sticks_out_of_the_screen(browser: Any, report: Path, width: int, unfolded: bool) -> None:
     open_page(browser, report / "index.html", width)
     if unfolded:
         browser.execute_script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
@@ -84,7 +79,7 @@ def test_nothing_sticks_out_of_the_screen(browser: WebDriver, report: Path, widt
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_the_page_loads_nothing_and_the_console_stays_empty(browser: WebDriver, report: Path) -> None:
+def test_the_page_loads_nothing_and_the_console_stays_empty(browser: Any, report: Path) -> None:
     open_page(browser, report / "index.html", 1280)
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert loaded == []
@@ -93,7 +88,7 @@ def test_the_page_loads_nothing_and_the_console_stays_empty(browser: WebDriver, 
     assert not re.search(r"""(src|href)=["']?https?:|@import|url\(["']?https?:""", text)
 
 
-def test_a_number_leads_to_the_run_it_comes_from(browser: WebDriver, report: Path) -> None:
+def test_a_number_leads_to_the_run_it_comes_from(browser: Any, report: Path) -> None:
     open_page(browser, report / "index.html", 1280)
     number = browser.find_element("css selector", "#numbers tr.headline a.n")
     assert re.search(
@@ -108,7 +103,7 @@ def test_a_number_leads_to_the_run_it_comes_from(browser: WebDriver, report: Pat
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_letters_of_figures_stand_out_from_the_page_by_day_and_by_night(
-    browser: WebDriver, report: Path, scheme: str
+    browser: Any, report: Path, scheme: str
 ) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

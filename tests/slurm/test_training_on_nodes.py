@@ -8,8 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from slurm_cluster import SlurmCluster
+from tests.limits import wait_until
 from tests.pages import ROOT
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, artifacts, logged, make_data, request, train, work_of
 from tests.unit.training.test_distributed import check_same_training
@@ -89,14 +88,7 @@ class TrainingJob:
 
     def end(self) -> int:
         """Exit code, once the job is over."""
-        return int(self.wait_until(self._row).partition(":")[0])
-
-    def wait_until(self, is_so: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (value := is_so()):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.2)
-        return value
+        return int(wait_until(self._row, DEADLINE_S).partition(":")[0])
 
     def _row(self) -> str:
         rows = self.slurm.run("sacct", "-X", "-n", "-P", "-j", self.job_id, "-o", "State,ExitCode").split("\n")
@@ -142,7 +134,7 @@ def test_a_preempted_job_on_two_nodes_goes_on_and_ends_bit_for_bit_as_an_undistu
     config = {**CONFIGS["explicit"], "total_steps": 400, "phase": {**CONFIGS["explicit"]["phase"], "end_step": 400}}
     options = (*TWO_BY_ONE, "--save-steps", "1")
     first = TrainingJob(slurm, stopped, config, data, options).submit()
-    first.wait_until(lambda: first.status.get("progress", 0) >= 2)
+    wait_until(lambda: first.status.get("progress", 0) >= 2, DEADLINE_S)
     first.signal("USR2")
     assert first.end() == 75, first.output
     assert first.output.count("SIGUSR2 received") == 2  # each of the two processes hears it once
@@ -163,7 +155,7 @@ def test_a_preempted_job_on_two_nodes_goes_on_and_ends_bit_for_bit_as_an_undistu
 def test_one_killed_process_ends_the_job_on_both_nodes(slurm: SlurmCluster, tmp_path: Path, data: Path) -> None:
     config = {**CONFIGS["explicit"], "total_steps": 5000, "phase": {**CONFIGS["explicit"]["phase"], "end_step": 5000}}
     job = TrainingJob(slurm, tmp_path / "a" / "only", config, data, (*TWO_BY_ONE, "--save-steps", "1")).submit()
-    job.wait_until(lambda: job.status.get("progress", 0) >= 2)
+    wait_until(lambda: job.status.get("progress", 0) >= 2, DEADLINE_S)
     (folder,) = job.run_dir.glob(".launch-*")
     (process,) = folder.glob("ready-1-*")
     os.kill(int(process.read_text()), signal.SIGKILL)

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 import implicit_llm
 from tests.pages import ROOT
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.experiments import run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -1,18 +1,25 @@
 """Pages of the project: their Python runs, experiments take their YAML, programs their commands, messages exist.
 
+Numbers are those of the files they come from, and kept tables and weights are what they say.
+
 tests/workflow/test_experiments.py runs the YAML of experiments.md.
 """
 
 import ast
+import hashlib
+import json
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import typer
@@ -196,3 +203,275 @@ def test_a_misspelt_command_is_noticed(command: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     with pytest.raises((Exception, SystemExit)):
         check(shlex.split(command))
+
+
+BENCHMARKS = ROOT / "results" / "benchmarks"
+TRAINING = {
+    "state-tracking-explicit": "one-layer Mamba2, 512 x 256 tokens, explicit",
+    "state-tracking-unrolled": "one-layer Mamba2, unrolled(4)",
+    "state-tracking-free": "one-layer Mamba2, free (32+4), all 32 iterations",
+    "mamba2-130m-explicit": "Mamba2 130M, 8 x 2048, explicit",
+    "mamba2-130m-pretrain": "Mamba2 130M, (4+1)",
+    "mamba2-130m-implicit": "Mamba2 130M, (24+4), 15 iterations",
+    "llama3-130m-explicit": "Llama 130M, 8 x 2048, explicit",
+    "llama3-130m-pretrain": "Llama 130M, (4+1)",
+    "llama3-130m-implicit": "Llama 130M, (32+4), 21 iterations",
+    "mamba2-1.3b-implicit": "Mamba2 1.3B, 4 x 2048, (24+4), 12 iterations",
+    "llama3-1.3b-implicit": "Llama 1.3B, 4 x 2048, (32+4), 19 iterations",
+}
+MODELS = {"mamba2": "Mamba2 130M", "llama3": "Llama 130M"}
+WAYS = {"blockwise": "blocks of 32", "blockwise-8-token": "blocks of 8, by token", "published": "published rule"}
+
+
+def benchmark(name: str, card: str = "h200") -> dict:
+    return json.loads((BENCHMARKS / f"{name}-{card}.json").read_text(encoding="utf-8"))
+
+
+def cells(text: str, *start: str) -> list[str]:
+    """The cells of the one row that starts with these."""
+    (row,) = re.findall("^" + re.escape("| " + " | ".join(start) + " | ") + r"(.*) \|$", text, re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")]
+
+
+def digits(value: float) -> float:
+    """Three significant digits, as the pages have them."""
+    return float(f"{value:.3g}")
+
+
+def rounded(ms: float) -> float:
+    return digits(ms) if ms < 1000 else round(ms)
+
+
+@pytest.mark.parametrize("row", [row for row in TRAINING if row.startswith(("mamba2", "llama3-130m"))])
+def test_the_parts_of_a_training_step_are_the_profiled_ones(row: str) -> None:
+    table = read("docs/performance.md").partition("Where the milliseconds")[2]
+    (parts,) = (found["kernels_ms"] for found in benchmark("training-step")["rows"] if found["row"] == row)
+    kinds = ["products", "scan, forward", "scan, gradient", "attention", "norms", "additions, casts and sums"]
+    rest = sum(ms for kind, ms in parts.items() if kind not in kinds)
+    wanted = [digits(parts[kind]) if kind in parts else None for kind in kinds]
+    assert [float(cell) if cell else None for cell in cells(table, TRAINING[row])] == [*wanted, digits(rest)]
+
+
+@pytest.mark.parametrize("row", TRAINING)
+def test_a_training_step_is_the_measured_one(row: str) -> None:
+    (published,) = [found for found in benchmark("published-code")["training"] if found["row"] == row]
+    ours = [*benchmark("training-step")["rows"], *benchmark("training-step-1.3b")["rows"]]
+    ms = next(found["ms"] for found in ours if found["row"] == row)
+    by_mamba_ssm = [found["ms"] for found in benchmark("training-step-mamba-ssm")["rows"] if found["row"] == row]
+    found = cells(read("docs/performance.md").partition("Where the milliseconds")[0], TRAINING[row])
+    assert [float(cell) for cell in [found.pop(1)] if cell] == [rounded(ms) for ms in by_mamba_ssm]
+    theirs, here, ratio, floor = map(float, found)
+    assert (theirs, floor) == (published["ms"], published["floor_ms"])
+    assert here == rounded(ms)
+    assert ratio == pytest.approx(theirs / ms, rel=0.03)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mamba2"])
+@pytest.mark.parametrize(("kind", "name"), [("explicit", "explicit"), ("(4+1)", "pretrain"), ("free", "implicit")])
+def test_a_rate_on_two_gpus_is_the_measured_one(family: str, kind: str, name: str) -> None:
+    config = f"{'llama3' if family == 'Llama' else 'mamba2'}-130m-{name}"
+    one, two = (row for row in benchmark("training-scaling", "h100")["rows"] if row["config"] == config)
+    rates = f"{one['tokens_per_s']:,}", f"{two['tokens_per_s'] / 2:,.0f}", f"{100 * two['efficiency']:.1f} %"
+    rest = f"{two['memory_gib']}", f"{one['loss']:.3f}, {two['loss']:.3f}"
+    assert cells(read("docs/pretraining.md"), f"{family} {kind}") == [*rates, *rest]
+
+
+@pytest.mark.parametrize("found", benchmark("decoding")["rows"], ids=lambda row: f"{row['model']}-{row['batch']}")
+def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
+    (published,) = [
+        row
+        for row in benchmark("published-code")["decoding"]
+        if (row["model"], row["batch"]) == (found["model"], found["batch"])
+    ]
+    family, _, kind = found["model"].split("-")
+    row = cells(read("docs/performance.md"), f"{MODELS[family]} {kind}", str(found["batch"]))
+    measured = [published["ms"], *(digits(found[key]) for key in ("ms", "plain_ms"))]
+    assert [float(cell) for cell in row[:3]] == pytest.approx(measured, abs=0.051)
+    assert row[3] == "not measured" if found["generate_ms"] is None else float(row[3]) == digits(found["generate_ms"])
+    assert row[4] == (str(found["f_evaluations"]) if found["f_evaluations"] else "")
+
+
+def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
+    frame = pd.read_csv(ROOT / "results/reference/state-tracking/accuracy.csv").query("hard_fraction != 0.5")
+    shown = {
+        ("a5m-released", "blockwise", 256): ("A5 × monoid, trained on 256 tokens, tested on 256", "blocks of 32"),
+        ("a5m-released", "blockwise", 1024): ("tested on 1,024", "blocks of 32"),
+        ("a5m-released", "published", 1024): ("", "published rule"),
+        ("s5-implicit", "blockwise-8-token", 128): (
+            "S5, trained on 32 tokens, tested on 128",
+            "blocks of 8, by token",
+        ),
+        ("s5-implicit", "published", 128): ("", "published rule"),
+        ("s5-explicit-layers16", "parallel", 128): ("S5, 16 explicit layers, tested on 128", "in parallel"),
+    }
+    rows = re.findall(r"^\| (.*?) ?\| (.+?) \| ([\d., ]+) % \| ([\d.]+) % \|$", read("README.md"), re.MULTILINE)
+    measured = []
+    for (run, mode, length), (what, way) in shown.items():
+        found = frame[(frame.run == run) & (frame["mode"] == mode) & (frame.length == length)].sort_values("seed")
+        percent = 100 * found.accuracy_last10
+        measured.append((what, way, ", ".join(f"{value:.1f}" for value in percent), f"{percent.mean():.1f}"))
+    assert rows == measured
+
+
+def test_the_figure_of_the_readme_is_drawn_from_the_kept_results() -> None:
+    draw = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["draw"]
+    assert read("docs/images/state-tracking.svg") == draw()
+
+
+@pytest.mark.parametrize(("length", "hard"), [(256, 0.1), (256, 0.5), (1024, 0.1), (1024, 0.5)])
+def test_the_accuracies_with_one_seed_are_the_kept_ones(length: int, hard: float) -> None:
+    text = read("docs/state-tracking.md").partition("## With one seed")[2]
+    frame = pd.read_csv(ROOT / "results/reference/h200/tables/accuracy.csv").query("run == 'a5m-implicit'")
+    found = frame[(frame.length == length) & (frame.hard_fraction == hard)].set_index("mode").accuracy_last10_mean
+    (row,) = re.findall(rf"^\| {length:,}, {100 * hard:.0f} %.*", text, re.MULTILINE)
+    shown = [float(re.findall(r"[\d.]+", cell)[0]) for cell in row.split("|")[2:5]]
+    assert shown == [round(100 * found[mode], 1) for mode in ("sequential", "blockwise", "published")]
+
+
+LANGUAGE_MODELS = ROOT / "results/reference/language-models"
+PRETRAINING = " ".join(read("docs/pretraining.md").split())
+ROWS = {  # run and phase, and the run with 25M tokens; the tables of differences leave "implicit, " out
+    "explicit": (("explicit", "explicit"), "small-explicit-lr0.001"),
+    "explicit, weights normalised": (("explicit-normed", "explicit"), "small-explicit-normed-lr0.001"),
+    "implicit, a single pass": (("single-pass", "single"), "small-single-pass-lr0.003"),
+    "implicit, (4+1)": (("implicit", "bounded"), "small-implicit-lr0.003"),
+    "implicit, free from 80 %": (("implicit", "free-80"), "small-implicit-lr0.003"),
+    "explicit, twice the tokens": (("explicit-long", "explicit"), "small-explicit-long-lr0.001"),
+}
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[str, pd.DataFrame]:
+    """By experiment: mean loss over the last tenth of the steps, by run and phase, a column for each seed.
+
+    A kept loss is the mean since the one before.
+    """
+    frame = pd.read_csv(LANGUAGE_MODELS / "training_loss.csv")
+    job = ["experiment", "run", "phase", "seed"]
+    frame["weight"] = frame.groupby(job).step.diff().fillna(1)
+    last = frame[frame.step > 0.9 * frame.groupby(job).step.transform("max")]
+    sums = last.assign(loss=last.loss * last.weight).groupby(job)[["loss", "weight"]].sum()
+    mean = sums.loss / sums.weight
+    return {name: of.droplevel("experiment").unstack() for name, of in mean.groupby("experiment")}
+
+
+def difference(of: pd.Series, other: pd.Series) -> str:
+    """Mean over seeds with its 95 % interval, by Student's t with two degrees of freedom."""
+    found = of - other
+    mean, half = found.mean(), 4.303 * found.std() / 3**0.5
+    return f"{mean:+.3f} ({mean - half:.3f} to {mean + half:.3f})"
+
+
+def test_the_losses_of_language_models_are_the_kept_ones(losses) -> None:
+    kept, small = losses["language-models"], losses["language-models-25m"]
+    frame = pd.read_csv(LANGUAGE_MODELS / "training_loss.csv").query("experiment == 'language-models'")
+    flops = frame.groupby(["run", "phase", "seed"]).flops.max().groupby(["run", "phase"]).mean() / 1e15
+    for label, (key, small_run) in ROWS.items():
+        shown = " | ".join(f"{loss:.3f}" for loss in (*kept.loc[key], kept.loc[key].mean()))
+        at_25m = small.loc[small_run, key[1]].mean()
+        assert f"| {label} | {flops.loc[key]:.1f} | {shown} | {at_25m:.2f} |" in PRETRAINING
+    slow, first = (small.loc[f"small-explicit-lr{rate}", "explicit"][0] for rate in ("0.0003", "0.001"))
+    assert f"({slow:.2f} against {first:.2f})" in PRETRAINING
+
+
+def test_the_differences_between_language_models_are_the_kept_ones(losses) -> None:
+    kept, keys = losses["language-models"], {label.removeprefix("implicit, "): key for label, (key, _) in ROWS.items()}
+    shown = re.findall(r"^\| (.+) \| (.+) \| ([+-][^|]+) \|$", read("docs/pretraining.md"), re.MULTILINE)
+    assert len(shown) == 7
+    for of, other, nats in shown:
+        assert nats == difference(kept.loc[keys[of]], kept.loc[keys[other]]), (of, other)
+    first = losses["language-models-first"].loc["implicit", "bounded"]
+    assert f"is {difference(first, kept.loc['single-pass', 'single'])}." in PRETRAINING
+    away = kept.loc["implicit", "bounded"] - first
+    assert f"ended {away.min():.3f} to {away.max():.3f} nats away" in PRETRAINING
+
+
+def test_the_share_of_equal_tokens_is_the_kept_one() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "agreement.csv")
+    names = {"simultaneous": "at once", "blockwise": "blocks of 256", "sequential": "token by token"}
+    for (mode, against), of in frame.groupby(["mode", "against"]):
+        percent = [100 * one for _, one in of.groupby("phase").token_agreement]
+        text = [f"{one.mean():.1f} % ({one.min():.1f} to {one.max():.1f})" for one in percent]
+        assert f"| {names[mode]}, and {names[against]} | {' | '.join(text)} |" in PRETRAINING
+
+
+def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("experiment == 'language-models'")
+    trained = frame[frame["mode"].isin(["parallel", "as_trained"])].groupby(["run", "phase", "length"]).loss
+    cells = {at: f"{of.mean():.2f} ({of.min():.2f} to {of.max():.2f})" for at, of in trained}
+    for label, (key, _) in ROWS.items():
+        assert f"| {label} | {' | '.join(cells[(*key, length)] for length in (2048, 4096, 8192))} |" in PRETRAINING
+    by_mode = frame.pivot_table(index=["run", "phase", "length", "seed"], columns="mode", values="loss")
+    assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in PRETRAINING
+    assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in PRETRAINING
+
+
+STATE_TRACKING = ROOT / "results/reference/state-tracking"
+WEIGHTS = ROOT / "results/reference/weights"
+MODES = {
+    "blockwise": "blocks of 32",
+    "blockwise-8-token": "blocks of 8, by token",
+    "sequential": "sequential",
+    "published": "published rule",
+}
+SEEDS = {"a5m": 3, "s5-implicit": 5, "s5-explicit": 3, "s5-lstm": 3, "s5-llama": 3, "s5-delta-net": 3}
+IMPLICIT = ["a5m-released", "a5m-no-dropout", "s5-implicit"]
+GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
+
+
+def rows_of(run: str) -> list[str]:
+    """The rows of the page's table of one run: last ten tokens / whole sequences in percent, a column for each seed."""
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run")
+    rows = []
+    for (length, hard), of_data in frame.groupby(["length", "hard_fraction"]):
+        for mode, words in MODES.items():
+            found = of_data[of_data["mode"] == mode].sort_values("seed")
+            if found.empty:  # a seed is missing
+                continue
+            last, whole = 100 * found.accuracy_last10, 100 * found.accuracy_sequence
+            cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(last, whole, strict=True)]
+            mean = f"{last.mean():.1f} / {whole.mean():.1f}"
+            rows.append("| " + " | ".join([f"{length:,}, {100 * hard:.0f} %", words, *cells, mean]) + " |")
+    return rows
+
+
+def row_of_baseline(run: str) -> str:
+    """The last ten tokens in percent at 32, 128 and 512 tokens, each seed."""
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run").sort_values(["length", "seed"])
+    cells = [", ".join(f"{100 * x:.1f}" for x in found.accuracy_last10) for _, found in frame.groupby("length")]
+    return " | ".join([f"{frame.num_parameters.iloc[0]:,}", *cells])
+
+
+@pytest.mark.parametrize("run", IMPLICIT)
+def test_every_row_of_the_seeds_is_on_the_page(run: str) -> None:
+    assert [row for row in rows_of(run) if row not in read("docs/state-tracking.md")] == []
+
+
+def test_every_baseline_is_on_the_page() -> None:
+    runs = [run for run in pd.read_csv(STATE_TRACKING / "accuracy.csv").run.unique() if run not in IMPLICIT]
+    assert len(runs) == 7
+    assert [run for run in runs if row_of_baseline(run) not in read("docs/state-tracking.md")] == []
+
+
+@pytest.mark.parametrize(("folder", "num_tables"), [(LANGUAGE_MODELS, 3), (STATE_TRACKING, 4)])
+def test_the_tables_are_made_from_the_kept_inputs(folder: Path, num_tables: int, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, folder / "tables.py", tmp_path], cwd=ROOT, check=True)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    assert len(made) == num_tables
+
+
+def test_only_rows_with_every_planned_seed_are_complete() -> None:
+    for name, is_complete in {"accuracy.csv": True, "incomplete.csv": False}.items():
+        for run, found in pd.read_csv(STATE_TRACKING / name).groupby(GROUP).seed.nunique().groupby("run"):
+            wanted = next(number for start, number in SEEDS.items() if str(run).startswith(start)) if is_complete else 3
+            assert ((found == wanted) == is_complete).all(), run
+
+
+def test_weights_have_the_digests_of_their_cards() -> None:
+    cards = sorted(WEIGHTS.glob("*/README.md"))
+    assert len(cards) == 2
+    for card in cards:
+        digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
+        assert digest in card.read_text(encoding="utf-8"), card.parent.name
+    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 16 * 2**20

@@ -18,8 +18,7 @@ from implicit_llm_workflow.results.accept import save_acceptance
 from implicit_llm_workflow.results.job_states import outputs_of
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
-from tests.unit.workflow.console_calls import output, refusal, where
-from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile
+from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, where
 from tests.workflow.tiny_project import DEADLINE_S, NOTHING, Project
 
 FREE, EXPLICIT = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"

@@ -1,6 +1,6 @@
 """After a change exactly what depends on it runs again, as Snakemake sees it and as `implicit-llm explain` says.
 
-tests/unit/workflow/planning/test_plan.py has the cases of changed configurations.
+tests/unit/workflow/planning/test_graph.py has the cases of changed configurations.
 """
 
 import json

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fault.forks import Server
+from tests.limits import wait_until
 from tests.unit.workflow.experiments import TEST_SETS, ExperimentFile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,10 +99,7 @@ class Project:
             text=True,
         ) as driver:
             try:
-                end = time.monotonic() + DEADLINE_S
-                while not hold.with_suffix(".reached").exists():
-                    assert time.monotonic() < end
-                    time.sleep(0.05)
+                wait_until(hold.with_suffix(".reached").exists)
                 yield driver
             finally:
                 with suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
 from tests.refusals import refused
 from tests.unit.checkpoint.foreign import VOCAB, import_checkpoint, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import train_nothing, word_problems
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.experiments import run
 
 PARITY = Path(__file__).parents[2] / "data" / "parity"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -196,15 +196,6 @@ def test_the_python_library_is_a_corpus_without_tests_packages_and_machine_facts
     assert any("The operator" in document.text and "boolean" in document.text for document in documents)
 
 
-def test_fetched_files_of_a_hub_data_set_are_taken_by_split(tmp_path: Path) -> None:
-    data = tmp_path / "hub" / "who" / "what" / "data"
-    data.mkdir(parents=True)
-    for split in ("train", "test"):
-        write(data / f"{split}-00000-of-00001.parquet", [split])
-    (data.parent / "README.md").write_text("no data")
-    assert texts_of(open_share(HubCorpus("hub", dataset="who/what", split="test"), tmp_path)) == ["test"]
-
-
 def test_a_data_set_that_was_not_fetched_says_what_to_type(tmp_path: Path) -> None:
     message = refusal(HubCorpus("hub", dataset="who/what"), tmp_path)
     assert message.startswith(f"who/what: it has not been fetched to {tmp_path / 'hub' / 'who' / 'what'}")
@@ -261,16 +252,6 @@ def test_another_revision_than_the_fetched_one_is_refused(downloads: Path, revis
     path = record(downloads, "data/train-0.jsonl", revision=None)
     with refused(rf"^{path}: revision main \(commit 0123456789ab\) was fetched, the config names {revision}; {AGAIN}$"):
         names(downloads, revision=revision)
-
-
-def test_each_split_has_its_own_files(downloads: Path) -> None:
-    record(downloads, "data/train-0.jsonl")
-    with refused("the split 'test' of the dataset is not among what was fetched"):
-        names(downloads, split="test")
-    write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["t"])
-    record(downloads, "data/test-0.jsonl", split="test")
-    assert names(downloads, split="test") == ["data/test-0.jsonl"]
-    assert names(downloads) == ["data/train-0.jsonl"]
 
 
 def test_a_file_that_is_gone_or_of_another_size_is_named(downloads: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, TokenDataset, open_dataset, token_dtype
 from implicit_llm_data.stages import token_shard, token_stream
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
+from tests.limits import file_size_limit
 from tests.refusals import refused
 from tests.unit.data.text_samples import (
     BOOKS,
@@ -113,12 +113,8 @@ def test_the_share_of_test_documents_is_as_asked_for() -> None:
 
 
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # like a quota that is used up
-    try:
+    with file_size_limit(1000):
         check_refused(project, r"cannot write .*train.bin.*; raise the limit", StorageError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize(

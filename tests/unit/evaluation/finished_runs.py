@@ -1,16 +1,19 @@
-"""Finished runs for tests of the evaluation stages: untrained models, small data, and the frame that runs a stage."""
+"""For tests of the evaluation: finished runs, small real models, models made up, and rows of tokens."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import implicit_llm
+from implicit_llm.solver.stats import SolverStats
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, sha256_of
 from implicit_llm_contracts.runs.stage_context import StageResult
@@ -92,3 +95,97 @@ def evaluate(stage: ModuleType, folder: Path, name: str, config: dict[str, Any],
 def records(run_dir: Path) -> list[dict[str, Any]]:
     manifest = Manifest.read(run_dir / "manifest.json")
     return json.loads((run_dir / manifest.files[0].path).read_text())["records"]
+
+
+ANSWERS = 6  # the vocabulary of a stand-in
+
+
+class Rows:
+    """Rows of random tokens, with further columns on request; `fetched` holds the sizes of batches read."""
+
+    def __init__(self, num_rows: int = 7, length: int = 12, vocab_size: int = VOCAB, **columns: np.ndarray) -> None:
+        rows = np.random.default_rng(0).integers(0, vocab_size, (num_rows, length))
+        self.length, self.vocab_size = length, vocab_size
+        self.columns: dict[str, np.ndarray] = {"input_ids": rows, "labels": rows} | columns
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.columns["input_ids"])
+
+    def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        self.fetched.append(len(indices))
+        return {name: column[indices] for name, column in self.columns.items()}
+
+
+def problems(num_rows: int = 10, length: int = 12) -> Rows:
+    """Rows whose label at each position is the input plus one, as a stand-in answers."""
+    none = np.zeros((num_rows, length), dtype=np.int64)
+    rows = Rows(num_rows, length, ANSWERS, task=none, is_document_start=none == 1)
+    rows.columns["labels"] = (rows.columns["input_ids"] + 1) % ANSWERS
+    return rows
+
+
+def small_model(kind: str) -> Any:
+    """An untrained model, implicit, explicit or gpt_neox, with sharpened outputs, so that losses differ by token."""
+    torch.manual_seed(0)
+    config: Any
+    if kind == "gpt_neox":
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        config = GPTNeoXConfig(vocab_size=VOCAB, max_position_embeddings=64, **sizes)
+    else:
+        sizes = {"vocab_size": VOCAB, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
+        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(30)
+    return model
+
+
+def contracting_model() -> Any:
+    """An implicit model with weak feedback, so that the iteration converges in a few steps."""
+    model = small_model("implicit")
+    with torch.no_grad():
+        model.backbone.layers[0].mixer.in_proj.g.mul_(0.2)
+    return model
+
+
+class StandIn(torch.nn.Module):
+    """Answers as told, and reports iterations.
+
+    It is right up to `right_until`, and not finite at `nan_at`; its memory takes batches up to `fits`.
+    """
+
+    def __init__(
+        self,
+        right_until: int = 10**6,
+        fits: int = 10**6,
+        nan_at: int | None = None,
+        is_implicit: bool = True,
+        raises_non_finite: bool = False,
+        out_of_memory: type[RuntimeError] = torch.OutOfMemoryError,
+    ) -> None:
+        super().__init__()
+        self.right_until, self.fits, self.nan_at = right_until, fits, nan_at
+        self.raises_non_finite, self.out_of_memory = raises_non_finite, out_of_memory
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+        self.solver = SolverConfig() if is_implicit else None
+
+    def forward(self, input_ids: Tensor) -> Any:
+        batch, length = input_ids.shape
+        if batch > self.fits:
+            raise self.out_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
+        if self.raises_non_finite:
+            raise FloatingPointError("the fixed-point iteration became NaN")
+        answers = torch.where(torch.arange(length) < self.right_until, input_ids + 1, input_ids) % ANSWERS
+        logits = torch.nn.functional.one_hot(answers, ANSWERS).float()
+        if self.nan_at is not None:
+            logits[0, self.nan_at, 0] = torch.nan
+        first = torch.arange(batch) == 0
+        stats = SolverStats(
+            num_iter=torch.full((batch,), 7.0),
+            residual=torch.where(first, 0.2, 0.01),
+            is_converged=~first,
+            unconverged_tokens=torch.where(first, 3, 0),
+            num_closing=1,
+        )
+        return SimpleNamespace(logits=logits, solver_stats=stats if self.solver else None)

@@ -24,8 +24,7 @@ from implicit_llm_data.stages import babi_text
 from implicit_llm_data.stages import catbabi as data_stage
 from implicit_llm_jobs.stage import run_stage
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import records, request, train_nothing
-from tests.unit.evaluation.small_models import Rows, StandIn
+from tests.unit.evaluation.finished_runs import Rows, StandIn, records, request, train_nothing
 
 QUESTION = 2  # the token of "?"
 # Two rows of a made-up vocabulary; the stand-in answers every token x with (x + 1) % 6, so after "?" it says 3.

@@ -30,13 +30,15 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import (
     VOCAB,
+    Rows,
+    contracting_model,
     finish,
     random_documents,
     records,
+    small_model,
     train_nothing,
     write_stream,
 )
-from tests.unit.evaluation.small_models import Rows, contracting_model, small_model
 
 MODES = (
     ModeConfig("simultaneous", "simultaneous", eval_max_iter=30, eval_tol=1e-4),

@@ -304,20 +304,6 @@ def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, token
         evaluate(tmp_path / "none", {"model": trained}, config)
 
 
-def test_data_that_was_not_fetched_is_told_in_one_line_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "far.yaml").write_text(
-        "task: far\ndataset_path: owner/not-fetched\noutput_type: loglikelihood\ntest_split: test\n"
-        "doc_to_text: '{{text}}'\ndoc_to_target: ' x'\nmetadata: {version: 1.0}\n"
-    )
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with refused(r"task far: its data .*owner/not-fetched.*`implicit-llm prefetch", TaskError) as error:
-        load_tasks(LmEvalConfig("lm_eval", (), ("far",), task_path=str(tmp_path)))
-    assert error.value.exit_code == 2
-
-
 def test_task_files_that_changed_after_planning_are_refused(tmp_path: Path) -> None:
     digests = file_digests(LOCAL_FOLDER)
     assert set(digests) >= {"cloze.yaml", "cloze.jsonl", "documents.py"}

@@ -18,10 +18,10 @@ from tests.unit.evaluation.finished_runs import (
     finish,
     random_documents,
     records,
+    small_model,
     train_nothing,
     write_stream,
 )
-from tests.unit.evaluation.small_models import small_model
 
 # Documents of three, one, nine and two tokens, and end-of-text (0) behind each: shorter and longer than rows of five.
 STREAM = [3, 4, 5, 0, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 2, 1, 0]

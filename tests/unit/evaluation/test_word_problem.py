@@ -36,9 +36,17 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import InputMissing
 from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import records, train_nothing, word_problems
-from tests.unit.evaluation.small_models import VOCAB, Rows, StandIn, problems, small_model
-from tests.unit.workflow.console_calls import run
+from tests.unit.evaluation.finished_runs import (
+    VOCAB,
+    Rows,
+    StandIn,
+    problems,
+    records,
+    small_model,
+    train_nothing,
+    word_problems,
+)
+from tests.unit.workflow.experiments import run
 
 LENGTHS = (12, 24)
 MODES: list[dict[str, Any]] = [

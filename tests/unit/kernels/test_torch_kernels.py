@@ -45,11 +45,6 @@ def test_outputs_and_gradients_equal_the_sum(sizes, silu, has_initial, dtype, to
     assert all(relative_error(a, b) < 10 * tolerance for a, b in zip(ours, theirs, strict=True) if b.numel())
 
 
-def test_gradients_of_the_convolution_agree_with_finite_differences() -> None:
-    tensors = conv_inputs(2, 5, 3, 4)
-    assert torch.autograd.gradcheck(lambda *t: causal_conv(*t, silu=True)[0], tensors)
-
-
 @pytest.mark.parametrize("split", [1, 2, 3, 8, 11])
 @pytest.mark.parametrize("has_initial", [True, False])
 def test_two_halves_with_the_carried_inputs_equal_one_run(split: int, has_initial: bool) -> None:
@@ -81,11 +76,6 @@ def head_inputs(dtype: torch.dtype, vocab: int = 37) -> tuple[torch.Tensor, torc
 
 def by_logits(hidden, weight, labels):
     return F.cross_entropy(hidden @ weight.t(), labels, ignore_index=IGNORED, reduction="sum")
-
-
-def test_gradients_of_the_fused_head_agree_with_finite_differences() -> None:
-    hidden, weight, labels = head_inputs(torch.float64)
-    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, labels, IGNORED), (hidden, weight))
 
 
 @pytest.mark.parametrize("slice_tokens", [4, 23, 4096])
@@ -228,16 +218,6 @@ def test_without_the_state_the_output_and_its_gradients_are_the_same(length: int
     of_state = gradients(inputs, lambda i: run(i)[1:])
     for got, expected in zip(of_state, gradients(inputs, lambda i: sequential_ssd(i)[1:]), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("length", [1, 5, 8, 11])
-def test_gradients_agree_with_finite_differences(length: int) -> None:
-    inputs = ScanCase(1, length, 2, 1, 2, 3, has_initial=True).inputs().learnable()
-
-    def call(*tensors: torch.Tensor):
-        return ssd(*tensors, return_state=True, chunk_len=4)
-
-    assert torch.autograd.gradcheck(call, inputs.tensors())
 
 
 @pytest.mark.parametrize("length", [9, 40])

@@ -23,9 +23,8 @@ import pytest
 import torch
 
 from implicit_llm.kernels import selection
-from tests.gpu import test_attention_kernels as attention
 from tests.gpu import test_fused_kernels as fused
-from tests.gpu import test_mixer_gradient as mixer
+from tests.gpu import test_layer_kernels as layer
 
 BOTH = (torch.float32, torch.float16)
 NARROW = (16, 2, 16)  # P, G, N
@@ -58,11 +57,11 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
         (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
-        *((mixer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
-        (attention.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
-        (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
-        (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (2, 9, 2, (3, 24), False)),
-        (attention.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
+        *((layer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
+        (layer.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
+        (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
+        (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (2, 9, 2, (3, 24), False)),
+        (layer.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -75,7 +74,7 @@ def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tu
     ("check", "case"),
     [
         (fused.test_x_may_be_a_slice_and_transposed, ()),
-        (attention.test_rotation_takes_gradients_of_any_layout, ()),
+        (layer.test_rotation_takes_gradients_of_any_layout, ()),
         *((fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, length, NARROW)) for length in (1, 50)),
         (fused.test_the_fused_head_equals_its_logits, (100,)),
         *((fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule, ((6, 8, 48), stop)) for stop in STOPS),
@@ -120,13 +119,13 @@ def compile_all(target: str) -> set[str]:
     with selection.kernels("triton"):
         for check, case in (
             (fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), True)),
-            (mixer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
+            (layer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 50, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 1, (64, 1, 128))),
             (fused.test_the_fused_head_equals_its_logits, (100,)),
-            (attention.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (1, 64), True)),
-            (attention.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (1, 64), True)),
-            (attention.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
+            (layer.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (1, 64), True)),
+            (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (1, 64), True)),
+            (layer.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
         ):
             with suppress(AssertionError):  # nothing has computed anything
                 check(*case, torch.bfloat16)

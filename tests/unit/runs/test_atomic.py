@@ -3,8 +3,6 @@
 import errno
 import math
 import os
-import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +24,7 @@ from implicit_llm_contracts.runs.journal import Journal, JournalError
 from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import StageRequest, run_stage
+from tests.limits import file_size_limit
 from tests.refusals import refused
 
 
@@ -69,14 +68,8 @@ def test_data_and_directory_are_synced_in_this_order_around_the_rename(
 def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_atomic(path, b"old")
-    old_limit, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old_limit[1]))
-    try:
-        with pytest.raises(StorageError, match="files may not be that large"):
-            write_atomic(path, b"x" * 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
-        signal.signal(signal.SIGXFSZ, old_handler)
+    with file_size_limit(100), pytest.raises(StorageError, match="files may not be that large"):
+        write_atomic(path, b"x" * 1000)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
 

@@ -1,8 +1,6 @@
 """Tiny stages, run as all stages are: a data set, a model that is trained on it, an evaluation of both."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +77,6 @@ def preempted(context: StageContext) -> StageResult:
     """Ends after a step, as a job does that is asked to stop."""
     context.journal.metrics(1, {"loss": 1.0, "residual": 0.1, "tokens_per_s": 100.0})
     raise SystemExit(75)
-
-
-def wait_until(is_so: Callable[[], object], seconds: float = 120.0) -> None:
-    """Fails when it takes too long."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, f"not so within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def fail(context: StageContext) -> StageResult:

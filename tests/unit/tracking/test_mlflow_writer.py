@@ -19,6 +19,7 @@ from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
 from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
+from tests.limits import wait_until
 from tests.store_copies import copying
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_model
@@ -45,7 +46,7 @@ def test_a_writer_brings_the_journal_and_ends_with_the_status(
 ) -> None:
     monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
     writer = open_run(run)
-    small_stages.wait_until(lambda: rows(results, LOSS) == [(1, 1.0)])
+    wait_until(lambda: rows(results, LOSS) == [(1, 1.0)])
     Journal(run.journal).metrics(2, {"loss": 0.5})
     writer.finish("FINISHED")
     assert rows(results, LOSS) == [(1, 1.0), (2, 0.5)]
@@ -89,7 +90,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
         open_run(run).finish("FINISHED")
         other.execute("ROLLBACK")
     assert [record.levelname for record in caplog.records if "no answer within" in record.getMessage()] == ["WARNING"]
-    small_stages.wait_until(lambda: rows(results, "SELECT status FROM runs") == [("FINISHED",)])
+    wait_until(lambda: rows(results, "SELECT status FROM runs") == [("FINISHED",)])
     assert rows(results, LOSS) == [(1, 1.0)]
 
 
@@ -177,7 +178,7 @@ def test_a_transaction_that_a_killed_process_left_is_rolled_back(tmp_path: Path,
 def measured(path: Path, num_points: int) -> None:
     monitor = MachineMonitor(path)
     monitor.start()
-    small_stages.wait_until(lambda: len(read(path)) >= num_points)
+    wait_until(lambda: len(read(path)) >= num_points)
     monitor.stop()
 
 
@@ -304,7 +305,7 @@ def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(t
 
     def work(context: small_stages.StageContext) -> small_stages.StageResult:
         context.journal.metrics(1, {"loss": 1.0})
-        small_stages.wait_until(points)
+        wait_until(points)
         (tracked / "mlflow.db").write_bytes(b"this is no database" * 100)
         mlflow_writer.rebuild(tracked)
         context.journal.metrics(2, {"loss": 0.5})

@@ -12,6 +12,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_writer import bring_late, late_works
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
+from tests.limits import wait_until
 from tests.mlflow_server import MlflowServer
 from tests.unit.tracking import small_stages
 from tests.unit.tracking.small_stages import make_chain, make_data, make_model, start_invocation
@@ -141,9 +142,6 @@ def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
     assert late_works(results / "demo") == []
 
 
-TRAINED = "train/s3-implicit-s3/free"
-
-
 @pytest.fixture
 def server(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowServer]:
     """Not yet started; its store is elsewhere than the results."""
@@ -180,7 +178,7 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
 
     def outlive_the_server(context: small_stages.StageContext) -> small_stages.StageResult:
         context.journal.metrics(1, {"loss": 1.0})
-        small_stages.wait_until(lambda: f"train/{context.name}" in Stored(server.uri).runs)
+        wait_until(lambda: f"train/{context.name}" in Stored(server.uri).runs)
         server.stop()
         context.journal.metrics(2, {"loss": 0.5})
         return small_stages.StageResult([], {})
@@ -198,17 +196,3 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
     assert (len(content[TRAINED]["inputs"]), len(content[TRAINED]["models"])) == (1, 1)
     mlflow_writer.rebuild(results)
     assert Stored(server.uri).content() == content
-
-
-@pytest.mark.slow
-def test_a_server_with_an_empty_store_is_filled_as_a_file_is(
-    results: Path, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.start()
-    make_chain(results)
-    content = Stored(server.uri).content()
-    for state in (results / "demo").rglob("mlflow.json"):
-        state.unlink()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    mlflow_writer.rebuild(results)
-    assert Stored(results).content() == content

@@ -7,7 +7,7 @@ import torch
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, micro_batches
 from implicit_llm.training.sampler import IndexPermutation, StepSampler
 from implicit_llm_data.shards import IGNORED_LABEL
-from tests.unit.evaluation.small_models import Rows
+from tests.unit.evaluation.finished_runs import Rows
 
 # Input i is i * 10 + position; labels are inputs + 1000.
 INPUTS = 10 * np.arange(100)[:, None] + np.arange(4)

@@ -3,11 +3,9 @@
 import errno
 import json
 import random
-import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +41,7 @@ from implicit_llm.training.state import (
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.journal import Journal, read_events
+from tests.limits import file_size_limit
 from tests.refusals import refused
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, flip_last_byte, inject
 
@@ -182,17 +181,6 @@ def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_
     store.identity = {**IDENTITY, "fingerprint": "e" * 64}
     with pytest.raises(ForeignCheckpoint, match="the configs are equal, the code or the inputs are not"):
         store.newest()
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """What a disk quota does, for this process."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_fills_up_leaves_the_old_checkpoint_and_names_the_bytes_needed(store: CheckpointStore) -> None:

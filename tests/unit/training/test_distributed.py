@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 from implicit_llm.training.distributed import WrongWorld, require_world
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
+from tests.limits import wait_until
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, MANY_STEPS, artifacts, logged, saved, train, work_of
 
 ROOT = Path(__file__).parents[3]
@@ -180,13 +179,6 @@ class Launched:
             return 0
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def descendants(job: Launched) -> list[psutil.Process]:
     return psutil.Process(job.process.pid).children(recursive=True)
 
@@ -198,7 +190,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
 ) -> None:
     stopped, undisturbed = tmp_path / "stopped" / "only", tmp_path / "undisturbed" / "only"
     first = Launched(stopped, data, config="long", save_steps=1)  # it would not end before the signal comes
-    wait_until(lambda: first.steps_reported() >= 1)
+    wait_until(lambda: first.steps_reported() >= 1, DEADLINE_S)
     first.process.send_signal(number)
     first.process.send_signal(signal.SIGTERM)  # as Slurm does after the preemption notice
     code, errors = first.end()
@@ -217,7 +209,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
 @pytest.mark.slow
 def test_a_signal_before_the_processes_are_ready_waits_for_them(tmp_path: Path, data: Path) -> None:
     job = Launched(tmp_path / "a" / "only", data, config="long")  # it would not end before the signal comes
-    wait_until(lambda: len(descendants(job)) == 3)  # torchrun and its processes, which import torch now
+    wait_until(lambda: len(descendants(job)) == 3, DEADLINE_S)  # torchrun and its processes, which import torch now
     job.process.send_signal(signal.SIGUSR2)
     code, errors = job.end()
     assert code == 75, errors
@@ -252,10 +244,10 @@ def test_one_process_that_goes_wrong_ends_all_and_the_executor_is_told_why(
 @pytest.mark.slow
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path, data: Path) -> None:
     job = Launched(tmp_path / "a" / "only", data, {"rank": 1, "step": 4, "what": "hang"}, save_steps=2)
-    wait_until(lambda: len(descendants(job)) == 3 and any(job.run_dir.rglob("journal.jsonl")))
+    wait_until(lambda: len(descendants(job)) == 3 and any(job.run_dir.rglob("journal.jsonl")), DEADLINE_S)
     processes = descendants(job)
     job.process.kill()
-    wait_until(lambda: not any(map(is_alive, processes)))
+    wait_until(lambda: not any(map(is_alive, processes)), DEADLINE_S)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -13,7 +13,6 @@ from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.results.verify import rebuild_commands
-from tests.unit.workflow.console_calls import loaded_after, loaded_by, output, refusal, run, where
 from tests.unit.workflow.experiments import (
     DRIVER,
     START_S,
@@ -22,9 +21,15 @@ from tests.unit.workflow.experiments import (
     finish,
     finish_with,
     held,
+    loaded_after,
+    loaded_by,
     log,
     metrics,
+    output,
     real_plan,
+    refusal,
+    run,
+    where,
     work_of,
     write_journal,
 )
@@ -225,12 +230,6 @@ def test_jobs_do_not_look_at_the_hub_unless_told_to(
     assert os.environ["HF_HUB_OFFLINE"] == seen
 
 
-def test_an_edited_identity_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, identity: str) -> None:
-    edited = identity.replace('"length":8', '"length":9')
-    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "run"), "--identity", edited)
-    assert (code, "fingerprint" in err.splitlines()[-1]) == (2, True)
-
-
 WRONG_FILES = ("{", "[]", '{"role": 1}', '{"data": "a"}')  # each with its text as its name
 
 
@@ -400,18 +399,6 @@ def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
     assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in output(
         capsys, "status", *where(failed)
     )
-
-
-def test_a_freed_result_that_a_job_needs_is_stale_here_as_in_explain(
-    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
-) -> None:
-    plan = real_plan(failed)
-    (work_of(plan, UNROLLED) / "freed.json").touch()
-    why = f"its files were freed, and {FREE} needs them"
-    for command in ("explain", "status"):
-        jobs = json.loads(output(capsys, command, FREE, *where(failed), "--json"))["jobs"]
-        (job,) = [job for job in jobs if job["job"] == UNROLLED]
-        assert (job["state"], job["why"]) == ("stale", why), command
 
 
 def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_workflow.commands import try_it
-from tests.unit.workflow.console_calls import output, refusal
+from tests.unit.workflow.experiments import output, refusal
 
 
 def test_it_prints_what_it_measured_and_draws_it(

@@ -21,8 +21,7 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.explain import upstream_closure
 from tests.pages import ROOT
-from tests.unit.workflow.console_calls import output, where
-from tests.unit.workflow.experiments import ExperimentFile, finish_with, work_of
+from tests.unit.workflow.experiments import ExperimentFile, finish_with, output, where, work_of
 
 BENCHMARKS = PROJECT_DIR / "results" / "benchmarks"
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}

@@ -20,8 +20,7 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.refusals import refused
-from tests.unit.workflow.console_calls import output
-from tests.unit.workflow.experiments import GRID, ExperimentFile, finish, keys
+from tests.unit.workflow.experiments import GRID, ExperimentFile, finish, keys, output
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.yaml")), ids=lambda path: path.stem)

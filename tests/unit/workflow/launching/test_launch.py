@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.launched import Death, End, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
-from tests.unit.workflow.console_calls import run
+from tests.unit.workflow.experiments import run
 
 NODES = Allocation("7", 2, "n[1-2]", 16)
 

@@ -38,8 +38,7 @@ from implicit_llm_workflow.prefetch import (
     put_by_hand,
     wanted_files,
 )
-from tests.unit.workflow.console_calls import output
-from tests.unit.workflow.experiments import ExperimentFile
+from tests.unit.workflow.experiments import ExperimentFile, output
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 MEMBERS = {"en-valid/qa1_train.txt": b"1 Mary sat.\n", "en-valid-10k/qa3_train.txt": b"1 John ran.\n"}

@@ -18,8 +18,16 @@ from implicit_llm_workflow.results.compare import (
     number_rows,
 )
 from implicit_llm_workflow.text import number_text, share_text, spread_text, time_text
-from tests.unit.workflow.console_calls import output, where
-from tests.unit.workflow.experiments import ExperimentFile, event, finish_with, metrics, real_plan, write_journal
+from tests.unit.workflow.experiments import (
+    ExperimentFile,
+    event,
+    finish_with,
+    metrics,
+    output,
+    real_plan,
+    where,
+    write_journal,
+)
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"
 OTHER = "train/implicit-s1/free"
@@ -87,12 +95,6 @@ def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: Experimen
     found = shown(compared(finished, "implicit-s0", "explicit"))
     assert (found["phase.solver.tol"], found["input start"]) == (("0.1", "-"), (UNROLLED, "-"))
     assert "phase.solver" not in found
-
-
-def test_seeds_are_put_together_with_their_spread(finished: ExperimentFile) -> None:
-    found = compared(finished, "implicit", "explicit")
-    assert numbers(found, "at the end")["loss"] == ["1.5 (1 to 2, 2 seeds)", "1"]
-    assert shown(found)["seed"] == ("0, 1", "0")
 
 
 def test_evaluations_of_this_very_model_are_set_side_by_side(finished: ExperimentFile) -> None:

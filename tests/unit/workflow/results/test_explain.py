@@ -114,13 +114,6 @@ def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: E
     assert (other["hours"], other["basis"]) == (0.5, "as another seed x 0.5, with other settings")
 
 
-def test_a_result_of_before_is_taken_up_again_for_nothing(finished: ExperimentFile) -> None:
-    plan = finished.edit("tol: 0.1", "tol: 0.2").plan()
-    key = "train/implicit-s0/free"
-    (work_of(plan, key) / "manifest.json").write_text("{}")
-    assert cost_of(plan, key)["basis"] == "done before, is taken up again"
-
-
 def test_what_nothing_tells_is_not_known_and_counted(plan: Plan) -> None:
     found = explain(plan)
     unknown = [job for job in found if job.cost.hours is None]
