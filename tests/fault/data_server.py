@@ -1,4 +1,4 @@
-"""Makes data sets for test_data_faults.py.
+"""Makes data sets for test_fault_points.py.
 
 An order is {"run_dir": ..., "identity": ..., "inputs": {role: run directory}, "downloads": ..., "env": {...}}.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault import test_data_faults, test_fault_points, test_training_faults
+from tests.fault import test_fault_points, test_training_faults
 from tests.fault.forks import CONTRACTS, DATA, JOBS, LIBRARY, ROOT
 from tests.fault.points import points_in, registered
 
@@ -113,7 +113,7 @@ def test_the_search_finds_what_it_should(tmp_path: Path, body: str, is_found: bo
 
 
 def test_every_fault_point_is_in_a_matrix() -> None:
-    covered = {*test_data_faults.POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
+    covered = {*test_fault_points.DATA_POINTS, *test_fault_points.POINTS, *test_training_faults.POINTS}
     assert sorted(covered) == list(registered(CONTRACTS, DATA, JOBS, LIBRARY))
 
 
