@@ -236,6 +236,7 @@ def test_an_unfinished_fetch_is_not_taken_for_the_corpus_and_files_put_there_by_
     with refused(f"^{folder_of(downloads)}: a fetch into it was not finished; {AGAIN}"):
         names(downloads)
     (folder_of(downloads) / ".cache" / "huggingface").rmdir()
+    write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["of another split"])
     assert names(downloads) == ["data/train-0.jsonl", "data/train-1.jsonl"]
     assert fetched_files(HubFiles("dataset", "who/nobody", None, "train"), downloads) is None
 
@@ -245,6 +246,8 @@ def test_only_the_recorded_files_are_read_in_the_order_of_their_names(downloads:
     record(downloads, "data/train-1.jsonl", "data/train-0.jsonl")
     write_jsonl(folder_of(downloads) / "data" / "train-2.jsonl", ["of another version"])
     assert names(downloads, revision=revision) == ["data/train-0.jsonl", "data/train-1.jsonl"]
+    with refused("the split 'test' of the dataset is not among what was fetched"):
+        names(downloads, split="test")
 
 
 @pytest.mark.parametrize("revision", ["v2", "0123"])  # too short for a commit
