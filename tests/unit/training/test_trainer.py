@@ -7,12 +7,15 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from implicit_llm.kernels.selection import KernelsUnavailable
+from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
@@ -67,6 +70,15 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
     report = json.loads((work_of(run_dir) / "non_finite.json").read_text())
     assert (report["step"], len(report["sample_indices"])) == (4, 8)
     assert report["recent"][2]["loss"] > 0
+
+
+def test_a_state_of_the_solver_that_is_not_finite_stops_with_the_batch(
+    run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverge = Mock(side_effect=NonFiniteState("sequence 3 is not finite at position 5"))
+    monkeypatch.setattr(ImplicitMamba2ForCausalLM, "forward", diverge)
+    with pytest.raises(NonFiniteTraining, match="sequence 3 is not finite at position 5 at step 1"):
+        train(run_dir, train_config(), data)
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16"])
