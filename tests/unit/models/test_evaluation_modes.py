@@ -153,6 +153,7 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
         model.zero_grad()
         model.solver = replace(model.solver, block_len=block_len)
         output = model(input_ids, labels=input_ids, aligned=True)
+        assert output.solver_stats.num_closing == 3 + (block_len is not None)  # one f closes each of several blocks
         output.loss.backward()
         return output.loss, model.backbone.layers[0].mixer.in_proj.v.grad.clone()
 
