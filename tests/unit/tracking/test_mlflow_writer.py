@@ -332,6 +332,3 @@ def test_a_damaged_journal_is_named_and_the_others_are_brought(tracked: Path, ca
     assert "journal.jsonl: line 1 is damaged" in caplog.text
 
 
-def test_results_that_do_not_exist_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TrackingError, match="no such directory"):
-        mlflow_writer.rebuild(tmp_path / "none")
