@@ -345,10 +345,12 @@ def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> No
     assert safe_digests(folder, FileDigests(tmp_path / "cache.json")) == first
     (folder / "model.safetensors").write_bytes(b"another")
     assert safe_digests(folder, digest)["model.safetensors"] != first["model.safetensors"]
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    (folder / "model-1.safetensors").write_bytes(b"one of two")
+    shards = {"v": "model-1.safetensors", "w": "../peer/config.json"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert set(safe_digests(folder, digest)) == set(first)  # as the import reads it
     (folder / "model.safetensors").unlink()
-    assert set(safe_digests(folder, digest)) == {"config.json", "model.safetensors.index.json"}
+    assert set(safe_digests(folder, digest)) == {"config.json", "model.safetensors.index.json", shards["v"]}
 
 
 def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: ExperimentFile) -> None:
