@@ -49,12 +49,13 @@ def test_a_checkpoint_of_transformers_is_copied_as_it_is(tmp_path: Path, kind: s
     assert len(list(source.glob("*.safetensors"))) > len(how)
     (source / "modeling_code.py").write_text("raise SystemExit")
     (source / "tokenizer.json").write_text("{}")
-    run_dir = import_checkpoint(tmp_path, path="mine")
+    run_dir = import_checkpoint(tmp_path, path="mine", sha256={"tokenizer.json": sha256_of(source / "tokenizer.json")})
     manifest = Manifest.read(run_dir / "manifest.json")
     digests = {record.path.rpartition("/")[2]: record.sha256 for record in manifest.files}
     del digests["README.md"]  # the card, which is made here
     assert digests == {name: sha256_of(source / name) for name in names | {"tokenizer.json"}}
     assert manifest.summary["layout"] == "transformers"
+    assert manifest.summary["num_parameters"] == model.num_parameters()
     assert manifest.summary["source"]["path"] == "mine"
     weights = {name: digest for name, digest in digests.items() if name.startswith("model")}
     assert weights.items() <= manifest.summary["source"]["sha256"].items()

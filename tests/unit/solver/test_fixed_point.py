@@ -244,6 +244,7 @@ def test_blocks_of_every_width_reach_the_fixed_point_of_the_whole(width: int, me
     torch.testing.assert_close(trained, exact_BLD, rtol=1e-8, atol=1e-8)
     assert torch.equal(state, evaluated[:, -1])
     assert stats.is_converged.all()
+    assert stats.num_closing == 1  # of every block
 
 
 def test_evaluation_goes_on_from_the_state_of_an_earlier_part() -> None:

@@ -330,5 +330,3 @@ def test_a_damaged_journal_is_named_and_the_others_are_brought(tracked: Path, ca
     assert done.failed == ("data/s3-train",)
     assert done.num_runs == 3
     assert "journal.jsonl: line 1 is damaged" in caplog.text
-
-
