@@ -280,13 +280,6 @@ def test_only_the_damaged_shard_is_made_again(
     assert contents(tmp_path) == undisturbed
 
 
-def test_shards_of_another_configuration_are_not_kept(tmp_path: Path) -> None:
-    stage.run(context_in(tmp_path, seed=4))
-    stage.run(context_in(tmp_path))
-    stage.run(context_in(tmp_path.with_name("fresh")))
-    assert contents(tmp_path) == contents(tmp_path.with_name("fresh"))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
