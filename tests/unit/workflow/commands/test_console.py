@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,16 @@ def test_an_identity_that_no_job_has_and_an_option_that_does_nothing_in_it_are_r
     identity = Identity(stage, "s3", {"kind": "wordproblem"}, "c0de", {}).to_json()
     code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity, *words)
     assert (code, message in err, (tmp_path / "s3" / "work").exists()) == (2, True, False)
+
+
+def test_a_package_that_a_job_misses_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, "implicit_llm_data.stages.word_problem", raising=False)
+    identity = Identity("data", "s3", {"kind": "word_problem"}, "c0de", {}).to_json()
+    code, _, err = run(capsys, "job", "--run-dir", str(tmp_path / "s3"), "--identity", identity)
+    assert (code, "numpy" in err, "pip install" in err) == (2, True, True)
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile) -> None:

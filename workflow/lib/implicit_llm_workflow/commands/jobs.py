@@ -1,6 +1,7 @@
 """The commands that run one job of a workflow, `job` and `train`, and `preflight`, which checks a machine first."""
 
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from implicit_llm_contracts.runs import (
 )
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
-from implicit_llm_workflow.planning.code_digest import plugin_paths, require_submitted_code, stage_module
+from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
 from implicit_llm_workflow.planning.staleness import PAGES
 
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
@@ -134,11 +135,10 @@ def run_job(job: Job) -> None:
     plugins = plugin_paths(config)
     for plugin in plugins:
         load_plugin(Path(plugin))
-    try:
-        name = stage_module(stage, config)
-        module = importlib.import_module(name)
-    except (KeyError, ModuleNotFoundError) as error:
-        raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}") from error
+    name = stage_module(stage, config) if stage in STAGES else None
+    if name is None or importlib.util.find_spec(name) is None:
+        raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}")
+    module = importlib.import_module(name)
     is_own = owner_of(stage, config.get("kind", "")) is not None
     run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
 
