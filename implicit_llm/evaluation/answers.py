@@ -158,13 +158,17 @@ def token_losses(logits_BLV: Tensor, labels_BL: np.ndarray) -> Tensor:
     batch, length = labels_BL.shape
     labels = torch.as_tensor(labels_BL, dtype=torch.long, device=logits_BLV.device)
     losses_BL = torch.empty(batch, length, dtype=torch.float32, device=logits_BLV.device)
-    step = max(1, LOSS_TOKENS // batch)
-    for start in range(0, length, step):
-        part = slice(start, start + step)
+    for part in pieces(length, batch):
         logits = logits_BLV[:, part].flatten(0, 1).float()
         losses = F.cross_entropy(logits, labels[:, part].flatten(), reduction="none", ignore_index=IGNORED_LABEL)
         losses_BL[:, part] = losses.view(batch, -1)
     return losses_BL
+
+
+def pieces(length: int, num_rows: int) -> list[slice]:
+    """Positions 0 to `length` in pieces of about LOSS_TOKENS tokens of so many rows."""
+    step = max(1, LOSS_TOKENS // num_rows)
+    return [slice(start, start + step) for start in range(0, length, step)]
 
 
 def _autocast(job: EvaluationJob) -> AbstractContextManager[Any]:

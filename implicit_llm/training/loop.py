@@ -31,9 +31,7 @@ from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge,
 from implicit_llm.training.operations.checkpoint import Checkpoint, CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
-from implicit_llm.training.operations.solver_alarm import SolverAlarm
-from implicit_llm.training.operations.speed import SpeedMeter
-from implicit_llm.training.operations.status import StatusLine
+from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.optimizer import build_optimizer, learning_rate, local_part
 from implicit_llm.training.sampler import StepSampler

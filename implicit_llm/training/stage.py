@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
-from implicit_llm.cards.training_card import training_card
+from implicit_llm.cards.model_card import training_card
 from implicit_llm.device import choose_device
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.training.batches import BatchSizeError

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.answers import (
     Batch,
     BatchSize,
@@ -37,6 +36,7 @@ from implicit_llm.evaluation.answers import (
     SolverTally,
     answers,
     finite,
+    pieces,
     position_bins,
 )
 from implicit_llm.evaluation.frame import ModelEvaluation, Record, data_inputs, reads_of_inputs, rows_of
@@ -328,9 +328,8 @@ def compare(outputs: Mapping[str, ModeOutput], pairs: Sequence[Pair]) -> list[Pa
     """The pairs of modes on one batch, a piece of the positions at a time."""
     found = [PairTally() for _ in pairs]
     batch, length = next(iter(outputs.values())).states.shape[:2]
-    step = max(1, reading.LOSS_TOKENS // (batch * len(outputs)))
-    for start in range(0, length, step):
-        logits = {name: output.logits(slice(start, start + step)) for name, output in outputs.items()}
+    for part in pieces(length, batch * len(outputs)):
+        logits = {name: output.logits(part) for name, output in outputs.items()}
         for (mode, reference), tally in zip(pairs, found, strict=True):
             tally.add(logits[mode], logits[reference])
     return found
@@ -360,8 +359,8 @@ def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
         fz_BLD = base.apply_stack(z_BLD, x)[0]
         if evaluation in wanted:
             progress = measure(z_BLD, fz_BLD)
-            parts = fz_BLD.split(max(1, reading.LOSS_TOKENS // len(fz_BLD)), dim=1)
-            predicted_BL = torch.cat([model.lm_head(part_BLD).argmax(-1) for part_BLD in parts], dim=1)
+            parts = pieces(fz_BLD.shape[1], len(fz_BLD))
+            predicted_BL = torch.cat([model.lm_head(fz_BLD[:, part]).argmax(-1) for part in parts], dim=1)
             found.append([values.flatten() for values in (progress.residual_B, progress.residual_BL, predicted_BL)])
         z_BLD = torch.lerp(z_BLD, fz_BLD, solver.tau)
     if not bool(torch.isfinite(z_BLD).all()):

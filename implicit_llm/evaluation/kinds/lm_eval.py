@@ -14,9 +14,15 @@ from lm_eval.utils import hash_string
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
 from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input, reads_of_inputs
-from implicit_llm.evaluation.lm_eval_harness.model import DEFAULT_BATCH_SIZE, ImplicitLM, RequestCost
+from implicit_llm.evaluation.lm_eval_harness.model import (
+    DEFAULT_BATCH_SIZE,
+    TOKENIZER_FILE,
+    ImplicitLM,
+    RequestCost,
+    load_tokenizer,
+    run_tokenizer,
+)
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
-from implicit_llm.evaluation.lm_eval_harness.tokenizer import TOKENIZER_FILE, load_tokenizer, run_tokenizer
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
 

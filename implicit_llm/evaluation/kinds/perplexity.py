@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from implicit_llm.evaluation import answers as reading
 from implicit_llm.evaluation.answers import (
     Batch,
     Evaluation,
     EvaluationJob,
     LossTally,
     PositionTally,
+    pieces,
     tallied,
     token_losses,
 )
@@ -144,8 +144,7 @@ def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
 
 
 def _losses_of_states(hidden_BLD: Tensor, labels_BL: np.ndarray, head: nn.Module) -> Tensor:
-    step = max(1, reading.LOSS_TOKENS // len(labels_BL))
-    parts = [slice(start, start + step) for start in range(0, labels_BL.shape[1], step)]
+    parts = pieces(labels_BL.shape[1], len(labels_BL))
     return torch.cat([token_losses(head(hidden_BLD[:, part]), labels_BL[:, part]) for part in parts], dim=1)
 
 

@@ -29,9 +29,8 @@ import implicit_llm
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.lm_eval_harness import command_line
-from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError
+from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, TokenizerMissing
 from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
-from implicit_llm.evaluation.lm_eval_harness.tokenizer import TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.manifest import Manifest

@@ -18,9 +18,7 @@ from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
 from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
-from implicit_llm.training.operations.solver_alarm import SolverAlarm
-from implicit_llm.training.operations.speed import SpeedMeter, peak_flops
-from implicit_llm.training.operations.status import StatusLine, duration
+from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, StatusLine, duration, peak_flops
 from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal, read_events
 from implicit_llm_data.shards import IGNORED_LABEL
@@ -339,7 +337,7 @@ def test_utilisation_is_a_share_of_the_peak_of_all_devices(
     clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = SimpleNamespace(get_device_name=lambda device: "NVIDIA H200", max_memory_allocated=lambda device: 3 * 2**30)
-    monkeypatch.setattr("implicit_llm.training.operations.speed.torch.cuda", cuda)
+    monkeypatch.setattr("implicit_llm.training.operations.status.torch.cuda", cuda)
     meter = SpeedMeter("bf16", torch.device("cuda", 0), 4)
     meter.start(Totals())
     clock.now += 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm.training.operations.speed import peak_flops
+from implicit_llm.training.operations.status import peak_flops
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
