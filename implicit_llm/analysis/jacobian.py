@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from implicit_llm.analysis.spectral_radius import growth_per_product
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.stack import Prefix
@@ -92,15 +93,11 @@ class StateJacobian:
         """
         if self.u_SD.shape[1] == 0:
             return float(self.decay_S.abs().max())
-        generator = torch.Generator().manual_seed(0)
-        v_S = torch.randn(self.decay_S.shape, generator=generator, dtype=self.decay_S.dtype).to(self.decay_S.device)
-        growth = []
-        for _ in range(num_products):
-            v_S = v_S / (v_S.norm() + TINY)
-            v_S = self.decay_S * v_S + self.u_SD @ (self.phi_DS @ v_S)
-            growth.append(math.log(float(v_S.norm()) + TINY))
-        second_half = growth[num_products // 2 :]
-        return math.exp(sum(second_half) / len(second_half))
+
+        def product(v_1S: Tensor) -> Tensor:
+            return self.decay_S * v_1S + v_1S @ self.phi_DS.T @ self.u_SD.T
+
+        return float(growth_per_product(product, self.decay_S[None], num_products))
 
 
 @torch.no_grad()

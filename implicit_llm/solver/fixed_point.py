@@ -62,28 +62,27 @@ class Best:
 
     def _record(self, active: Tensor, z_next: Tensor, progress: Progress) -> None:
         whole = len(active) == len(self.z)
-        open_B = ~(self.done if whole else self.done[active])
-        better_B = open_B
-        if not progress.keeps_last:
-            better_B = open_B & (progress.residual_B < (self.residual if whole else self.residual[active]))
-        non_finite_BL = ~progress.residual_BL.isfinite()
-        self._put("non_finite", active, whole, open_B, non_finite_BL, merge=True)
-        num_iter = self.num_iter if whole else self.num_iter[active]
-        self._put("num_iter", active, whole, open_B, num_iter + 1)
-        self._put("z", active, whole, better_B, z_next)
-        self._put("residual", active, whole, better_B, progress.residual_B)
-        self._put("residual_BL", active, whole, better_B, progress.residual_BL)
-        self._put("done", active, whole, open_B, progress.done_B)
 
-    def _put(self, name: str, active: Tensor, whole: bool, where_B: Tensor, value: Tensor, merge: bool = False) -> None:
-        mine = getattr(self, name)
-        current = mine if whole else mine[active]
-        value = (current | value) if merge else value.to(current.dtype)
-        where = where_B.view(-1, *(1,) * (value.ndim - 1))
-        if whole:  # in place: a captured graph knows the tensors by their addresses
-            torch.where(where, value, current, out=mine)
-        else:
-            mine[active] = torch.where(where, value, current)
+        def mine(name: str) -> Tensor:
+            return getattr(self, name) if whole else getattr(self, name)[active]
+
+        open_B = better_B = ~mine("done")
+        if not progress.keeps_last:
+            better_B = open_B & (progress.residual_B < mine("residual"))
+        found = {
+            "non_finite": (open_B, mine("non_finite") | ~progress.residual_BL.isfinite()),
+            "num_iter": (open_B, mine("num_iter") + 1),
+            "z": (better_B, z_next),
+            "residual": (better_B, progress.residual_B),
+            "residual_BL": (better_B, progress.residual_BL),
+            "done": (open_B, progress.done_B),
+        }
+        for name, (where_B, value) in found.items():
+            current, where = mine(name), where_B.view(-1, *(1,) * (value.ndim - 1))
+            if whole:  # in place: a captured graph knows the tensors by their addresses
+                torch.where(where, value.to(current.dtype), current, out=current)
+            else:
+                getattr(self, name)[active] = torch.where(where, value.to(current.dtype), current)
 
     def reset(self) -> None:
         """Forget everything, in place."""
