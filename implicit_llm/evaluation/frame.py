@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,19 +190,10 @@ def tracked_name(*parts: str) -> str:
 
 
 MODEL_ROLE = "model"
-TRAINING_STATE = frozenset({"checkpoint", "kept"})  # folders of a training phase from which a training goes on
 
 
 class EvaluateInputError(UserError):
     """An input directory is not what an evaluation needs."""
-
-
-def reads_of_inputs(path: PurePosixPath) -> bool:
-    """Whether an evaluation reads this file: not the weights, moments and random states of a training that goes on.
-
-    They are three times the size of the model, and may have been removed to save room.
-    """
-    return TRAINING_STATE.isdisjoint(path.parts)
 
 
 def model_input(context: StageContext) -> Input:

@@ -34,7 +34,6 @@ from implicit_llm.evaluation.frame import (
     ModelEvaluation,
     Record,
     data_inputs,
-    reads_of_inputs,
     rows_of,
 )
 from implicit_llm.models.cache import ConvergedStateCache
@@ -43,8 +42,6 @@ from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
-
-__all__ = ["reads_of_inputs", "run"]
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from implicit_llm.evaluation.answers import (
     pieces,
     position_bins,
 )
-from implicit_llm.evaluation.frame import ModelEvaluation, Record, data_inputs, reads_of_inputs, rows_of
+from implicit_llm.evaluation.frame import ModelEvaluation, Record, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.solver.residual import make_rule
 from implicit_llm_contracts.config.evaluation import (
@@ -52,8 +52,6 @@ from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
-
-__all__ = ["reads_of_inputs", "run"]
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ from implicit_llm.evaluation.frame import (
     data_inputs,
     load_model,
     model_input,
-    reads_of_inputs,
     write_metrics,
 )
 from implicit_llm.models.backbone import ImplicitMamba2Model
@@ -47,8 +46,6 @@ from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
-
-__all__ = ["reads_of_inputs", "run"]
 
 TRAINED, RANDOM = "trained", "random layer"
 

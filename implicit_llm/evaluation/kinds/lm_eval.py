@@ -13,7 +13,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.utils import hash_string
 
 from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
-from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input, reads_of_inputs
+from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input
 from implicit_llm.evaluation.lm_eval_harness.model import (
     DEFAULT_BATCH_SIZE,
     TOKENIZER_FILE,
@@ -25,8 +25,6 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
-
-__all__ = ["reads_of_inputs", "run"]
 
 TOKENIZER_ROLE = "tokenizer"
 

@@ -36,13 +36,11 @@ from implicit_llm.evaluation.answers import (
     tallied,
     token_losses,
 )
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, reads_of_inputs, rows_of
+from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
-
-__all__ = ["reads_of_inputs", "run"]
 
 log = logging.getLogger(__name__)
 

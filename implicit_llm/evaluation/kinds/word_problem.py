@@ -20,15 +20,12 @@ from implicit_llm.evaluation.frame import (
     ModelEvaluation,
     data_inputs,
     model_input,
-    reads_of_inputs,
 )
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs import Input, Manifest, StageContext, StageResult, fill
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
-
-__all__ = ["reads_of_inputs", "run"]
 
 TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 

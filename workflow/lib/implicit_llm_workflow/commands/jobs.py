@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import typer
@@ -149,7 +149,7 @@ def run_job(job: Job) -> None:
         check_code()
         return run(context)
 
-    reads = getattr(module, "reads_of_inputs", None)
+    reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
     request = StageRequest(job.run_dir, job.identity, directories, job.runtime, job.log, reads=reads)
     # A finished result, which may have been accepted with other code, only has to be found again.
     if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
@@ -162,6 +162,14 @@ def run_job(job: Job) -> None:
         if stage in PAGES and (stale := stale_error(identity.upstream, directories, str(config.get("experiment")))):
             raise stale from error
         raise
+
+
+def _reads_of_evaluation(path: PurePosixPath) -> bool:
+    """Whether an evaluation reads this file: not the weights, moments and random states of a training that goes on.
+
+    They are three times the size of the model, and may have been removed to save room.
+    """
+    return {"checkpoint", "kept"}.isdisjoint(path.parts)
 
 
 def parse_inputs(options: list[str]) -> dict[str, Path]:
