@@ -1,4 +1,4 @@
-"""Training over several nodes of a real Slurm, with gloo."""
+"""Training over several nodes of a real Slurm, with gloo, and the workflow on it, from the data to the report."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.limits import wait_until
 from tests.pages import ROOT
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, artifacts, logged, make_data, request, train, work_of
 from tests.unit.training.test_distributed import check_same_training
+from tests.workflow.tiny_project import Project, edit_site, make_real_project
 
 DEADLINE_S = 400
 TWO_BY_TWO = ("--nodes", "2", "--processes-per-node", "2")
@@ -163,3 +164,45 @@ def test_one_killed_process_ends_the_job_on_both_nodes(slurm: SlurmCluster, tmp_
     assert f"Exited with exit code {128 + signal.SIGKILL}" in job.output  # sacct shows the signal's number alone
     assert job.status["failure_class"] == "node_fail"
     assert job.status["progress"] >= 2
+
+
+# No GPUs: the fake ones of the test are no more than a device file.
+SITE = """\
+  classes:
+    v100: {partition: v100, constraint: v100, venv: "", gpus: 0, cpus: 2, mem_gb: 4, setup: ""}
+    mi300x: {partition: mi300x, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 4, setup: "export A=1"}
+  other_jobs: {partition: h100}
+  account: ""
+  rules:
+    train_word_problem:
+      {class: mi300x, nodes: "2 if 'implicit-' in wildcards.run else 1", mem_mb: 3000, runtime: 20, threads: 2}
+    evaluate_word_problem: {class: v100, mem_mb: 3000, runtime: 20, threads: 2}
+"""
+
+
+class OnSlurm(Project):
+    """A project whose Snakemake submits to a Slurm."""
+
+    @property
+    def driver(self) -> list[str]:
+        return ["snakemake", "--profile", "profiles/cluster", "--configfile", self.config.name]
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.slow
+def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    real = make_real_project(tmp_path)
+    project = OnSlurm(real.dir, real.library, variables={"SLURM_CONF": str(slurm.conf), "OMP_NUM_THREADS": "1"})
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
+    before = len(slurm.states())
+    output = project.snakemake("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
+    assert project.manifest("report")["stage"] == "report"
+    assert (project.results / ".preflight" / "mi300x.json").is_file()
+    assert "on 2 cpu" in (project.results / "train/implicit-s0/free/job.log").read_text()
+    assert "on 1 cpu" in (project.results / "train/explicit-s0/explicit/job.log").read_text()
+    assert len(slurm.states()) > before, output
+    submitted = len(slurm.states())
+    assert "Nothing to be done" in project.snakemake()
+    assert len(slurm.states()) == submitted
