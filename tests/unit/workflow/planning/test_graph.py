@@ -443,6 +443,15 @@ def test_a_damaged_manifest_is_stale(finished: ExperimentFile, text: str) -> Non
     assert str(path) in finished.plan().statuses["report"].why
 
 
+def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished: ExperimentFile) -> None:
+    report, missing = (finished.plan().manifest(finished.plan().nodes[key]) for key in ("report", "data/s3-train"))
+    assert finished.plan().target_manifests == [report]
+    Path(missing).unlink()
+    assert keys(finished.plan(), "missing") == {"data/s3-train"}
+    assert not keys(finished.plan(), "stale")
+    assert finished.plan().target_manifests == [missing, report]
+
+
 @pytest.mark.parametrize(
     "target", ["data/s3-train", "{root}/data/s3-train", "{root}/data/s3-train/", "{root}/data/s3-train/manifest.json"]
 )
