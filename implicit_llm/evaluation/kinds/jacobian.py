@@ -18,10 +18,8 @@ from transformers import AutoModel
 
 import implicit_llm
 from implicit_llm.analysis.jacobian import (
-    FixedPoint,
     JacobianStep,
     NotConverged,
-    StateJacobian,
     fixed_point,
     relative_difference,
     state_jacobian,
@@ -197,49 +195,35 @@ def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:
         return known
-    known |= {"state_size": len(step.state_S)}
-    if not step.is_implicit:
-        return known | _of_jacobian(state_jacobian(step))
-    try:
-        found = fixed_point(step, tol=TOL, max_iter=MAX_ITER, tau=TAU)
-    except NotConverged as error:
-        log.warning("%s", error)
-        return known
-    jacobian = state_jacobian(step, found.z_D)
-    return (
-        known
-        | _of_jacobian(jacobian)
-        | {"num_iter": found.num_iter, "residual": finite(found.residual)}
-        | {"f_radius": finite(float(torch.linalg.eigvals(jacobian.df_dz_DD).abs().max()))}
-        | {"relative_difference": _difference_from_autograd(step, jacobian, found, checked_rows)}
-    )
-
-
-def _of_jacobian(jacobian: StateJacobian) -> dict[str, Any]:
-    drawn = draw_entries(len(jacobian.decay_S), SHOWN).to(jacobian.decay_S.device)
-    return {
+    known["state_size"], found = len(step.state_S), None
+    if step.is_implicit:
+        try:
+            found = fixed_point(step, tol=TOL, max_iter=MAX_ITER, tau=TAU)
+        except NotConverged as error:
+            log.warning("%s", error)
+            return known
+    jacobian = state_jacobian(step, None if found is None else found.z_D)
+    drawn = draw_entries(step, SHOWN)
+    known |= {
         "off_diagonal_share": finite(jacobian.off_diagonal_share()),
         "transition_radius": finite(jacobian.spectral_radius()),
         "entries": [[float(f"{value:.3g}") for value in row] for row in jacobian.dense(drawn, drawn).abs().tolist()],
     }
+    if found is None:
+        return known
+    if checked_rows:
+        rows, num_unroll = draw_entries(step, checked_rows), MIN_UNROLL + int(UNROLL_FACTOR * found.num_iter)
+        expected = state_jacobian_by_autograd(step, rows, z_D=found.z_D, num_unroll=num_unroll, tau=TAU)
+        known["relative_difference"] = finite(relative_difference(jacobian.dense(rows), expected))
+    f_radius = float(torch.linalg.eigvals(jacobian.df_dz_DD).abs().max())
+    return known | {"num_iter": found.num_iter, "residual": finite(found.residual), "f_radius": finite(f_radius)}
 
 
-def _difference_from_autograd(
-    step: JacobianStep, jacobian: StateJacobian, found: FixedPoint, checked_rows: int
-) -> float | None:
-    """Relative difference of the checked rows; None if no rows are checked."""
-    if checked_rows == 0:
-        return None
-    rows = draw_entries(len(step.state_S), checked_rows).to(step.state_S.device)
-    num_unroll = MIN_UNROLL + int(UNROLL_FACTOR * found.num_iter)
-    expected = state_jacobian_by_autograd(step, rows, z_D=found.z_D, num_unroll=num_unroll, tau=TAU)
-    return finite(relative_difference(jacobian.dense(rows), expected))
-
-
-def draw_entries(state_size: int, count: int) -> Tensor:
+def draw_entries(step: JacobianStep, count: int) -> Tensor:
     """Entries of the state, in order: all of them, or `count` drawn with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randperm(state_size, generator=generator)[:count].sort().values
+    drawn = torch.randperm(len(step.state_S), generator=generator)[:count]
+    return drawn.sort().values.to(step.state_S.device)
 
 
 def random_layer(seed: int, *, is_implicit: bool) -> tuple[ImplicitMamba2Model, Tensor]:
