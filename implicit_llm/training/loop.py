@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, set_seed
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.training.batches import BatchLayout, micro_batches
+from implicit_llm.training.batches import BatchLayout, StepSampler, micro_batches
 from implicit_llm.training.distributed import (
     gather_objects,
     is_main,
@@ -34,7 +34,6 @@ from implicit_llm.training.operations.save_schedule import SaveSchedule
 from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, StatusLine
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.optimizer import build_optimizer, learning_rate, local_part
-from implicit_llm.training.sampler import StepSampler
 from implicit_llm.training.state import (
     load_model,
     load_optimizer,

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.checkpoint.source import CheckpointError
-from implicit_llm.checkpoint.stage import CheckpointLayoutError
+from implicit_llm.checkpoint.stage import CheckpointError, CheckpointLayoutError
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_contracts.runs.fetched_files import Fetched, FetchedFilesError, HubFiles
 from implicit_llm_contracts.runs.manifest import Manifest, sha256_of

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from implicit_llm.training.batches import BatchLayout, BatchSizeError, micro_batches
-from implicit_llm.training.sampler import IndexPermutation, StepSampler
+from implicit_llm.training.batches import BatchLayout, BatchSizeError, IndexPermutation, StepSampler, micro_batches
 from implicit_llm_data.shards import IGNORED_LABEL
 from tests.unit.evaluation.finished_runs import Rows
 
