@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import UserError, fill
 
 T = TypeVar("T")
 FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
