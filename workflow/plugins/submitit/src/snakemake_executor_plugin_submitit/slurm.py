@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import re
 import subprocess
 import time
@@ -143,14 +144,17 @@ def find_by_name(name: str, since_unix_s: float, tries: int = 3, pause_s: float 
     return None
 
 
-def ask_slurm(command: Sequence[str]) -> str:
+def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> str:
     """The output of one of Slurm's commands. Raises: NoAnswer."""
+    # A driver that is itself a job must not pass its own allocation on; SLURM_CONF names the cluster.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_TIMEOUT_S, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise NoAnswer(f"{command[0]} failed with exit code {done.returncode}: {' '.join(done.stderr.split())[:300]}")
+        said = " ".join((done.stderr.strip() or done.stdout).split())
+        raise NoAnswer(f"{command[0]} failed with exit code {done.returncode}: {said}")
     return done.stdout
 
 

@@ -24,7 +24,7 @@ from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
 from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, find_by_name
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
 from snakemake_executor_plugin_submitit.store import (
     MORE_MEMORY,
@@ -317,18 +317,12 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
 
 
 def _sbatch(path: Path) -> str:
-    # A driver that is itself a job must not pass its own allocation on; SLURM_CONF names the cluster.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
-    command = ["sbatch", "--parsable", str(path)]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise TransientError(f"sbatch gave no answer within {SBATCH_TIMEOUT_S} s") from error
-    except OSError as error:
-        raise NotSubmitted(f"sbatch cannot be started: {error}") from error
-    job_id = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
-    if done.returncode == 0 and job_id.isdigit():
-        return job_id
-    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    kind = TransientError if any(text in said.lower() for text in TRANSIENT) else NotSubmitted
-    raise kind(f"sbatch failed with exit code {done.returncode}: {said}")
+        answer = ask_slurm(["sbatch", "--parsable", str(path)], SBATCH_TIMEOUT_S)
+    except NoAnswer as error:
+        kind = TransientError if any(text in str(error).lower() for text in TRANSIENT) else NotSubmitted
+        raise kind(str(error)) from error
+    job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
+    if not job_id.isdigit():
+        raise NotSubmitted(f"sbatch printed no job id: {answer}")
+    return job_id
