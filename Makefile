@@ -44,7 +44,7 @@ demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from
 	@echo "In each new shell:  source $(VENV)/bin/activate"
 	@echo "Next:               implicit-llm status --config demo"
 
-miniature: $(READY)  ## Run the whole paper in small, every figure and table; three hours of processor time
+miniature: $(READY)  ## Run the whole paper in small, every figure and table; an hour of processor time
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/miniature.yaml
 
 test: $(TOOLS)  ## Run the tests, minutes
