@@ -18,7 +18,7 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
 from implicit_llm_jobs.tracking.mlflow_bridge import SECTIONS, TRAINING, Bridge, Trajectory, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_client import flatten
-from implicit_llm_jobs.tracking.tracked_run import KeptRuns, TrackedInput, TrackedRun, model_labels
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun, in_order, model_labels, works_below
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train
 from tests.unit.tracking.stored import Stored
@@ -30,7 +30,7 @@ TRACKING = Path(tracked_run.__file__).parent
 def run(results: Path) -> TrackedRun:
     run_dir = results / "demo" / "train" / "a5-s0" / "free"
     config = {"model": {"hidden_size": 64}, "betas": [0.9, 0.95], "long": "x" * 600, "seed": 0}
-    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config)
+    run = TrackedRun(run_dir / "work" / "f00d", "train", "a5-s0/free", "f00d" * 16, config)
     run.work.mkdir(parents=True)
     return run
 
@@ -53,9 +53,14 @@ def write(run: TrackedRun, first: int, last: int, scale: float = 1.0, speed: flo
     return journal
 
 
+def finish(run: TrackedRun) -> None:
+    (run.work / "manifest.json").touch()
+    Bridge(run).bring()
+
+
 def test_a_run_carries_its_config_tags_points_and_status(run: TrackedRun, results: Path) -> None:
     write(run, 1, 3).event("stage_finished", summary={"accuracy": 0.75})
-    Bridge(run).bring("FINISHED")
+    finish(run)
     (found,) = runs(run)
     assert (found.info.run_name, found.info.status) == (NAME, "FINISHED")
     params = {"model.hidden_size": "64", "betas": "[0.9, 0.95]", "long": "x" * 497 + "...", "seed": "0"}
@@ -94,12 +99,16 @@ def test_points_of_any_number_come_while_the_journal_grows_each_once_and_when_th
 
 
 def test_a_restart_goes_on_in_the_same_run_and_repeats_no_point(run: TrackedRun) -> None:
-    write(run, 1, 4).rewind(2)
-    Bridge(run).bring("SCHEDULED")
+    journal = write(run, 1, 4)
+    journal.event("stage_preempted")
+    Bridge(run).bring()
+    assert runs(run)[0].info.status == "SCHEDULED"
+    journal.event("stage_started")
+    journal.rewind(2)
     write(run, 3, 6, speed=2.0)
     Bridge(run).bring()
     assert runs(run)[0].info.status == "RUNNING"
-    Bridge(run).bring("FINISHED")
+    finish(run)
     assert len(runs(run)) == 1
     assert history(run) == [(step, 1 / step) for step in range(1, 7)]
     assert history(run, "cost/tokens_per_s") == [(step, 1.0) for step in range(1, 5)] + [(5, 2.0), (6, 2.0)]
@@ -114,14 +123,14 @@ def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     above = start_invocation(monkeypatch)
     make_model(results, {"data": make_data(results)}, goes_another_way)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    *_, run = KeptRuns(results).in_order()
+    *_, run = in_order(works_below(results))
     faults.reset()
     monkeypatch.setenv("FAULT", f"{point}:raise")
     with pytest.raises(faults.FaultInjected):
-        Bridge(run).bring("FINISHED")
+        Bridge(run).bring()
     monkeypatch.delenv("FAULT")
     for _ in range(2):
-        Bridge(run).bring("FINISHED")
+        Bridge(run).bring()
     stored = Stored(results)
     name = "train/s3-implicit-s3/free"
     assert set(stored.runs) == {name, f"{name} branch 1", above}
@@ -156,7 +165,7 @@ def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, tm
     Bridge(run).bring()
     shutil.copytree(tmp_path / "results", tmp_path / "copy" / "results")
     run_dir = tmp_path / "copy" / "results" / "demo" / "train" / "a5-s0" / "free"
-    copy = replace(run, run_dir=run_dir, work=run_dir / "work" / "f00d")
+    copy = replace(run, work=run_dir / "work" / "f00d")
     Journal(copy.journal).metrics(3, {"loss": 1 / 3})
     Bridge(copy).bring()
     assert len(history(run)) == 2
@@ -173,12 +182,12 @@ def test_a_copied_results_directory_goes_on_in_its_own_store(run: TrackedRun, tm
     ],
 )
 def test_the_config_is_found_from_the_run_directory(run_dir: str, stage: str, name: str, config_dir: str) -> None:
-    run = TrackedRun(Path(run_dir), Path("results"), stage, name, "f", {})
+    run = TrackedRun(Path(run_dir, "work", "f"), stage, name, "f", {})
     assert run.config_dir == Path(config_dir)
 
 
 def test_a_run_elsewhere_is_tagged_with_its_whole_path(results: Path) -> None:
-    elsewhere = TrackedRun(results.parent / "by-hand", results, "evaluate", "word-problem", "f00d" * 16, {})
+    elsewhere = TrackedRun(results.parent / "by-hand" / "work" / "f", "evaluate", "word-problem", "f00d" * 16, {})
     assert elsewhere.tags({})["run_dir"] == (results.parent / "by-hand").as_posix()
 
 
@@ -194,8 +203,9 @@ def test_a_config_becomes_dotted_keys_that_mlflow_takes() -> None:
 def test_params_and_tags_stay_below_the_limits_of_mlflow(run: TrackedRun) -> None:
     Journal(run.journal).metrics(1, {f"accuracy@{'x' * 400}=1": 1.0})
     config = {f"{'key' * 100}{number}": "x" * 10_000 for number in range(3)} | {str(n): n for n in range(300)}
-    many = replace(run, config={"a": {"b": config}}, commit="c" * 10_000)
-    Bridge(many).bring("FINISHED")
+    Journal(run.journal).event("stage_started", commit="c" * 10_000)
+    many = replace(run, config={"a": {"b": config}})
+    finish(many)
     data = runs(many)[0].data
     assert len(data.params) == 301, "300 short keys, and the long ones, whose first 250 characters are the same"
     assert max(len(key) for key in data.params) == 250
@@ -252,9 +262,10 @@ def test_a_run_is_labelled_by_what_its_name_and_config_tell(
 def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind(tmp_path: Path) -> None:
     config = {"task": "language_model", "model": {"model_type": "implicit_llama3", "is_implicit": True}, "seed": 0}
     trained = Identity("train", "llama3-130m-s0/free", config, "c0de", {})
-    given = TrackedInput(tmp_path, trained.fingerprint)
-    Manifest.of(trained, (), {}).write(given.work / "manifest.json")
-    found = TrackedRun(tmp_path, tmp_path, "evaluate", "e", "0", {"kind": "perplexity"}, {"model": given}).labels()
+    Manifest.of(trained, (), {}).write(tmp_path / "train" / "manifest.json")
+    run = TrackedRun(tmp_path / "evaluate", "evaluate", "e", "0", {"kind": "perplexity"})
+    Journal(run.journal).event("stage_started", inputs={"model": "../train"})
+    found = run.labels()
     assert found == model_labels("train", trained.name, config, {}) | {"task": "perplexity"}
     assert found["family"] == "llama3"
 
@@ -265,7 +276,7 @@ def test_an_evaluation_has_the_labels_of_its_model_and_its_own_kind(tmp_path: Pa
 def test_data_and_reports_are_labelled_by_their_kind(
     tmp_path: Path, stage: str, config: dict[str, Any], labels: dict[str, str]
 ) -> None:
-    assert TrackedRun(tmp_path, tmp_path, stage, "n", "0", config).labels() == labels
+    assert TrackedRun(tmp_path, stage, "n", "0", config).labels() == labels
 
 
 @pytest.mark.parametrize("task", list(TASKS))

@@ -12,12 +12,13 @@ from unittest import mock
 
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.system_metrics import system_metrics_monitor
 
 from implicit_llm_contracts.runs.journal import Journal, read
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
-from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, catch_up, open_run
+from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, MlflowWriter, catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.limits import wait_until
 from tests.store_copies import copying
@@ -31,9 +32,14 @@ LOSS = "SELECT step, value FROM metrics WHERE key = 'data/loss' ORDER BY step"
 @pytest.fixture
 def run(results: Path) -> TrackedRun:
     run_dir = results / "demo" / "data" / "d"
-    run = TrackedRun(run_dir, run_dir / "work" / "f00d", "data", "d", "f00d" * 16, {"length": 4})
+    run = TrackedRun(run_dir / "work" / "f00d", "data", "d", "f00d" * 16, {"length": 4})
     Journal(run.journal).metrics(1, {"loss": 1.0})
     return run
+
+
+def finish(run: TrackedRun, writer: MlflowWriter) -> None:
+    (run.work / "manifest.json").touch()
+    writer.finish()
 
 
 def rows(results: Path, query: str) -> list[tuple]:
@@ -48,7 +54,7 @@ def test_a_writer_brings_the_journal_and_ends_with_the_status(
     writer = open_run(run)
     wait_until(lambda: rows(results, LOSS) == [(1, 1.0)])
     Journal(run.journal).metrics(2, {"loss": 0.5})
-    writer.finish("FINISHED")
+    finish(run, writer)
     assert rows(results, LOSS) == [(1, 1.0), (2, 0.5)]
     assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
 
@@ -59,7 +65,7 @@ def test_nothing_is_left_of_the_levels_that_keep_mlflow_quiet(
     import mlflow  # noqa: F401
 
     levels = {name: logging.getLogger(name).level for name in ("mlflow", "alembic", "sqlalchemy")}
-    open_run(run).finish("FINISHED")
+    finish(run, open_run(run))
     assert {name: logging.getLogger(name).level for name in levels} == levels
     assert capfd.readouterr() == ("", "")
 
@@ -69,7 +75,7 @@ def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
 ) -> None:
     good = (results / "mlflow.db").read_bytes()
     (results / "mlflow.db").write_bytes(b"this is no database" * 100)
-    open_run(run).finish("FINISHED")
+    finish(run, open_run(run))
     assert BridgeState.read(run.work) is None
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "expected an SQLite database, found none" in warning
@@ -87,7 +93,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     monkeypatch.setattr(mlflow_writer, "INTERVAL_S", 0.05)
     with closing(sqlite3.connect(results / "mlflow.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        open_run(run).finish("FINISHED")
+        finish(run, open_run(run))
         other.execute("ROLLBACK")
     assert [record.levelname for record in caplog.records if "no answer within" in record.getMessage()] == ["WARNING"]
     wait_until(lambda: rows(results, "SELECT status FROM runs") == [("FINISHED",)])
@@ -95,7 +101,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
 
 
 def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_run(run).finish("FINISHED")
+    finish(run, open_run(run))
     opened: list[TrackedRun] = []
     monkeypatch.setattr(mlflow_writer, "Bridge", opened.append)
     catch_up(run)
@@ -103,7 +109,9 @@ def test_a_complete_run_is_not_opened_again(run: TrackedRun, monkeypatch: pytest
 
 
 def test_a_job_that_was_stopped_with_its_manifest_committed_has_finished(run: TrackedRun, results: Path) -> None:
-    open_run(run).finish("KILLED")
+    Journal(run.journal).event("stage_stopped")
+    open_run(run).finish()
+    assert rows(results, "SELECT status FROM runs") == [("KILLED",)]
     (run.work / "manifest.json").touch()
     catch_up(run)
     assert rows(results, "SELECT status FROM runs") == [("FINISHED",)]
@@ -120,12 +128,13 @@ def test_processes_that_start_together_make_one_store_and_each_its_run(tmp_path:
 
     def work(number: int) -> None:
         run_dir = results / "demo" / "data" / f"d{number}"
-        run = TrackedRun(run_dir, run_dir / "work" / "f00d", "data", f"d{number}", "f00d" * 16, {})
+        run = TrackedRun(run_dir / "work" / "f00d", "data", f"d{number}", "f00d" * 16, {})
         journal = Journal(run.journal)
         journal.event("stage_started", invocation={"id": "1" * 16, "started": "2026-11-22T01:00:00", "command": "x"})
         journal.metrics(1, {"loss": 1.0})
+        (run.work / "manifest.json").touch()
         together.wait(60)
-        Bridge(run).bring("FINISHED")
+        Bridge(run).bring()
 
     processes = [start.Process(target=work, args=(number,)) for number in range(num_processes)]
     for process in processes:
@@ -222,7 +231,8 @@ def test_a_run_that_ends_at_once_has_one_point_unless_it_is_switched_off(
 def test_what_cannot_be_measured_or_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     start_and_stop(tmp_path / "file" / "machine.jsonl")
-    monkeypatch.setattr(mlflow_writer, "_monitors", mock.Mock(side_effect=RuntimeError("no such driver")))
+    broken = mock.Mock(side_effect=RuntimeError("no such driver"))
+    monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", broken)
     start_and_stop(tmp_path / "machine.jsonl")
     assert not (tmp_path / "machine.jsonl").exists()
 

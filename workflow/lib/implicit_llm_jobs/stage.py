@@ -41,10 +41,11 @@ from implicit_llm_contracts.runs import (
     remove_command,
     signals,
     wait_for_files,
+    work_directory,
 )
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
-from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:
                 run.republish(done)
-                mlflow_writer.catch_up(_tracked(request, run))
+                mlflow_writer.catch_up(_tracked(run))
             return done
         inputs = _open_inputs(request, identity)
         run.work.mkdir(parents=True, exist_ok=True)  # for a rank that is here before rank 0
@@ -128,9 +129,8 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
     with ExitStack() as stack:
         journal = Journal(run.journal)
         stack.callback(journal.close)
-        tracked = _tracked(request, run)
-        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(run.identity, tracked))
-        tracker = mlflow_writer.open_run(tracked)
+        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(request, run))
+        tracker = mlflow_writer.open_run(_tracked(run))
         try:
             result = body(_context(request, run, inputs, journal, is_main=True))
             journal.event("stage_finished", summary=finite(result.summary))
@@ -139,7 +139,7 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
             manifest = run.publish(result.files, result.summary)
         except BaseException as error:
             _stop(error, journal, tracker)
-        tracker.finish("FINISHED")
+        tracker.finish()
         log.info("%s/%s: done, %d files", manifest.stage, manifest.name, len(manifest.files))
         return manifest
 
@@ -153,7 +153,7 @@ def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowW
         about = {} if is_stopped else {"failure_class": failure_class_of(error)}
         what = _reason(error) if is_stopped else f"{type(error).__name__}: {error}"
         journal.event(event, error=what[:500], **about)
-    tracker.finish("SCHEDULED" if is_preempted else "KILLED" if is_stopped else "FAILED")
+    tracker.finish(mlflow_writer.STOP_WAIT_S if is_stopped else mlflow_writer.WAIT_S)
     raise error
 
 
@@ -183,23 +183,20 @@ def _context(
     )
 
 
-def _tracked(request: StageRequest, run: RunDirectory) -> TrackedRun:
-    identity = run.identity
-    inputs = {
-        role: TrackedInput(path.absolute(), identity.upstream.get(role, "")) for role, path in request.inputs.items()
-    }
-    commit = (provenance.git_state() or {}).get("commit")
-    return TrackedRun(
-        run.path, run.work, identity.stage, identity.name, identity.fingerprint, identity.config, inputs, commit
-    )
+def _tracked(run: RunDirectory) -> TrackedRun:
+    return TrackedRun(run.work, **{key: getattr(run.identity, key) for key in IDENTITY_KEYS})
 
 
-def _about(identity: Identity, tracked: TrackedRun) -> dict[str, Any]:
+def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
     """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
     invocation = Invocation.current()
+    inputs = {
+        role: work_directory(path.absolute(), run.identity.upstream[role]) for role, path in request.inputs.items()
+    }
     return {
-        "identity": {key: getattr(identity, key) for key in IDENTITY_KEYS},
-        "commit": tracked.commit,
+        "identity": {key: getattr(run.identity, key) for key in IDENTITY_KEYS},
+        "inputs": {role: os.path.relpath(work, run.work) for role, work in inputs.items()},
+        "commit": (provenance.git_state() or {}).get("commit"),
         "invocation": None if invocation is None else asdict(invocation),
     }
 

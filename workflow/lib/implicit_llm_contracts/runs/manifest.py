@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-IDENTITY_KEYS = ("stage", "name", "fingerprint", "config", "upstream")  # by which a run is known without its code
+IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # by which a run is known without its code
 Level = Literal["size", "sha256"]
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 

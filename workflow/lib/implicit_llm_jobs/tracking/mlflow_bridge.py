@@ -34,7 +34,7 @@ from implicit_llm_contracts.runs import (
 )
 from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
 from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
-from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedInput, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun
 
 # Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key, once
 # given, stays: charts, searches and stores of earlier runs name it. What is not listed keeps the journal's name, in the
@@ -162,7 +162,7 @@ def _is_number(value: object) -> bool:
 
 log = logging.getLogger(__name__)
 
-LOCK = ".mlflow.lock"
+LOCK = ".mlflow.lock"  # in a work directory, and in that of the experiment
 LINES_PER_SAVE = 1000
 _PARENT_KEY = "invocation-{}"
 
@@ -198,31 +198,30 @@ class Bridge:
         self._client: Client | None = None
         self._state = BridgeState("")
 
-    def bring(self, status: str | None = None) -> None:
-        """Bring what is new in the journal, then set the run's status if one is given.
+    def bring(self) -> None:
+        """Bring what is new in the journal, the status that it tells of included.
 
         Raises: whatever MLflow or the file system raises; the next call goes on from what was done.
         """
         with quiet(), alone(self.run.work / LOCK):
             try:
-                client = self._connect(status)
+                client = self._connect()
                 self._bring_points(client)
                 self._bring_machine(client)
-                if status == "FINISHED" and self._state.model_id is None:
+                if self._status == "FINISHED" and self._state.model_id is None:
                     self._bring_products(client)
-                if status is not None and status != self._state.status:
-                    self._set_status(client, status)
+                if self._status != self._state.status:
+                    self._set_status(client)
             except BaseException:
                 self._client = None  # the next call connects again and reads the journal from its first line
                 raise
 
-    def _connect(self, status: str | None) -> Client:
+    def _connect(self) -> Client:
         state = BridgeState.read(self.run.work)
         if self._client is not None and state == self._state:
             return self._client
-        client = Client(self.run.uri)
-        client.experiment_id(self.run.experiment)  # first: a deleted one comes back with its runs
-        if state is not None and state.run_id not in (None, client.find_run(self.run.experiment, state.key)):
+        client = Client(self.run.uri, self.run.experiment)
+        if state is not None and state.run_id not in (None, client.find_run(state.key)):
             log.info("MLflow does not have the run %s any more; starting another", state.run_id)
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))
@@ -232,24 +231,22 @@ class Bridge:
         parents = find_or_create_parents(client, self.run)
         if self._state.run_id is None:
             below = {PARENT_TAG: parents[0]} if parents else {}
-            named = (self.run.experiment, self.run.title, self._state.key)
-            self._save(run_id=client.find_or_create_run(*named, tags | below, self.run.times()[0]))
-        assert self._state.run_id is not None
-        client.log_config(self._state.run_id, self.run.config, tags)
-        client.log_inputs(self._state.run_id, self.run, self._given_model())
-        if self._state.status not in ("RUNNING", status):
-            for run_id in self._run_ids():
-                client.set_status(run_id, "RUNNING")
-            self._save(status="RUNNING")
+            started = self.run.times()[0]
+            self._save(run_id=client.find_or_create_run(self.run.title, self._state.key, tags | below, started))
+        client.log_config(self._run_ids()[0], self.run.config, tags)
+        client.log_inputs(self._run_ids()[0], self.run, self._given_model())
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
         self._machine = JournalTail(self.run.machine_journal)
+        self._status = "RUNNING"
         self._client = client
         return client
 
     def _bring_points(self, client: Client) -> None:
         pending: list[BranchPoint] = []
         lines = self._journal.lines
-        for record in self._journal.new_records():
+        records = self._journal.new_records()
+        self._status = self.run.status(records) or self._status
+        for record in records:
             lines += 1
             point = self._trajectory.take(record)
             if lines <= self._state.lines_written:
@@ -289,32 +286,32 @@ class Bridge:
             client.log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
         self._save(model_id=model_id or "")
 
-    def _set_status(self, client: Client, status: str) -> None:
+    def _set_status(self, client: Client) -> None:
         for run_id in self._run_ids():
-            client.set_status(run_id, status, self.run.times()[1])
+            client.set_status(run_id, self._status, self.run.times()[1])
         close_parents(client, self.run)
-        self._save(status=status)
+        self._save(status=self._status)
 
     def _branch_run(self, client: Client, branch: int, started: str) -> str:
         while len(self._state.branches) < branch:
             number = len(self._state.branches) + 1
             tags = {**self._tags(), PARENT_TAG: self._run_ids()[0], "branch": str(number)}
             log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
-            named = (self.run.experiment, f"{self.run.title} branch {number}", f"{self._state.key}.{number}")
-            self._save(branches=(*self._state.branches, client.find_or_create_run(*named, tags, started)))
+            name, key = f"{self.run.title} branch {number}", f"{self._state.key}.{number}"
+            self._save(branches=(*self._state.branches, client.find_or_create_run(name, key, tags, started)))
         return self._run_ids()[branch]
 
     def _named(self, point: Point) -> Point:
         return replace(point, values={mlflow_key(self.run.stage, key): value for key, value in point.values.items()})
 
     def _tags(self) -> dict[str, str]:
-        states = {role: BridgeState.read(given.work) for role, given in self.run.inputs.items()}
+        states = {role: BridgeState.read(work) for role, work in self.run.inputs.items()}
         return self.run.tags({role: state.run_id for role, state in states.items() if state and state.run_id})
 
     def _given_model(self) -> str | None:
         """Id of the logged model that the run reads."""
-        given: TrackedInput | None = self.run.inputs.get(MODEL_ROLE)
-        state = BridgeState.read(given.work) if given else None
+        work = self.run.inputs.get(MODEL_ROLE)
+        state = BridgeState.read(work) if work else None
         return (state.model_id or None) if state else None
 
     def _run_ids(self) -> list[str]:
@@ -335,7 +332,6 @@ def is_complete(work: Path) -> bool:
     state = BridgeState.read(work)
     if state is None or state.lines_written < lines:
         return False
-    # A job that was stopped when its manifest was already committed has finished all the same.
     return state.status == "FINISHED" if (work / MANIFEST).is_file() else state.status != "RUNNING"
 
 
@@ -344,27 +340,20 @@ def find_or_create_parents(client: Client, run: TrackedRun) -> list[str]:
     invocations = run.invocations()
     if not invocations:
         return []
-    with alone(run.config_dir / ".mlflow.lock"):  # jobs that start at the same time would each make one
+    with alone(run.config_dir / LOCK):  # jobs that start at the same time would each make one
         return [
-            client.find_or_create_run(
-                run.experiment, item.name, _PARENT_KEY.format(item.id), item.tags(run.experiment), item.started
-            )
+            client.find_or_create_run(item.name, _PARENT_KEY.format(item.id), item.tags(run.experiment), item.started)
             for item in invocations
         ]
 
 
 def close_parents(client: Client, run: TrackedRun) -> None:
-    """Set the status of the run's invocations from those of all their runs, one of which has ended."""
+    """Set the status of the run's invocations from those of all their runs."""
     for item in run.invocations():
-        run_id = client.find_run(run.experiment, _PARENT_KEY.format(item.id))
-        if run_id is None:  # someone has deleted it
-            continue
-
-        def has(status: str, given: str = item.id) -> bool:
-            return client.has_run(run.experiment, {TAG: given}, status)
-
-        if has("RUNNING") or has("SCHEDULED"):
-            client.set_status(run_id, "RUNNING")
-        else:
-            status = "FAILED" if has("FAILED") or has("KILLED") else "FINISHED"
+        with alone(run.config_dir / LOCK):  # or a job would write what it saw before another one ended
+            run_id = client.find_run(_PARENT_KEY.format(item.id))
+            if run_id is None:  # someone has deleted it
+                continue
+            found = client.statuses(TAG, item.id)
+            status = "RUNNING" if found & {"RUNNING", "SCHEDULED"} else "FAILED" if found - {"FINISHED"} else "FINISHED"
             client.set_status(run_id, status, run.times()[1])

@@ -2,18 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from implicit_llm_contracts.runs import Point, faults
 from implicit_llm_jobs.tracking.mlflow_store import artifact_location, initialise, prepare_environment
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
-METRICS_PER_CALL = 1000  # limits of MLflow's log_batch
-PARAMS_PER_CALL = 100
+RUNS_PER_CALL = 50_000  # the most that MLflow searches at once
 VALUE_CHARS = 500  # of a param
 KEY_CHARS = 250  # of a param or tag
 TAG_CHARS = 5000
@@ -23,35 +21,50 @@ MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the
 DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
 _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
 
-T = TypeVar("T")
-
 
 class Client:
-    """One MLflow store."""
+    """One experiment of an MLflow store. MlflowClient cuts what is logged into calls of the size that MLflow takes."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, experiment: str) -> None:
         prepare_environment()
         from mlflow import MlflowClient
 
         initialise(uri)
-        self._uri = uri
         self._client = MlflowClient(tracking_uri=uri)
+        self._experiment_id = self._find_or_create_experiment(uri, experiment)
 
-    def find_run(self, experiment: str, key: str) -> str | None:
+    def _find_or_create_experiment(self, uri: str, name: str) -> str:
+        """Id of the experiment, which is made, or restored with its runs, if need be."""
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            faults.point("tracker.before_create_experiment")
+            try:
+                return self._client.create_experiment(name, artifact_location=artifact_location(uri))
+            except MlflowException as error:
+                # Another job was faster.
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self._client.get_experiment_by_name(name)
+                assert found is not None
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+    def find_run(self, key: str) -> str | None:
         """Id of the run that carries `key`."""
-        found = self._search(experiment, f"tags.{KEY_TAG} = '{key}'")
-        return found.info.run_id if found else None
+        found = self._client.search_runs([self._experiment_id], f"tags.{KEY_TAG} = '{key}'", max_results=1)
+        return found[0].info.run_id if found else None
 
-    def find_or_create_run(
-        self, experiment: str, name: str, key: str, tags: Mapping[str, str], started: str | None
-    ) -> str:
+    def find_or_create_run(self, name: str, key: str, tags: Mapping[str, str], started: str | None) -> str:
         """Id of the run that carries the key, a tag by which it is found again. started: ISO time."""
-        found = self.find_run(experiment, key)
+        found = self.find_run(key)
         if found:
             return found
         faults.point("tracker.before_create_run")
         run = self._client.create_run(
-            self.experiment_id(experiment),
+            self._experiment_id,
             start_time=milliseconds(started) if started else None,
             tags={**_tags(tags), KEY_TAG: key},
             run_name=name,
@@ -59,10 +72,11 @@ class Client:
         faults.point("tracker.after_create_run")
         return run.info.run_id
 
-    def has_run(self, experiment: str, tags: Mapping[str, str], status: str) -> bool:
-        """Whether there is a run of this status whose tags contain the given words."""
-        words = [f"tags.{key} LIKE '%{word}%'" for key, word in tags.items()]
-        return self._search(experiment, " AND ".join([*words, f"attributes.status = '{status}'"])) is not None
+    def statuses(self, tag: str, word: str) -> set[str]:
+        """Those of the runs whose `tag` contains the word."""
+        query = f"tags.{tag} LIKE '%{word}%'"
+        found = self._client.search_runs([self._experiment_id], query, max_results=RUNS_PER_CALL)
+        return {run.info.status for run in found}
 
     def log_config(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Log the config as params, and tags.
@@ -71,12 +85,12 @@ class Client:
         """
         from mlflow.entities import Param, RunTag
 
-        for params in _batches([Param(key, value) for key, value in flatten(config).items()], PARAMS_PER_CALL):
-            faults.point("tracker.before_config")
-            self._client.log_batch(run_id, params=params)
-        for some in _batches([RunTag(key, value) for key, value in _tags(tags).items()], PARAMS_PER_CALL):
-            faults.point("tracker.before_tags")
-            self._client.log_batch(run_id, tags=some)
+        faults.point("tracker.before_config")
+        self._client.log_batch(
+            run_id,
+            params=[Param(key, value) for key, value in flatten(config).items()],
+            tags=[RunTag(key, value) for key, value in _tags(tags).items()],
+        )
 
     def log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
         """Log points, also as those of a model; equal points that the store already has stay single."""
@@ -87,10 +101,9 @@ class Client:
             for point in points
             for key, value in point.values.items()
         ]
-        for some in _batches(metrics, METRICS_PER_CALL):
-            faults.point("tracker.before_log")
-            self._client.log_batch(run_id, metrics=some)
-            faults.point("tracker.after_log")
+        faults.point("tracker.before_log")
+        self._client.log_batch(run_id, metrics=metrics)
+        faults.point("tracker.after_log")
 
     def log_inputs(self, run_id: str, run: TrackedRun, model_id: str | None = None) -> None:
         """Log the data sets that a run reads, and the model of another run."""
@@ -98,17 +111,16 @@ class Client:
 
         inputs = []
         for role, given in run.data_sets().items():
-            manifest = given.manifest
-            assert manifest is not None
+            files = given.manifest.files if given.manifest else ()
             about = {
                 "fingerprint": given.fingerprint,
                 "role": role,
-                "files": len(manifest.files),
-                "bytes": sum(record.size for record in manifest.files),
-                **flatten(manifest.config),
+                "files": len(files),
+                "bytes": sum(record.size for record in files),
+                **flatten(given.config),
             }
             data_set = Dataset(
-                name=manifest.name,
+                name=given.name,
                 digest=given.fingerprint[:DIGEST_CHARS],
                 source_type="local",
                 source=json.dumps({"uri": run.relative(given.run_dir)}),
@@ -127,9 +139,8 @@ class Client:
         weights = run.weights()
         if weights is None:
             return None
-        experiment_id = self.experiment_id(run.experiment)
-        found = self._client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
-        model = found[0] if found else self._create_model(experiment_id, run_id, run, weights)
+        found = self._client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+        model = found[0] if found else self._create_model(run_id, run, weights)
         if model.model_id not in self._models(run_id, "outputs"):
             step = run.summary.get("global_step")
             faults.point("tracker.before_outputs")
@@ -146,9 +157,7 @@ class Client:
         else:
             self._client.set_terminated(run_id, status=status, end_time=milliseconds(time) if time else None)
 
-    def _create_model(
-        self, experiment_id: str, run_id: str, run: TrackedRun, weights: tuple[Path, dict[str, str]]
-    ) -> Any:
+    def _create_model(self, run_id: str, run: TrackedRun, weights: tuple[Path, dict[str, str]]) -> Any:
         labels, size = run.labels(), run.summary.get("num_parameters")
         folder, digests = weights
         tags = {
@@ -161,7 +170,7 @@ class Client:
         }
         faults.point("tracker.before_create_model")
         return self._client.create_logged_model(
-            experiment_id,
+            self._experiment_id,
             name=re.sub(r"[/:.%\"']+", "-", run.name),  # of which MLflow takes none
             source_run_id=run_id,
             tags=_tags(tags),
@@ -175,29 +184,6 @@ class Client:
         if side == "inputs":
             return {model.model_id for model in (run.inputs.model_inputs if run.inputs else [])}
         return {model.model_id for model in (run.outputs.model_outputs if run.outputs else [])}
-
-    def _search(self, experiment: str, query: str) -> Any:
-        found = self._client.search_runs([self.experiment_id(experiment)], query, max_results=1)
-        return found[0] if found else None
-
-    def experiment_id(self, name: str) -> str:
-        """That of the experiment, which is made, or restored with its runs, if need be."""
-        from mlflow.exceptions import MlflowException
-
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            faults.point("tracker.before_create_experiment")
-            try:
-                return self._client.create_experiment(name, artifact_location=artifact_location(self._uri))
-            except MlflowException as error:
-                # Another job was faster.
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self._client.get_experiment_by_name(name)
-                assert found is not None
-        if found.lifecycle_stage == "deleted":
-            self._client.restore_experiment(found.experiment_id)
-        return found.experiment_id
 
 
 def milliseconds(time: str) -> int:
@@ -224,9 +210,3 @@ def _cut(text: str, length: int) -> str:
 
 def _tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {_cut(re.sub(r"[^\w\-. /:]", "_", key), KEY_CHARS): _cut(value, TAG_CHARS) for key, value in tags.items()}
-
-
-def _batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch

@@ -60,36 +60,27 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE).partition("?")[0]) if uri.startswith(SQLITE) else None
 
 
-def initialise(uri: str) -> None:
+def initialise(uri: str, is_repair: bool = False) -> Path | None:
     """Make the SQLite store if there is none yet; other stores are left to their server. Many processes may call it.
 
+    `is_repair`: look at every page, and move a damaged file aside, to *.bad-<n>. Returns: its new name, if it did.
     Raises: DamagedStore for a file that is no MLflow store, StorageError when it cannot be written.
-    """
-    path = sqlite_path(uri)
-    if path is not None:
-        with _locked(path):
-            if not _is_store(path):
-                _create(path)
-
-
-def repair(uri: str) -> Path | None:
-    """Make the SQLite store if there is none, or if the file is damaged: that one is moved aside, to *.bad-<n>.
-
-    Returns: its new name, None if nothing was damaged. Every page of the file is looked at. Raises: StorageError.
     """
     path = sqlite_path(uri)
     if path is None:
         return None
+    aside = None
     with _locked(path):
-        aside = None
         try:
-            is_store = _is_store(path, is_deep=True)
+            is_store = _is_store(path, is_deep=is_repair)
         except DamagedStore as error:
+            if not is_repair:
+                raise
             is_store, aside = False, _set_aside(path)
             log.warning("%s; moved to %s", str(error).partition(";")[0], aside.name)
         if not is_store:
             _create(path)
-        return aside
+    return aside
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import Journal, UserError, read_records, without_password
+from implicit_llm_contracts.runs import Journal, JournalError, UserError, read_records, without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import SYSTEM, Bridge, is_complete
-from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, prepare_environment, repair
-from implicit_llm_jobs.tracking.tracked_run import Invocation, KeptRuns, TrackedRun, status_of
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment, quiet
+from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun, in_order, works_below
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,16 @@ class MachineMonitor:
             return
         try:
             self._interval_s = max(0.1, float(os.environ.get(INTERVAL, MACHINE_INTERVAL_S)))
-            monitors = _monitors()
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            with quiet():  # it says when there is no GPU
+                monitor = SystemMetricsMonitor(run_id="")  # of none: it only measures
+            monitor.collect_metrics()  # the share of the CPUs is that since the call before
+            _take_means(monitor)
         except Exception as error:  # no number, or whatever a driver or a container lacks
             log.info("no metrics of the machine: %s", error)
             return
-        self._thread = threading.Thread(target=self._watch, args=(monitors,), name="machine", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(monitor,), name="machine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -67,14 +72,13 @@ class MachineMonitor:
         if self._thread is not None:
             self._thread.join(STOP_WAIT_S)
 
-    def _watch(self, monitors: list[Any]) -> None:
+    def _watch(self, monitor: Any) -> None:
         begin = last = time.monotonic()
         journal: Journal | None = None
         try:
             while True:
                 is_over = self._is_stopped.wait(self._interval_s)
-                for monitor in monitors:
-                    monitor.collect_metrics()
+                monitor.collect_metrics()
                 now = time.monotonic()
                 # Ever more seldom, so that a long run does not fill the store.
                 if is_over or now - last >= max(self._interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
@@ -82,7 +86,7 @@ class MachineMonitor:
                         # a later attempt goes on counting
                         step = max((record["step"] + 1 for record in read_records(self._path)), default=0)
                         journal = Journal(self._path)
-                    journal.metrics(step, _means(monitors))
+                    journal.metrics(step, _take_means(monitor))
                     step, last = step + 1, now
                 if is_over:
                     return
@@ -93,31 +97,12 @@ class MachineMonitor:
                 journal.close()
 
 
-def _monitors() -> list[Any]:
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-    from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
-
-    monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    for kind in (GPUMonitor, ROCMMonitor):
-        try:
-            monitors.append(kind())
-            break
-        except Exception as error:  # no such GPU, or its library is not installed
-            log.debug("%s: %s", kind.__name__, error)
-    monitors[0].collect_metrics()  # the share of the CPUs is that since the call before
-    monitors[0].clear_metrics()
-    return monitors
-
-
-def _means(monitors: list[Any]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for monitor in monitors:
-        values |= {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
-        monitor.clear_metrics()
-    return values
+def _take_means(monitor: Any) -> dict[str, float]:
+    """Means of what was collected since the last call."""
+    means = {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
+    for part in monitor.monitors:
+        part.clear_metrics()
+    return means
 
 
 INTERVAL_S = 5.0
@@ -132,37 +117,33 @@ class MlflowWriter:
     def __init__(self, bridge: Bridge | None, machine: MachineMonitor | None = None) -> None:
         self._bridge = bridge
         self._machine = machine
-        self._status: str | None = None  # to end with
         self._is_asked, self._is_done = threading.Event(), threading.Event()
         self._has_warned = False
         if bridge is not None:
             # A daemon: a store that does not answer must not keep the process from ending.
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
-    def finish(self, status: str) -> None:
-        """Bring the rest, set the run's status (FINISHED, FAILED, KILLED, SCHEDULED) and end the threads."""
+    def finish(self, wait_s: float | None = None) -> None:
+        """Bring the rest, for at most so many seconds, by default WAIT_S, and end the threads."""
+        wait_s = WAIT_S if wait_s is None else wait_s
         if self._machine is not None:
             self._machine.stop()
-        if self._bridge is None:
-            return
-        self._status = status
         self._is_asked.set()
-        wait_s = WAIT_S if status in ("FINISHED", "FAILED") else STOP_WAIT_S
-        if not self._is_done.wait(wait_s):
+        if self._bridge is not None and not self._is_done.wait(wait_s):
             self._warn(f"no answer within {wait_s:g} s")
 
     def _serve(self, bridge: Bridge) -> None:
         has_brought_inputs = False
         while not self._is_done.is_set():
-            status = self._status
+            is_last = self._is_asked.is_set()
             try:
                 if not has_brought_inputs:
                     bring_late_inputs(bridge.run)  # first, so that the run is tagged with theirs
-                bridge.bring(status)
+                bridge.bring()
                 has_brought_inputs = True
             except Exception as error:  # whatever it is: the tracker stops no run
                 self._warn(_reason(error))
-            if status is not None:
+            if is_last:
                 self._is_done.set()
             self._is_asked.wait(INTERVAL_S)
 
@@ -196,7 +177,7 @@ def catch_up(run: TrackedRun) -> None:
     with suppress(ImportError):
         import mlflow  # noqa: F401
 
-        MlflowWriter(Bridge(run)).finish("FINISHED")
+        MlflowWriter(Bridge(run)).finish()
 
 
 def is_brought_later(run: TrackedRun) -> bool:
@@ -207,12 +188,11 @@ def is_brought_later(run: TrackedRun) -> bool:
 
 def bring_late_inputs(run: TrackedRun) -> None:
     """Bring the finished runs that this one reads, directly or not, and that MLflow does not know all of."""
-    late = [given.work for given in run.inputs.values() if not is_complete(given.work)]
-    for given in KeptRuns(run.config_dir).in_order(late):
+    for given in in_order(work for work in run.inputs.values() if not is_complete(work)):
         if is_complete(given.work):
             continue
         try:
-            Bridge(given).bring("FINISHED")
+            Bridge(given).bring()
         except Exception as error:  # the run itself says so when the store is out of reach
             log.info("%s: not brought to MLflow: %s", given.title, _reason(error))
             return
@@ -242,15 +222,15 @@ def rebuild(results: Path) -> Rebuilt:
     if not results.is_dir():
         raise TrackingError(f"{results}: no such directory; give that of the results with --results")
     uri = default_uri(results)
-    set_aside = repair(uri)
-    runs = list(KeptRuns(results).in_order())
+    set_aside = initialise(uri, is_repair=True)
+    runs = list(in_order(works_below(results)))
     failed = _bring(tqdm(runs, desc="runs", disable=None), len(runs))
     return Rebuilt(uri, len(runs) - len(failed), set_aside, failed)
 
 
 def late_works(experiment: Path) -> list[Path]:
     """Work directories below results/<experiment> whose journals MLflow does not have, or not all of them."""
-    return [work for work in KeptRuns(experiment).works if not is_complete(work)]
+    return [work for work in works_below(experiment) if not is_complete(work)]
 
 
 def bring_late(experiment: Path) -> None:
@@ -259,8 +239,15 @@ def bring_late(experiment: Path) -> None:
     Raises: as `rebuild`.
     """
     late = late_works(experiment)
-    runs = [run for run in KeptRuns(experiment).in_order(late) if run.work in late and status_of(run) is not None]
+    runs = [run for run in in_order(late) if run.work in late and has_ended(run)]
     _bring(runs, len(runs))
+
+
+def has_ended(run: TrackedRun) -> bool:
+    """As far as its files tell."""
+    with suppress(JournalError):  # whoever brings it will name the damage
+        return run.status(read_records(run.journal)) not in (None, "RUNNING")
+    return True
 
 
 def _bring(runs: Iterable[TrackedRun], count: int) -> tuple[str, ...]:
@@ -268,7 +255,7 @@ def _bring(runs: Iterable[TrackedRun], count: int) -> tuple[str, ...]:
     failed: list[str] = []
     for run in runs:
         try:
-            Bridge(run).bring(status_of(run))
+            Bridge(run).bring()
         except Exception as error:  # one damaged journal is no reason to leave out the others
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             log.warning("%s: not brought to MLflow: %s", run.title, without_password(reason).partition("\n")[0][:300])

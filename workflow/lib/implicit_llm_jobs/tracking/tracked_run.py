@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,7 +24,6 @@ from implicit_llm_contracts.runs import (
     read_records,
     run_and_phase,
     run_directories,
-    work_directory,
 )
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
@@ -80,34 +79,26 @@ _SIZE = re.compile(r"(?:^|[-_])(\d+(?:\.\d+)?[kmb])(?=[-_]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class TrackedInput:
-    """A finished run that another one reads."""
-
-    run_dir: Path
-    fingerprint: str
-
-    @property
-    def work(self) -> Path:
-        return work_directory(self.run_dir, self.fingerprint)
-
-    @cached_property
-    def manifest(self) -> Manifest | None:
-        """None when it is not there any more."""
-        return Manifest.find(self.work / MANIFEST)
-
-
-@dataclass(frozen=True)
 class TrackedRun:
-    """`inputs` by role; `commit` of the source tree that the run is made with."""
+    """What the manifest says of a run, or its journal before there is a manifest; `work` holds both."""
 
-    run_dir: Path
     work: Path
     stage: str
     name: str
     fingerprint: str
     config: Mapping[str, Any]
-    inputs: Mapping[str, TrackedInput] = field(default_factory=dict)
-    commit: str | None = None
+
+    @classmethod
+    def find(cls, work: Path) -> TrackedRun | None:
+        """The run of a work directory; None when neither manifest nor journal names it."""
+        manifest = Manifest.find(work / MANIFEST)
+        starts = [] if manifest is not None else starts_in(work / JOURNAL)
+        about = vars(manifest) if manifest is not None else starts[-1].get("identity") if starts else None
+        return cls(work, **{key: about[key] for key in IDENTITY_KEYS}) if about else None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.work.parents[1]
 
     @property
     def journal(self) -> Path:
@@ -117,6 +108,25 @@ class TrackedRun:
     def machine_journal(self) -> Path:
         """Metrics of the machine."""
         return self.work / "machine.jsonl"
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        return starts_in(self.journal)
+
+    @property
+    def _start(self) -> dict[str, Any]:
+        """The last one, of the present attempt."""
+        return self.starts[-1] if self.starts else {}
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """Work directories of the finished runs that it reads, by role."""
+        paths = self._start.get("inputs", {})
+        return {role: Path(os.path.normpath(self.work / path)) for role, path in paths.items()}
+
+    def given(self, role: str) -> TrackedRun | None:
+        """The run that is its input; None when it is not there any more."""
+        return TrackedRun.find(self.inputs[role]) if role in self.inputs else None
 
     @property
     def config_dir(self) -> Path:
@@ -156,21 +166,25 @@ class TrackedRun:
         records = read_records(self.journal)
         return (records[0]["time"], records[-1]["time"]) if records else (None, None)
 
+    def status(self, records: Iterable[Mapping[str, Any]]) -> str | None:
+        """How the run stands after these records of its journal; None if they do not tell."""
+        if (self.work / MANIFEST).is_file():
+            return "FINISHED"  # also one that was stopped when its manifest was already committed
+        return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
+
     def invocations(self) -> list[Invocation]:
         """Those that worked on the run, in their order; a run that was begun by hand belongs to none."""
-        starts = [record for record in read_records(self.journal) if record.get("name") == "stage_started"]
-        found = [Invocation(**start["invocation"]) if start.get("invocation") else None for start in starts]
+        found = [start.get("invocation") for start in self.starts]
         if not found or found[0] is None:
             return []
-        return list({item.id: item for item in found if item is not None}.values())
+        return list({about["id"]: Invocation(**about) for about in found if about is not None}.values())
 
     def labels(self) -> dict[str, str]:
         """Tags to group by: of the model that the run makes or evaluates; else, and then too, its kind as `task`."""
         if self.stage in _OF_MODELS:
             return model_labels(self.stage, self.name, self.config, self.summary)
-        model = self.inputs.get(MODEL_ROLE) if self.stage == "evaluate" else None
-        given = None if model is None else model.manifest
-        of_model = {} if given is None else model_labels(given.stage, given.name, given.config, given.summary)
+        model = self.given(MODEL_ROLE) if self.stage == "evaluate" else None
+        of_model = {} if model is None else model.labels()
         return of_model | ({"task": str(self.config["kind"])} if self.config.get("kind") else {})
 
     def tags(self, upstream: Mapping[str, str]) -> dict[str, str]:
@@ -186,8 +200,8 @@ class TrackedRun:
             "mlflow.source.name": f"implicit-llm {self.stage}",
             "mlflow.source.type": "JOB",
         }
-        if self.commit:
-            tags["mlflow.source.git.commit"] = self.commit
+        if self._start.get("commit"):
+            tags["mlflow.source.git.commit"] = self._start["commit"]
         invocations = self.invocations()
         if invocations:
             tags[TAG] = " ".join(item.id for item in invocations)
@@ -195,15 +209,12 @@ class TrackedRun:
                 tags["mlflow.user"] = invocations[0].user
         return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
 
-    def data_sets(self) -> dict[str, TrackedInput]:
+    def data_sets(self) -> dict[str, TrackedRun]:
         """The inputs that are data, by role."""
         if len(self.inputs) > MANY_INPUTS:
             return {}
-        return {
-            role: given
-            for role, given in self.inputs.items()
-            if given.manifest is not None and given.manifest.stage == "data"
-        }
+        given = {role: self.given(role) for role in self.inputs}
+        return {role: run for role, run in given.items() if run is not None and run.stage == "data"}
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
         """The folder of the model that the finished run vouches for, and the digests of its weights by file name."""
@@ -254,81 +265,38 @@ def _size(run: str, model: Mapping[str, Any]) -> str | None:
     return f"{layers}x{width}" if layers and width else None
 
 
-# How the stage ended that wrote such an event last; one that was killed has written nothing.
+# How the stage stands that wrote such an event last; one that was killed has written nothing.
 _STATUS = {
-    "stage_started": None,
-    "stage_finished": None,  # the manifest is still to come
+    "stage_started": "RUNNING",
     "stage_failed": "FAILED",
     "stage_stopped": "KILLED",
     "stage_preempted": "SCHEDULED",
 }
 
 
-class KeptRuns:
-    """The runs below a directory, those of former settings too."""
+def works_below(root: Path) -> list[Path]:
+    """Work directories with a journal, those of former settings too."""
+    found = run_directories(root.absolute())
+    return [path.parent for run in found for path in sorted(run.glob(f"{WORK}/*/{JOURNAL}"))]
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.absolute()
 
-    def in_order(self, works: Iterable[Path] | None = None) -> Iterator[TrackedRun]:
-        """The runs in these work directories, by default all, each after those that it reads.
+def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[TrackedRun]:
+    """The runs in these work directories, each once and after those that it reads.
 
-        A directory that does not say whose it is has no run.
-        """
-        done: set[Path] = set()
-        for work in self.works if works is None else works:
-            yield from self._with_inputs(work, done)
-
-    def run_in(self, work: Path) -> TrackedRun | None:
-        """The run of a work directory; None when neither manifest nor journal names it."""
-        manifest = Manifest.find(work / MANIFEST)
-        start = _start_of(work / JOURNAL)
-        about = start.get("identity") if manifest is None else {key: getattr(manifest, key) for key in IDENTITY_KEYS}
-        if not about:
-            return None
-        inputs = {role: self._input(given, work) for role, given in about.pop("upstream").items()}
-        known = {role: given for role, given in inputs.items() if given is not None}
-        return TrackedRun(work.parents[1], work, **about, inputs=known, commit=start.get("commit"))
-
-    def _with_inputs(self, work: Path, done: set[Path]) -> Iterator[TrackedRun]:
-        run = None if work in done else self.run_in(work)
+    A directory that does not say whose it is has no run. `done`: those that were met before.
+    """
+    done = set() if done is None else done
+    for work in works:
+        run = None if work in done else TrackedRun.find(work)
         done.add(work)
         if run is not None:
-            for given in run.inputs.values():
-                yield from self._with_inputs(given.work, done)
+            yield from in_order(run.inputs.values(), done)
             yield run
 
-    def _input(self, fingerprint: str, work: Path) -> TrackedInput | None:
-        """Of several runs that are called so, one of the same experiment."""
-        found = self._by_name.get(work_directory(Path(), fingerprint).name, [])
-        nearest = max(found, key=lambda other: len(os.path.commonpath([other, work])), default=None)
-        return None if nearest is None else TrackedInput(nearest.parents[1], fingerprint)
 
-    @cached_property
-    def works(self) -> list[Path]:
-        """Work directories with a journal."""
-        return [path.parent for run in run_directories(self._root) for path in sorted(run.glob(f"{WORK}/*/{JOURNAL}"))]
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Path]]:
-        found: dict[str, list[Path]] = {}
-        for work in self.works:
-            found.setdefault(work.name, []).append(work)
-        return found
-
-
-def status_of(run: TrackedRun) -> str | None:
-    """How the run ended, as far as its files tell; None for one that may still be going on."""
-    if Manifest.find(run.work / MANIFEST) is not None:
-        return "FINISHED"
-    names = [record.get("name") for record in read_records(run.journal)]
-    return next((_STATUS[name] for name in reversed(names) if name in _STATUS), None)
-
-
-def _start_of(journal: Path) -> Mapping[str, Any]:
-    """The last start that tells who it is; nothing of a damaged journal, which whoever brings it will name."""
+def starts_in(journal: Path) -> list[dict[str, Any]]:
+    """The starts of the stage; none of a damaged journal, which whoever brings it will name."""
     try:
-        starts = [record for record in read_records(journal) if record.get("name") == "stage_started"]
+        return [record for record in read_records(journal) if record.get("name") == "stage_started"]
     except JournalError:
-        return {}
-    return next((record for record in reversed(starts) if record.get("identity")), {})
+        return []
