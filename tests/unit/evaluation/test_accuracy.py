@@ -37,9 +37,7 @@ from implicit_llm.evaluation.kinds.word_problem import (
     match,
 )
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm_contracts.runs import journal
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs import Manifest, journal, work_directory
 from implicit_llm_contracts.runs.stage_context import InputMissing
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 from implicit_llm_data.stages import babi_text

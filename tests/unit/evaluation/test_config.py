@@ -13,8 +13,7 @@ from implicit_llm_contracts.config.evaluation import (
 )
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import ConfigError, fill
 
 MODE = {"name": "a", "eval_mode": "blockwise"}
 

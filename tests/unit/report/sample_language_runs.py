@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.unit.report.sample_runs import Change, Phase, Record, evaluated, trained, two_phases
+from tests.unit.report.sample_runs import Change, Phase, Record, evaluated, make_runs, trained, two_phases
 
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
 FREE_24 = {"mode": "fixed_point", "max_iter": 24, "tol": 0.05, "phantom_steps": 4, "tau": 0.8}
@@ -42,17 +42,6 @@ def family(name: str, model_type: str, **changes: Any) -> tuple[LanguageRun, ...
     )
 
 
-def make_language_runs(
-    results: Path, runs: Sequence[LanguageRun], change: Change = lambda record: record
-) -> dict[str, Path]:
-    """Write training phases and perplexities of `runs`; returns run directories by role. `change` edits a record."""
-    roles: dict[str, Path] = {}
-    for run in runs:
-        for seed in run.seeds:
-            roles |= _make_language_run(results, run, seed, change)
-    return roles
-
-
 def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Change) -> dict[str, Path]:
     name, roles = f"{run.name}-s{seed}", {}
     phases: list[Phase] = [("explicit", 0, run.steps, None)]
@@ -74,6 +63,9 @@ def _make_language_run(results: Path, run: LanguageRun, seed: int, change: Chang
         ]
         roles |= evaluated(results, f"{name}/{phase}/perplexity", "perplexity", records, {"model": made})
     return roles
+
+
+make_language_runs = partial(make_runs, make_one=_make_language_run)
 
 
 def _flops(run: LanguageRun, phase: str, step: int) -> float:

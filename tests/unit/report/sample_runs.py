@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.evaluation.kinds.word_problem import chance_per_position
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.identity import compute_fingerprint
-from implicit_llm_contracts.runs.journal import Journal
-from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
-from implicit_llm_contracts.runs.run_directory import work_directory
-from implicit_llm_contracts.runs.stage_context import Input, StageContext
+from implicit_llm_contracts.runs import (
+    FileRecord,
+    Input,
+    Journal,
+    Manifest,
+    StageContext,
+    compute_fingerprint,
+    fill,
+    work_directory,
+)
 from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
@@ -57,13 +61,15 @@ class SampleRun:
     lengths: Sequence[int] = (16, 32, 64)
 
 
-def make_runs(results: Path, runs: Sequence[SampleRun], change: Change = lambda record: record) -> dict[str, Path]:
+def make_runs(
+    results: Path,
+    runs: Sequence[Any],
+    change: Change = lambda record: record,
+    make_one: Callable[..., Any] | None = None,
+) -> dict[str, Path]:
     """Write training phases and evaluations of `runs`; returns run directories by role. `change` edits a record."""
-    roles: dict[str, Path] = {}
-    for run in runs:
-        for seed in run.seeds:
-            roles |= _make_one(results, run, seed, change)
-    return roles
+    made = [(make_one or _make_one)(results, run, seed, change) for run in runs for seed in run.seeds]
+    return {role: folder for roles in made for role, folder in roles.items()}
 
 
 def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, Any] | None = None) -> StageContext:

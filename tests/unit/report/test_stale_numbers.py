@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs import Identity, Manifest
 from implicit_llm_workflow.commands.jobs import Job, run_job
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from implicit_llm_workflow.results.missing import StaleNumbers, stale_error

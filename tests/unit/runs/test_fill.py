@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs import ConfigError, fill
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import signals
-from implicit_llm_contracts.runs.identity import Identity, canonical_json, compute_fingerprint, run_and_phase
-from implicit_llm_contracts.runs.manifest import FileRecord, Level, Manifest, ManifestError
+from implicit_llm_contracts.runs import (
+    FileRecord,
+    Identity,
+    Level,
+    Manifest,
+    ManifestError,
+    canonical_json,
+    compute_fingerprint,
+    run_and_phase,
+    signals,
+)
 from implicit_llm_contracts.runs.run_directory import ResultError, RunDirectory, RunDirectoryBusy
 from tests.refusals import refused
 

@@ -20,14 +20,23 @@ import pytest
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_contracts.config.solver import SolverConfigError
-from implicit_llm_contracts.runs import journal, launched
-from implicit_llm_contracts.runs.atomic import StorageError, read_object
-from implicit_llm_contracts.runs.errors import Preempted, UserError
-from implicit_llm_contracts.runs.identity import IdentityError, again_file
-from implicit_llm_contracts.runs.logs import wants_bar
-from implicit_llm_contracts.runs.manifest import Level, Manifest, ManifestError
-from implicit_llm_contracts.runs.places import PROJECT_DIR
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs import (
+    PROJECT_DIR,
+    IdentityError,
+    Level,
+    Manifest,
+    ManifestError,
+    Preempted,
+    StageContext,
+    StageResult,
+    StorageError,
+    UserError,
+    again_file,
+    journal,
+    launched,
+    read_object,
+    wants_bar,
+)
 from implicit_llm_jobs.progress import Progress
 from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage

@@ -9,8 +9,7 @@ import pytest
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.tasks import group_order
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
+from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError
 from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.experiment import load_experiment

@@ -11,9 +11,7 @@ import yaml
 
 from implicit_llm_contracts.config.evaluation import EvaluateConfig
 from implicit_llm_contracts.config.training import TrainConfig
-from implicit_llm_contracts.runs.errors import ConfigError
-from implicit_llm_contracts.runs.fill import fill
-from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs import ConfigError, Identity, fill
 from implicit_llm_data.stages.word_problem import WordProblemConfig
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
