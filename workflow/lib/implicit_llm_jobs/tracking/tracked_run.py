@@ -109,8 +109,15 @@ class TrackedRun:
         """Metrics of the machine."""
         return self.work / "machine.jsonl"
 
-    @cached_property
+    @property
     def starts(self) -> list[dict[str, Any]]:
+        """Read again until there is one, for which the journal waits while the disk is full."""
+        if not self._starts:
+            del self.__dict__["_starts"]
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> list[dict[str, Any]]:
         return starts_in(self.journal)
 
     @property
