@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from mlflow.system_metrics import system_metrics_monitor
+from mlflow.system_metrics.metrics import cpu_monitor
 
 from implicit_llm_contracts.runs.journal import Journal, read
 from implicit_llm_jobs.tracking import mlflow_writer
@@ -199,6 +199,8 @@ def test_the_machine_is_measured_until_the_end_and_counted_on_in_the_next_attemp
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "machine.jsonl"
     measured(path, 3)
     assert not is_running()
@@ -209,6 +211,7 @@ def test_the_machine_is_measured_until_the_end_and_counted_on_in_the_next_attemp
     for point in points:
         assert 0 < point.values["system/system_memory_usage_percentage"] < 100
         assert all(key.startswith("system/") for key in point.values)
+    assert list(tmp_path.iterdir()) == [path], "to measure needs no store"
 
 
 def start_and_stop(path: Path) -> None:
@@ -232,7 +235,7 @@ def test_what_cannot_be_measured_or_written_stops_nothing(tmp_path: Path, monkey
     (tmp_path / "file").touch()
     start_and_stop(tmp_path / "file" / "machine.jsonl")
     broken = mock.Mock(side_effect=RuntimeError("no such driver"))
-    monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", broken)
+    monkeypatch.setattr(cpu_monitor, "CPUMonitor", broken)
     start_and_stop(tmp_path / "machine.jsonl")
     assert not (tmp_path / "machine.jsonl").exists()
 

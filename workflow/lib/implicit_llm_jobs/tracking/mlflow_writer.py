@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from implicit_llm_contracts.runs import Journal, JournalError, UserError, read_records, without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import SYSTEM, Bridge, is_complete
-from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment, quiet
+from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment
 from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun, in_order, works_below
 
 log = logging.getLogger(__name__)
@@ -54,16 +54,11 @@ class MachineMonitor:
             return
         try:
             self._interval_s = max(0.1, float(os.environ.get(INTERVAL, MACHINE_INTERVAL_S)))
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-            with quiet():  # it says when there is no GPU
-                monitor = SystemMetricsMonitor(run_id="")  # of none: it only measures
-            monitor.collect_metrics()  # the share of the CPUs is that since the call before
-            _take_means(monitor)
+            monitors = _monitors()
         except Exception as error:  # no number, or whatever a driver or a container lacks
             log.info("no metrics of the machine: %s", error)
             return
-        self._thread = threading.Thread(target=self._watch, args=(monitor,), name="machine", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(monitors,), name="machine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -72,13 +67,14 @@ class MachineMonitor:
         if self._thread is not None:
             self._thread.join(STOP_WAIT_S)
 
-    def _watch(self, monitor: Any) -> None:
+    def _watch(self, monitors: list[Any]) -> None:
         begin = last = time.monotonic()
         journal: Journal | None = None
         try:
             while True:
                 is_over = self._is_stopped.wait(self._interval_s)
-                monitor.collect_metrics()
+                for monitor in monitors:
+                    monitor.collect_metrics()
                 now = time.monotonic()
                 # Ever more seldom, so that a long run does not fill the store.
                 if is_over or now - last >= max(self._interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
@@ -86,7 +82,7 @@ class MachineMonitor:
                         # a later attempt goes on counting
                         step = max((record["step"] + 1 for record in read_records(self._path)), default=0)
                         journal = Journal(self._path)
-                    journal.metrics(step, _take_means(monitor))
+                    journal.metrics(step, _take_means(monitors))
                     step, last = step + 1, now
                 if is_over:
                     return
@@ -97,12 +93,33 @@ class MachineMonitor:
                 journal.close()
 
 
-def _take_means(monitor: Any) -> dict[str, float]:
+def _monitors() -> list[Any]:
+    """MLflow's monitors of the parts. Its monitor of the whole opens a store, by default in the working folder."""
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+    from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
+
+    monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+    for kind in (GPUMonitor, ROCMMonitor):
+        try:
+            monitors.append(kind())
+            break
+        except Exception as error:  # no such GPU, or its library is not installed
+            log.debug("%s: %s", kind.__name__, error)
+    monitors[0].collect_metrics()  # the share of the CPUs is that since the call before
+    monitors[0].clear_metrics()
+    return monitors
+
+
+def _take_means(monitors: list[Any]) -> dict[str, float]:
     """Means of what was collected since the last call."""
-    means = {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
-    for part in monitor.monitors:
-        part.clear_metrics()
-    return means
+    values: dict[str, float] = {}
+    for monitor in monitors:
+        values |= {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
+        monitor.clear_metrics()
+    return values
 
 
 INTERVAL_S = 5.0
