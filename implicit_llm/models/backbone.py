@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.layers import Injection, RMSNorm, touched_module
+from implicit_llm.models.layers import Injection, RMSNorm, added, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
@@ -70,13 +70,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self, h_BLD: Tensor, x: StackInput, *, return_states: bool = False, collect: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
         """One evaluation of f: all layers and the final norm. The layers' states after the block, if asked for."""
-        states = []
+        states, branch_BLD = [], None
         for index, layer in enumerate(self.layers):
             if collect is not None:
-                collect.append(h_BLD)
-            h_BLD, state = layer(h_BLD, x, index, return_states)
+                collect.append(added(h_BLD, branch_BLD))
+            h_BLD, branch_BLD, state = layer(h_BLD, branch_BLD, x, index, return_states)
             states.append(state)
-        h_BLD = getattr(self, self._final_norm)(h_BLD)
+        _, h_BLD = getattr(self, self._final_norm).of_sum(h_BLD, branch_BLD)
         if collect is not None:
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()

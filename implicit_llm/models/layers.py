@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import causal_conv
-from implicit_llm.kernels.norm import rms_norm
+from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
@@ -33,8 +33,21 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BLD: Tensor, gate_BLD: Tensor | None = None) -> Tensor:
-        dtype = product_dtype(x_BLD) if self.feeds_products else x_BLD.dtype
-        return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, dtype)
+        return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
+
+    def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """h + branch, and its norm: one pass over memory, unless the module itself must be called."""
+        if branch_BLD is None or touched_module(self) is not None:
+            h_BLD = added(h_BLD, branch_BLD)
+            return h_BLD, self(h_BLD)
+        return add_and_norm(h_BLD, branch_BLD, self.weight, self.eps, self._dtype(h_BLD))
+
+    def _dtype(self, x_BLD: Tensor) -> torch.dtype:
+        return product_dtype(x_BLD) if self.feeds_products else x_BLD.dtype
+
+
+def added(t: Tensor, other: Tensor | None) -> Tensor:
+    return t if other is None else t + other
 
 
 def product_dtype(t: Tensor) -> torch.dtype:
@@ -157,19 +170,32 @@ class Injection(nn.Module):
 
 
 class Layer(nn.Module):
-    """A residual layer, causal: h + what `mixed` makes of h."""
+    """A residual layer, causal: h + branch, where the branch is what `mixed` makes of the norm of h.
 
-    def mixed(self, h_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
+    The next norm adds the branch to h, because one kernel does both at the cost of one.
+    """
+
+    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """h + branch, and what `mixed` gets of it."""
+        raise NotImplementedError
+
+    def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
         """Mix along the sequence, after `state`. weights: this layer's in x."""
         raise NotImplementedError
 
-    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> Mixed:
-        """One layer. index: which entry of the weights, masks and states in x is this layer's."""
+    def forward(
+        self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
+    ) -> tuple[Tensor, Tensor, LayerState | None]:
+        """One layer on h + branch: returns that sum, the layer's own branch, and its state if asked for.
+
+        index: which entry of the weights, masks and states in x is this layer's.
+        """
         before = None if x.prefix is None else x.prefix.layers[index]
-        mixed_BLD, state = self.mixed(h_BLD, x, x.weights[index], before, return_state)
+        h_BLD, u_BLD = self.normed(h_BLD, branch_BLD)
+        branch_BLD, state = self.mixed(u_BLD, x, x.weights[index], before, return_state)
         if x.dropout_masks is not None:
-            mixed_BLD = mixed_BLD * x.dropout_masks[index]
-        return h_BLD + mixed_BLD, state
+            branch_BLD = branch_BLD * x.dropout_masks[index]
+        return h_BLD, branch_BLD, state
 
 
 class RecurrentLayer(Layer):
@@ -192,6 +218,10 @@ class RecurrentLayer(Layer):
 
     def weights(self) -> None:
         """Nothing is computed ahead of the iterations."""
+
+    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+        h_BLD = added(h_BLD, branch_BLD)
+        return h_BLD, h_BLD
 
     def mixed(self, h_BLD: Tensor, x: StackInput, weights: None, state: LayerState | None, return_state: bool) -> Mixed:
         y_BLD, state = self.mix(h_BLD, x.injection_BLE, state, x.valid_BL)

@@ -129,14 +129,20 @@ class Llama3Layer(Layer):
         # nothing.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
-    def mixed(
-        self, h_BLD: Tensor, x: StackInput, weights: Llama3Weights | None, state: LayerState | None, return_state: bool
-    ) -> Mixed:
-        return self.self_attn(self.input_layernorm(h_BLD), weights, x, state, return_state)
+    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.input_layernorm.of_sum(h_BLD, branch_BLD)
 
-    def forward(self, h_BLD: Tensor, x: StackInput, index: int, return_state: bool) -> Mixed:
-        h_BLD, state = super().forward(h_BLD, x, index, return_state)
-        return h_BLD + self.mlp(self.post_attention_layernorm(h_BLD), x.weights[index]), state
+    def mixed(
+        self, u_BLD: Tensor, x: StackInput, weights: Llama3Weights | None, state: LayerState | None, return_state: bool
+    ) -> Mixed:
+        return self.self_attn(u_BLD, weights, x, state, return_state)
+
+    def forward(
+        self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
+    ) -> tuple[Tensor, Tensor, LayerState | None]:
+        h_BLD, branch_BLD, state = super().forward(h_BLD, branch_BLD, x, index, return_state)
+        h_BLD, u_BLD = self.post_attention_layernorm.of_sum(h_BLD, branch_BLD)
+        return h_BLD, self.mlp(u_BLD, x.weights[index]), state
 
 
 MLP_MULTIPLE = 64

@@ -17,7 +17,7 @@ from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import scan_runs_on_triton, selected_kernels, trained_scan_runs_on_triton
 from implicit_llm.kernels.ssd import gated_scan, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
-from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, touched_module
+from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, added, touched_module
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
@@ -75,7 +75,7 @@ class Mamba2Mixer(nn.Module):
     ) -> Mixed:
         """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
         if weights is None:
-            y_BLI, state = self._mix(_added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
+            y_BLI, state = self._mix(added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
             return self.out_proj(y_BLI), state
         injection_BLE = x.injection_BLE
         if torch.is_grad_enabled() or selected_kernels() != "triton":
@@ -92,7 +92,7 @@ class Mamba2Mixer(nn.Module):
         if is_fused:
             y_BLI, state = self._mix_in_one_kernel(projected_BLE, injection_BLE, weights, state, return_state)
         else:
-            y_BLI, state = self._mix(_added(projected_BLE, injection_BLE), weights, x, state, return_state)
+            y_BLI, state = self._mix(added(projected_BLE, injection_BLE), weights, x, state, return_state)
         return F.linear(y_BLI, weights.out_proj_DI), state
 
     def _mix(
@@ -167,10 +167,6 @@ class Mamba2Mixer(nn.Module):
         init.ones_(self.D)
 
 
-def _added(projected_BLE: Tensor, injection_BLE: Tensor | None) -> Tensor:
-    return projected_BLE if injection_BLE is None else projected_BLE + injection_BLE
-
-
 def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> Tensor:
     if injection_BLE is None:
         return F.linear(u_BLD, weight_ED)
@@ -190,7 +186,10 @@ class Mamba2Layer(Layer):
     def weights(self) -> Mamba2Weights | None:
         return self.mixer.weights() if touched_module(self) is None else None
 
+    def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.norm.of_sum(h_BLD, branch_BLD)
+
     def mixed(
-        self, h_BLD: Tensor, x: StackInput, weights: Mamba2Weights | None, state: LayerState | None, return_state: bool
+        self, u_BLD: Tensor, x: StackInput, weights: Mamba2Weights | None, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        return self.mixer(self.norm(h_BLD), weights, x, state, return_state)
+        return self.mixer(u_BLD, weights, x, state, return_state)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.kernels.norm import rms_norm
+from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
@@ -201,6 +201,32 @@ def test_a_norm_before_products_is_the_one_in_fp32_rounded(dtype: torch.dtype) -
     narrow, rounded = rms_norm(x, None, weight, EPS, dtype), rms_norm(x, None, weight, EPS).to(dtype)
     pairs = [(y.detach(), *torch.autograd.grad(y, leaves, dy)) for y in (narrow, rounded)]
     torch.testing.assert_close(*pairs, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("branch_dtype", NORM_TOLERANCE, ids=str)
+@pytest.mark.parametrize("is_last", [False, True])  # whether nothing reads the sum
+@pytest.mark.parametrize("rows", [(1,), (5, 7), (2, 2048)], ids=str)
+@pytest.mark.parametrize("width", [3, 48, 768, 2048, 16384])
+def test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones(
+    width: int, rows: tuple[int, ...], is_last: bool, branch_dtype: torch.dtype
+) -> None:
+    h, branch, dy, weight = norm_inputs(rows, width, torch.float32)
+    for dtype in {torch.float32, branch_dtype}:  # the residual stream is fp32 or of one dtype with its branches
+        given = h.to(dtype), branch.to(branch_dtype), weight
+        found = sum_results(*given, dy.to(branch_dtype), is_last)
+        with kernels("torch"):
+            exact = sum_results(*(t.double() for t in given), dy.to(branch_dtype).double(), is_last)
+        assert [t.dtype for t in found] == [dtype, branch_dtype, dtype, branch_dtype, torch.float32]
+        errors = [relative_error(mine, other) for mine, other in zip(found, exact, strict=True)]
+        assert max(errors) < NORM_TOLERANCE[branch_dtype], errors
+
+
+def sum_results(h: Tensor, branch: Tensor, weight: Tensor, dy: Tensor, is_last: bool) -> tuple[Tensor, ...]:
+    """Sum, norm, and the gradients of h, branch and weight."""
+    leaves = [t.detach().requires_grad_() for t in (h, branch, weight)]
+    total, y = add_and_norm(*leaves, EPS, branch.dtype)
+    outputs, given = ((y,), (dy,)) if is_last else ((total, y), (h.flip(-1), dy))
+    return total.detach(), y.detach(), *torch.autograd.grad(outputs, leaves, given)
 
 
 @pytest.mark.parametrize("width", [32768, 30000])

@@ -1,4 +1,4 @@
-"""RMS norm, plain and gated, with its gradient, in one kernel each way. Imported where Triton kernels run.
+"""RMS norm: plain, gated, and of a sum; with its gradient, in one kernel each way. Imported where Triton kernels run.
 
 Every tensor is read once and written once. A few programs for every multiprocessor go through all rows, so that the
 gradient of the weight stays in registers until one sum at the end. The backward pass has the whole row at hand and
@@ -31,11 +31,23 @@ def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, d
     return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
-class _Rows:
-    """x and gate as rows, and how these are shared out: some at a time, as a power of two wide, to each program."""
+def add_and_norm(
+    h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As `kernels.norm`, the norm in `dtype` and the sum in that of h."""
+    return _AddedNorm.apply(h_D, branch_D, weight_D, eps, dtype)
 
-    def __init__(self, x: Tensor, gate: Tensor | None, warps_at_once: int) -> None:
-        self.x_TD, self.gate_TD = _as_rows(x), None if gate is None else _as_rows(gate)
+
+class _Rows:
+    """x and a second tensor as rows, and how they are shared out: some at a time, a power of two wide, to a program.
+
+    The second tensor is the gate or, if `is_sum`, a branch to add to x; in the backward pass of a sum the sum's own
+    gradient, to add to that of the norm.
+    """
+
+    def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:
+        self.x_TD, second_TD = _as_rows(x), None if second is None else _as_rows(second)
+        self.second_TD = self.x_TD if second_TD is None else second_TD
         count, width = self.x_TD.shape
         columns = triton.next_power_of_2(width)
         rows = max(1, MIN_WARPS * 32 * ENTRIES_PER_THREAD // columns)
@@ -44,16 +56,17 @@ class _Rows:
         self.programs = min(programs, triton.cdiv(count, rows))
         stages = min(STAGES, 1 + STAGED_ENTRIES // (rows * columns))
         self._how = {"ROWS": rows, "COLUMNS": columns, "STAGES": stages, "num_warps": warps}
+        self._how |= {"IS_GATED": second is not None and not is_sum, "IS_SUM": is_sum}
 
     def launch(self, kernel: Any, weight_D: Tensor, *others: Any) -> None:
-        """others: tensors, then what follows the strides of x and gate."""
+        """others: tensors, then what follows the strides of the rows."""
         if not self.programs:
             return
-        x_TD, gate_TD = self.x_TD, self.x_TD if self.gate_TD is None else self.gate_TD
         tensors = [t for t in others if isinstance(t, Tensor)]
+        strides = self.x_TD.stride(0), self.second_TD.stride(0)
         kernel[(self.programs,)](
-            x_TD, gate_TD, weight_D.contiguous(), *tensors, *x_TD.shape, x_TD.stride(0), gate_TD.stride(0),
-            *others[len(tensors) :], HAS_GATE=self.gate_TD is not None, **self._how,
+            self.x_TD, self.second_TD, weight_D.contiguous(), *tensors, *self.x_TD.shape, *strides,
+            *others[len(tensors) :], **self._how,
         )  # fmt: skip
 
 
@@ -75,48 +88,86 @@ class _Norm(torch.autograd.Function):
         ctx.eps = eps
         rows = _Rows(x, gate, FORWARD_WARPS)
         y = torch.empty(x.shape, dtype=dtype, device=x.device)
-        rows.launch(_forward_kernel, weight_D, y, eps)
+        rows.launch(_forward_kernel, weight_D, y, y, eps)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, weight_D = ctx.saved_tensors
-        rows, dy_TD = _Rows(x, gate, BACKWARD_WARPS), _as_rows(dy)
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dgate = None if gate is None else torch.empty(x.shape, dtype=gate.dtype, device=x.device)
-        dweight_SD = torch.empty(rows.programs, x.shape[-1], dtype=torch.float32, device=x.device)
-        tensors = (dy_TD, dx, dx if dgate is None else dgate, dweight_SD)
-        rows.launch(_backward_kernel, weight_D, *tensors, dy_TD.stride(0), ctx.eps)
-        dweight = dweight_SD.sum(0).to(weight_D.dtype) if ctx.needs_input_grad[2] else None
+        rows = _Rows(x, gate, BACKWARD_WARPS)
+        dx, dgate, dweight = _gradients(rows, x, None if gate is None else gate.dtype, weight_D, dy, ctx.eps)
         return dx, dgate, dweight, None, None
+
+
+class _AddedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, branch: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        rows = _Rows(h, branch, FORWARD_WARPS, is_sum=True)
+        total = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+        y = torch.empty(h.shape, dtype=dtype, device=h.device)
+        rows.launch(_forward_kernel, weight_D, y, total, eps)
+        ctx.save_for_backward(total, weight_D)
+        ctx.eps, ctx.branch_dtype = eps, branch.dtype
+        ctx.set_materialize_grads(False)
+        return total, y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        total, weight_D = ctx.saved_tensors
+        dy = torch.zeros_like(total) if dy is None else dy
+        rows = _Rows(total, dtotal, BACKWARD_WARPS, is_sum=dtotal is not None)
+        narrow = None if dtotal is None or ctx.branch_dtype == total.dtype else ctx.branch_dtype
+        dh, dbranch, dweight = _gradients(rows, total, narrow, weight_D, dy, ctx.eps)
+        return dh, dh.to(ctx.branch_dtype) if dbranch is None else dbranch, dweight, None, None
+
+
+def _gradients(
+    rows: _Rows, x: Tensor, second_dtype: torch.dtype | None, weight_D: Tensor, dy: Tensor, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The gradients of x, of the gate or branch unless its dtype is None, and of the weight."""
+    dy_TD = _as_rows(dy)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dsecond = None if second_dtype is None else torch.empty(x.shape, dtype=second_dtype, device=x.device)
+    dweight_SD = torch.empty(rows.programs, x.shape[-1], dtype=torch.float32, device=x.device)
+    tensors = (dy_TD, dx, dx if dsecond is None else dsecond, dweight_SD)
+    rows.launch(_backward_kernel, weight_D, *tensors, dy_TD.stride(0), eps)
+    return dx, dsecond, dweight_SD.sum(0).to(weight_D.dtype)
 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, gate_ptr, weight_ptr, y_ptr,
-    rows, width, x_stride, gate_stride, eps,
-    HAS_GATE: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
+    x_ptr, second_ptr, weight_ptr, y_ptr, sum_ptr,
+    rows, width, x_stride, second_stride, eps,
+    IS_GATED: constexpr, IS_SUM: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = wide(weight_ptr + column, column < width)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         is_inside = (row < rows) & (column < width)
-        gated = wide(x_ptr + row * x_stride + column, is_inside)
-        if HAS_GATE:
-            gate = wide(gate_ptr + row * gate_stride + column, is_inside)
-            gated *= gate * tl.sigmoid(gate)
-        scale = tl.rsqrt(tl.sum(gated * gated, axis=1) / width + eps)
-        y = gated * scale[:, None] * weight
+        x = wide(x_ptr + row * x_stride + column, is_inside)
+        if IS_GATED:
+            gate = wide(second_ptr + row * second_stride + column, is_inside)
+            x *= gate * tl.sigmoid(gate)
+        if IS_SUM:
+            x += wide(second_ptr + row * second_stride + column, is_inside)
+            rounded = x.to(sum_ptr.dtype.element_ty)
+            tl.store(sum_ptr + row * width + column, rounded, is_inside)
+            x = rounded.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)
+        y = x * scale[:, None] * weight
         tl.store(y_ptr + row * width + column, y, is_inside)
 
 
 @triton.jit
 def _backward_kernel(
-    x_ptr, gate_ptr, weight_ptr, dy_ptr, dx_ptr, dgate_ptr, dweight_ptr,
-    rows, width, x_stride, gate_stride, dy_stride, eps,
-    HAS_GATE: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
+    x_ptr, second_ptr, weight_ptr, dy_ptr, dx_ptr, dsecond_ptr, dweight_ptr,
+    rows, width, x_stride, second_stride, dy_stride, eps,
+    IS_GATED: constexpr, IS_SUM: constexpr, ROWS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)[None, :]
     weight = wide(weight_ptr + column, column < width)
@@ -126,21 +177,23 @@ def _backward_kernel(
         is_inside = (row < rows) & (column < width)
         x = wide(x_ptr + row * x_stride + column, is_inside)
         dy = wide(dy_ptr + row * dy_stride + column, is_inside)
-        gated = x
-        if HAS_GATE:
-            gate = wide(gate_ptr + row * gate_stride + column, is_inside)
+        normed = x
+        if IS_GATED:
+            gate = wide(second_ptr + row * second_stride + column, is_inside)
             sigmoid = tl.sigmoid(gate)
-            gated = x * (gate * sigmoid)
+            normed = x * (gate * sigmoid)
         dnormed = dy * weight
-        scale = tl.rsqrt(tl.sum(gated * gated, axis=1) / width + eps)[:, None]
-        projection = tl.sum(dnormed * gated, axis=1)[:, None] / width
-        dweight += tl.where(is_inside, dy * gated * scale, 0.0)
-        dgated = (dnormed - gated * (projection * scale * scale)) * scale
-        dx = dgated
-        if HAS_GATE:
-            dx = dgated * gate * sigmoid
-            dgate = dgated * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-            tl.store(dgate_ptr + row * width + column, dgate, is_inside)
+        scale = tl.rsqrt(tl.sum(normed * normed, axis=1) / width + eps)[:, None]
+        projection = tl.sum(dnormed * normed, axis=1)[:, None] / width
+        dweight += tl.where(is_inside, dy * normed * scale, 0.0)
+        dx = (dnormed - normed * (projection * scale * scale)) * scale
+        if IS_GATED:
+            dgate = dx * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+            tl.store(dsecond_ptr + row * width + column, dgate, is_inside)
+            dx = dx * gate * sigmoid
+        if IS_SUM:
+            dx += wide(second_ptr + row * second_stride + column, is_inside)
+            tl.store(dsecond_ptr + row * width + column, dx, is_inside)
         tl.store(dx_ptr + row * width + column, dx, is_inside)
     to = dweight_ptr + tl.program_id(0).to(tl.int64) * width + tl.arange(0, COLUMNS)
     tl.store(to, tl.sum(dweight, axis=0), tl.arange(0, COLUMNS) < width)

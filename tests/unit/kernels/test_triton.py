@@ -57,6 +57,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *((fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), gated)) for gated in (False, True)),
         (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
+        *((fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), last)) for last in (0, 1)),
         *((layer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
         (layer.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
         (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
@@ -119,6 +120,7 @@ def compile_all(target: str) -> set[str]:
     with selection.kernels("triton"):
         for check, case in (
             (fused.test_a_norm_and_its_gradients_equal_the_plain_ones, (48, (5, 7), True)),
+            (fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), False)),
             (layer.test_a_mixer_and_its_gradients_equal_the_formula, (65, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 50, (64, 1, 128))),
             (fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, 1, (64, 1, 128))),

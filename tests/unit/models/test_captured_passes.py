@@ -236,10 +236,10 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
     apply, all_reduce = type(first).forward, torch.distributed.all_reduce
 
     def watched_layer(layer, *args):
-        out_BLD, state = apply(layer, *args)
-        if layer is first and out_BLD.requires_grad:
-            out_BLD.register_hook(lambda _: events.append("first layer"))
-        return out_BLD, state
+        h_BLD, branch_BLD, state = apply(layer, *args)
+        if layer is first and branch_BLD.requires_grad:
+            branch_BLD.register_hook(lambda _: events.append("first layer"))
+        return h_BLD, branch_BLD, state
 
     monkeypatch.setattr(type(first), "forward", watched_layer)
     watched_sum = Mock(side_effect=lambda *given, **how: events.append("sum") or all_reduce(*given, **how))
