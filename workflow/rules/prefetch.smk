@@ -7,6 +7,6 @@ rule prefetch:
     log:
         f"results/{plan.experiment.name}/prefetch.log",
     params:
-        config=lambda wildcards: the_config_file(config, workflow.configfiles),
+        config=lambda wildcards: the_config_file(plan, workflow.configfiles),
     shell:
         "implicit-llm prefetch --config {params.config:q} | tee -a {log:q}"

@@ -65,6 +65,19 @@ def test_nested_values_take_the_declared_types() -> None:
     assert isinstance(example.rate, float)
 
 
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "1.e-3", ".1e-2", "+1e-3"])
+def test_text_with_an_exponent_is_a_number_only_where_one_is_wanted(text: str) -> None:
+    example = make(rate=text, hard_fraction=[text, 1], name=text, model={"revision": text}, anything=text)
+    assert (example.rate, example.hard_fraction) == (0.001, (0.001, 1.0))
+    assert (example.name, example.model, example.anything) == (text, {"revision": text}, text)
+
+
+@pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3x", "1-3"])
+def test_text_that_only_looks_like_a_number_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a number"):
+        make(rate=text)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -76,8 +89,9 @@ def test_nested_values_take_the_declared_types() -> None:
         ({"steps": 3.0}, "demo.yaml: steps: expected an integer, found 3.0"),
         ({"rate": True}, "demo.yaml: rate: expected a number, found true"),
         ({"rate": None}, "demo.yaml: rate: expected a number, found null"),
-        ({"rate": "1e-3"}, "demo.yaml: rate: expected a number, found the text '1e-3' (YAML"),
-        ({"steps": "3"}, "demo.yaml: steps: expected an integer, found the text '3' (remove the quotes)"),
+        ({"rate": "0.1"}, "demo.yaml: rate: expected a number, found the text '0.1' (write it in digits, without"),
+        ({"steps": "3"}, "demo.yaml: steps: expected an integer, found the text '3' (write it in digits, without"),
+        ({"steps": "1e3"}, "demo.yaml: steps: expected an integer, found the text '1e3' (write it in digits, without"),
         ({"is_fast": 1}, "demo.yaml: is_fast: expected true or false, found 1"),
         ({"name": 1}, "demo.yaml: name: expected a string, found 1"),
         ({"hard_fraction": "a"}, "demo.yaml: hard_fraction: expected a number or a list, found the text 'a'"),

@@ -14,7 +14,7 @@ from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import override_fields
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_path, plain, read_yaml
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path, read_yaml
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
@@ -108,9 +108,10 @@ def test_numbers_with_an_exponent_and_merge_keys_are_read(tmp_path: Path, text: 
     assert read_yaml(tmp_path / "file.yaml") == values
 
 
-@pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3x", "1-3"])
-def test_text_that_only_looks_like_a_number_stays_text(text: str) -> None:
-    assert plain({"value": [text]}) == {"value": [text]}
+@pytest.mark.parametrize("text", ['"2017e66"', "'1e-3'", "e3", "1e", "a1e3", "1e3x", "1-3"])
+def test_text_that_is_quoted_or_only_looks_like_a_number_stays_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file.yaml").write_text(f"value: [{text}]")
+    assert read_yaml(tmp_path / "file.yaml") == {"value": [text.strip("\"'")]}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
 from implicit_llm_contracts.runs.errors import ConfigError
 from implicit_llm_jobs.tracking import tracked_run as jobs_side
@@ -38,11 +40,30 @@ def test_inputs_are_manifests_by_role_and_ancient_for_a_fresh_result(tiny: Exper
 def test_a_rule_that_reads_the_configuration_again_needs_it_in_one_file(tiny: ExperimentFile, tmp_path: Path) -> None:
     config, other = dict(read_yaml(tiny.path)), tmp_path / "other.yaml"
     other.write_text("name: other\n")
-    assert the_config_file(config, [str(tiny.path)]) == str(tiny.path)
-    assert the_config_file(config, [str(other), str(tiny.path)]) == str(tiny.path)  # which says it all
+
+    def file_of(config: dict[str, Any], *paths: Path) -> str:
+        files = [str(path) for path in paths]
+        return the_config_file(plan_from_snakemake(config, files), files)
+
+    assert file_of(config, tiny.path) == str(tiny.path)
+    assert file_of(config, other, tiny.path) == str(tiny.path)  # which says it all
+    other.write_text(tiny.path.read_text())
     for changed, paths in (({**config, "name": "other"}, [tiny.path, other]), ({**config, "name": "x"}, [tiny.path])):
         with pytest.raises(ConfigError, match=r"not the whole configuration is in .*; put it into one file"):
-            the_config_file(changed, [str(path) for path in paths])
+            file_of(changed, *paths)
+
+
+def test_numbers_that_snakemake_reads_as_text_make_the_same_experiment(tiny: ExperimentFile) -> None:
+    tiny.edit("batch_size: 8}", "batch_size: 8, optimizer: {eps: 1e-9}}").edit("tol: 0.1", "tol: 1e-1")
+    tiny.edit("hidden_size: 16", "hidden_size: 16, layer_norm_epsilon: 1e-6")
+    axis = "rate: {key: override.task.schedule.peak_learning_rate, values: [1e-3, 3e-3]}"
+    tiny.edit("  explicit:\n    data", f"  explicit:\n    grid: {{{axis}}}\n    data")
+    config = yaml.safe_load(tiny.path.read_text())
+    assert config["override"]["task"]["optimizer"] == {"eps": "1e-9"}
+    experiment = plan_from_snakemake(config, [str(tiny.path)]).experiment
+    assert experiment == tiny.load()
+    assert experiment.runs["explicit-rate0.001"].task.optimizer.eps == 1e-9
+    assert experiment.runs["implicit"].model["layer_norm_epsilon"] == 1e-6
 
 
 MANY = 2000

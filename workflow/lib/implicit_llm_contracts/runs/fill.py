@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -13,6 +14,8 @@ from implicit_llm_contracts.runs.errors import ConfigError
 
 T = TypeVar("T")
 
+# Snakemake's YAML 1.1 reads 1e-3 as text, because it wants a dot and a signed exponent.
+EXPONENT_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
 _NAMES = {
     str: "a string",
     int: "an integer",
@@ -34,8 +37,9 @@ class Only:
 def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     """Make a `cls` (a dataclass) from `mapping`; `where` is the file or key the mapping came from.
 
-    Lists become tuples, integers floats, strings paths where those are wanted; nothing else is converted, and true is
-    no integer. Of a union of dataclasses whose first field is a Literal, that field's value selects one.
+    Lists become tuples, integers and texts such as 1e-3 floats, strings paths where those are wanted; nothing else is
+    converted, and true is no integer. Of a union of dataclasses whose first field is a Literal, that field's value
+    selects one.
     Raises: ConfigError for an unknown or missing key, a wrong type or value, or a ValueError of `__post_init__`.
     """
     if not isinstance(mapping, Mapping):
@@ -111,6 +115,7 @@ def _choose(choices: Sequence[Any], value: Any, where: str) -> Any:
 
 def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     members = get_args(wanted)
+    value = as_number(value) if float in members else value
     if type(value) in members:  # exact first: an integer given to float | int stays one
         return value
     classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
@@ -167,9 +172,14 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
     }
 
 
+def as_number(value: Any) -> Any:
+    """The float that a text such as 1e-3 was written for; any other value as it is."""
+    return float(value) if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) else value
+
+
 def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
-    if wanted is float and type(value) is int:
-        return float(value)
+    if wanted is float and type(number := as_number(value)) in (int, float):
+        return float(number)
     if wanted is Path and isinstance(value, str):
         return Path(value)
     is_right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
@@ -194,7 +204,7 @@ def _hint(wanted: Any, value: Any) -> str:
             float(value)
         except ValueError:
             return ""
-        return " (YAML reads 1e-3 as text: write 1.0e-3)" if "e" in value.lower() else " (remove the quotes)"
+        return " (write it in digits, without quotes)"
     return ""
 
 

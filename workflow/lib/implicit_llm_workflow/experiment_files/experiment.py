@@ -117,8 +117,6 @@ def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:
 
 
 def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:
-    for name, item in file.runs.items():
-        fill(RunEntry, item, f"{files.source}: runs.{name}")
     builder, found = RunBuilder(file.override, data, files), {}
     points = expand_grids(file.runs, files.source)
     entries = {name: fill(RunEntry, item, f"{files.source}: runs.{name}") for name, (item, _) in points.items()}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from implicit_llm_contracts.config.values import Commit, Text, matching
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, fill, local_folder
+from implicit_llm_contracts.runs import ConfigError, as_number, fill, local_folder
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
 
@@ -121,6 +121,7 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 
 def _like(old: Any, new: Any, where: str) -> Any:
     """`new` as the type of `old`, as far as no value is lost. Raises: ConfigError."""
+    new = as_number(new) if type(old) in (int, float) else new
     if old is None or new is None or type(old) is type(new):
         return new
     if isinstance(old, float) and type(new) is int:

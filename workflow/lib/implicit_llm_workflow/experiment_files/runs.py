@@ -60,31 +60,31 @@ def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[Mappin
 
 
 def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    axes: Mapping[str, Any] = item.get("grid", {})
+    axes = fill(RunEntry, item, f"{source}: runs.{name}").grid
     base = {key: value for key, value in item.items() if key != "grid"}
     where = f"{source}: runs.{name}.grid"
-    keys = [axis["key"] for axis in axes.values()]
+    keys = [axis.key for axis in axes.values()]
     for axis, values in axes.items():
         _check_axis(values, keys, f"{where}.{axis}")
-    for combination in itertools.product(*(axis["values"] for axis in axes.values())):
+    for combination in itertools.product(*(axis.values for axis in axes.values())):
         point, labels = base, {}
         for (axis, values), value in zip(axes.items(), combination, strict=True):
-            point = _with_value(point, values["key"].split("."), value, f"{where}.{axis}.key")
+            point = _with_value(point, values.key.split("."), value, f"{where}.{axis}.key")
             labels[axis] = _label(value)
         at = ", ".join(f"{axis} = {label}" for axis, label in labels.items())
         chosen = [f"{axis}{label}" for axis, label in labels.items()]
         yield "-".join([name, *chosen]), point, f"runs.{name}.grid: {at}" if at else ""
 
 
-def _check_axis(axis: Mapping[str, Any], keys: list[str], where: str) -> None:
-    key = axis["key"]
+def _check_axis(axis: Axis, keys: list[str], where: str) -> None:
+    key = axis.key
     root = key.partition(".")[0]
     if root not in _ROOTS or (root == "override") != ("." in key):
         hint = nearest(root, _ROOTS) if root not in _ROOTS else "give override.model.hidden_size, or model alone"
         raise ConfigError(f"{where}.key: {key!r} is no path to a setting of a run; {hint}")
     if keys.count(key) > 1:
         raise ConfigError(f"{where}.key: two axes change {key}; remove one")
-    labels = [_label(value) for value in axis["values"]]
+    labels = [_label(value) for value in axis.values]
     for label in labels:
         if not _LABEL.fullmatch(label):
             raise ConfigError(

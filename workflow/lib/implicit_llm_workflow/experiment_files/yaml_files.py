@@ -3,7 +3,6 @@
 Models, tasks and curricula lie in the folders of these names beside it, or else in those of the project.
 """
 
-import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -13,12 +12,8 @@ from typing import Any, TypeVar
 import yaml
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, fill, fill_keys
+from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, fill, fill_keys
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
-
-# YAML 1.1 (PyYAML, and so Snakemake) reads 1e-3 as text, because it wants a dot and a signed exponent.
-_EXPONENT_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
-
 
 # Six times faster where PyYAML was built with it.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,6 +36,9 @@ class _Loader(_SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("-+.0123456789"))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises: ConfigError when it cannot be read, is no valid YAML or no mapping."""
     try:
@@ -54,17 +52,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{place}: is not valid YAML: {reason}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values at its top level")
-    return plain(value)
-
-
-def plain(value: Any) -> Any:
-    """The same tree in plain dictionaries and lists, numbers such as 1e-3 as numbers."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, str) and _EXPONENT_NUMBER.fullmatch(value):
-        return float(value)
     return value
 
 
@@ -140,12 +127,18 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
 
 def as_config(settings: Any) -> dict[str, Any]:
     """A dataclass of settings as a job is given it: plain mappings and lists."""
-    return plain(asdict(settings))
+    return _with_lists(asdict(settings))
 
 
 def as_given(settings: Any, given: Iterable[str]) -> dict[str, Any]:
     """The fields that were given, without the defaults of the others, so that a default is in no identity."""
-    return {key: plain(getattr(settings, key)) for key in given}
+    return {key: _with_lists(getattr(settings, key)) for key in given}
+
+
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:

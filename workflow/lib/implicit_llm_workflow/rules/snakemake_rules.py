@@ -4,14 +4,15 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs import MANIFEST, ConfigError
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
-from implicit_llm_workflow.experiment_files.experiment import build_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, plain, read_yaml, shown_path
+from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, shown_path
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
@@ -46,16 +47,16 @@ def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> P
             )
     files = ConfigFiles(Path(config_paths[-1]))
     files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
-    return Plan(build_experiment(plain(config), files))
+    return Plan(build_experiment(config, files))
 
 
-def the_config_file(config: Mapping[str, Any], config_paths: list[str]) -> str:
-    """The file that alone gives this configuration, for a rule whose command reads it again.
+def the_config_file(plan: Plan, config_paths: list[str]) -> str:
+    """The file that alone gives the plan's experiment, for a rule whose command reads it again.
 
     Raises: ConfigError for what was put together from several files, or with `--config KEY=VALUE`.
     """
     path = Path(config_paths[-1])
-    if plain(read_yaml(path)) != plain(config):
+    if replace(load_experiment(path), source=plan.experiment.source) != plan.experiment:
         files = ", ".join(str(shown_path(Path(item))) for item in config_paths)
         raise ConfigError(f"{files}: not the whole configuration is in {shown_path(path)}; put it into one file")
     return str(path)
