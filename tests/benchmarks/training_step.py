@@ -57,17 +57,17 @@ def exactly(iterations: int) -> dict[str, Any]:
 
 STATE = ("mamba2-state-tracking-implicit", 512, 256)
 ROWS = {
-    "state-tracking-explicit": Row("mamba2-state-tracking-explicit", 512, 256, 24.4, 1.0, 8, True),
+    "state-tracking-explicit": Row("mamba2-state-tracking-explicit", 512, 256, 24.4, 1.0, 6, True),
     "state-tracking-unrolled": Row(*STATE, 64.3, 4.0, 20, True, UNROLLED),
-    "state-tracking-free": Row(*STATE, 224, 14.5, 40, True, ALL_ITERATIONS),
-    "mamba2-130m-explicit": Row("mamba2-130m-explicit", 8, 2048, 125, 17.6, 50),
-    "mamba2-130m-pretrain": Row("mamba2-130m-pretrain", 8, 2048, 205, 34.7, 90),
-    "mamba2-130m-implicit": Row("mamba2-130m-implicit", 8, 2048, 923, 159, 320, solver=exactly(15)),
-    "llama3-130m-explicit": Row("llama3-130m-explicit", 8, 2048, 103, 17.5, 40),
-    "llama3-130m-pretrain": Row("llama3-130m-pretrain", 8, 2048, 199, 34.5, 75),
-    "llama3-130m-implicit": Row("llama3-130m-implicit", 8, 2048, 962, 192, 350, solver=exactly(21)),
+    "state-tracking-free": Row(*STATE, 224, 14.5, 45, True, ALL_ITERATIONS),
+    "mamba2-130m-explicit": Row("mamba2-130m-explicit", 8, 2048, 125, 17.6, 42),
+    "mamba2-130m-pretrain": Row("mamba2-130m-pretrain", 8, 2048, 205, 34.7, 78),
+    "mamba2-130m-implicit": Row("mamba2-130m-implicit", 8, 2048, 923, 159, 285, solver=exactly(15)),
+    "llama3-130m-explicit": Row("llama3-130m-explicit", 8, 2048, 103, 17.5, 33),
+    "llama3-130m-pretrain": Row("llama3-130m-pretrain", 8, 2048, 199, 34.5, 70),
+    "llama3-130m-implicit": Row("llama3-130m-implicit", 8, 2048, 962, 192, 290, solver=exactly(21)),
     "mamba2-1.3b-implicit": Row("mamba2-1.3b-implicit", 4, 2048, 1649, 653, 1000, solver=exactly(12)),
-    "llama3-1.3b-implicit": Row("llama3-1.3b-implicit", 4, 2048, 5401, 846, 1400, solver=exactly(19)),
+    "llama3-1.3b-implicit": Row("llama3-1.3b-implicit", 4, 2048, 5401, 846, 1300, solver=exactly(19)),
 }
 
 
