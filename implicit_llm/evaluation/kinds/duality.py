@@ -47,6 +47,7 @@ from implicit_llm_contracts.config.evaluation import (
     SEQUENTIAL,
     DualityConfig,
     ModeConfig,
+    pairs_of,
 )
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.runs import StageContext, StageResult, fill
@@ -184,10 +185,6 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, lis
     return curve_of(traces, looked_at(solver.eval_budget), solver.tol)
 
 
-# How near a mode is to generation: the nearer one of a pair is the reference.
-_NEARNESS = {"sequential": 0, "blockwise": 1, "simultaneous": 2, "as_trained": 3}
-
-
 @dataclass(frozen=True)
 class ModeOutput:
     """Hidden states (B, L, D), or logits (B, L, V) where `head` is None; the solver's statistics, None if explicit."""
@@ -234,22 +231,6 @@ def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> 
         cache = out.past_key_values
         states.append(getattr(out, key))
     return ModeOutput(torch.cat(states, dim=1), head, None)
-
-
-def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
-    """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
-
-    Of a sweep, modes with the same value of the same setting.
-    """
-    if not is_implicit:
-        return [(PARALLEL, SEQUENTIAL)]
-    ordered = sorted(modes, key=lambda mode: _NEARNESS[mode.eval_mode])
-    pairs = [(mode, other) for index, other in enumerate(ordered) for mode in ordered[index + 1 :]]
-    return [(mode.name, other.name) for mode, other in pairs if _swept(mode) == _swept(other)]
-
-
-def _swept(mode: ModeConfig) -> tuple[str, float] | None:
-    return None if mode.sweep is None else (mode.sweep.key, mode.sweep.value)
 
 
 def goes_by_token(model: Any) -> bool:

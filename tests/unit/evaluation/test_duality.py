@@ -21,11 +21,16 @@ from implicit_llm.evaluation.kinds.duality import (
     curve_of,
     looked_at,
     mode_output,
-    pairs_of,
     trace,
     trace_convergence,
 )
-from implicit_llm_contracts.config.evaluation import EvaluateConfigError, ModeConfig, SweepConfig, swept_modes
+from implicit_llm_contracts.config.evaluation import (
+    EvaluateConfigError,
+    ModeConfig,
+    SweepConfig,
+    pairs_of,
+    swept_modes,
+)
 from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import (

@@ -190,7 +190,7 @@ def test_a_depth_whose_evaluation_is_missing_shows_as_missing(tmp_path: Path) ->
         "state": "failed",
         "why": "",
         "command": "",
-        "config": {"kind": "word_problem"},
+        "config": {"kind": "word_problem", "modes": []},
         "data": data,
         "is_implicit": False,
     }

@@ -1,7 +1,8 @@
 """What an evaluation is: every field here changes the numbers (identity); batch size and device are runtime."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -150,6 +151,25 @@ def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tup
         for key, values in dataclasses.asdict(sweep).items()
         for value in values
     )
+
+
+# From the one nearest to generation; of a pair of modes the nearer one is the reference.
+_NEARNESS = (SEQUENTIAL, "blockwise", "simultaneous", AS_TRAINED)
+
+
+def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
+    """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
+
+    Of a sweep, modes with the same value of the same setting.
+    """
+    if not is_implicit:
+        return [(PARALLEL, SEQUENTIAL)]
+    pairs = itertools.combinations(sorted(modes, key=lambda mode: _NEARNESS.index(mode.eval_mode)), 2)
+    return [(mode.name, other.name) for other, mode in pairs if _swept(mode) == _swept(other)]
+
+
+def _swept(mode: ModeConfig) -> tuple[str, float] | None:
+    return None if mode.sweep is None else (mode.sweep.key, mode.sweep.value)
 
 
 @dataclass(frozen=True)

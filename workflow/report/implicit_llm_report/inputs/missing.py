@@ -1,17 +1,19 @@
 """The records that missing results would have given: without their numbers, so that tables and claims miss these."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from dataclasses import asdict
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation import PARALLEL, pairs_of, swept_modes
+from implicit_llm_contracts.config.evaluation_kinds import DUALITY, EVALUATION_KINDS, JACOBIAN, LM_EVAL, PERPLEXITY
+from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
+from implicit_llm_contracts.runs import fill
 from implicit_llm_report.config import MissingResult, ReportConfig
 from implicit_llm_report.inputs.frame import shares_of
 from implicit_llm_report.inputs.suites import load_suites
 
-PARALLEL, CHECKPOINT_PHASE = "parallel", "checkpoint"
-KINDS = ("word_problem", "perplexity", "catbabi", "lm_eval", "duality", "jacobian")
-# To generation; of a pair of modes the nearer is the reference.
-NEARNESS = ("sequential", "blockwise", "simultaneous", "as_trained")
+CHECKPOINT_PHASE = "checkpoint"
+KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
 # What is known of a run, and of a data set, from the records of others.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
@@ -32,9 +34,10 @@ def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str,
         about |= {"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(item.is_implicit)}
         about |= _shared(known, OF_RUN, {"run": job.run})
         about |= _shared(known, OF_PHASE, {"run": job.run, "phase": job.phase})
-        for test in _tests(item, kind):
+        settings: Any = fill(EVALUATION_KINDS[kind].config, item.config, item.job)
+        for test in _tests(item, settings):
             of_data = _shared(known, OF_DATA, {key: test.get(key) for key in ("data", "length")})
-            for mode in _modes(item, kind):
+            for mode in _modes(settings, is_implicit=bool(item.is_implicit)):
                 yield kind, {**about, **of_data, **test, **mode}
 
 
@@ -49,24 +52,23 @@ def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> R
     return {}
 
 
-def _tests(item: MissingResult, kind: str) -> list[Record]:
+def _tests(item: MissingResult, settings: Any) -> list[Record]:
     """What an evaluation reads: tasks, or data sets with lengths and protocols."""
-    if kind == "lm_eval":
+    if settings.kind == LM_EVAL:
         columns = [column for suite in load_suites() for column in suite.columns]
-        metrics = {task: [column.metric for column in columns if column.task == task] for task in item.config["tasks"]}
+        metrics = {task: [column.metric for column in columns if column.task == task] for task in settings.tasks}
         return [
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
-    data, asked = item.data, item.config.get("lengths")
-    if kind == "jacobian":  # it takes the shortest rows, of these those with the most hard tokens
+    data, asked = item.data, getattr(settings, "lengths", None)
+    if settings.kind == JACOBIAN:  # it takes the shortest rows, of these those with the most hard tokens
         data = dict(sorted(data.items(), key=_shortness)[:1])
-    protocols = item.config.get("protocols", ("windowed",)) if kind == "catbabi" else (None,)
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}
         for name, about in data.items()
         for length in (asked if asked and "group" not in about else [about.get("length")])
         if not asked or length in asked
-        for protocol in protocols
+        for protocol in getattr(settings, "protocols", (None,))
     ]
 
 
@@ -75,22 +77,20 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
     return about.get("length") or 0, -max(shares_of(about.get("hard_fraction") or 0.0)), name
 
 
-def _modes(item: MissingResult, kind: str) -> list[Record]:
+def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
     """What tells the records of a test apart: modes, swept modes, or pairs of modes."""
-    if kind == "jacobian":
+    if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
-    if not item.is_implicit:
-        return [{"mode": PARALLEL, **({"measure": "pair", "against": "sequential"} if kind == "duality" else {})}]
-    modes: list[Record] = [{"mode": one["name"], "eval_mode": one["eval_mode"]} for one in item.config["modes"]]
-    if kind == "duality":
-        ordered = sorted(modes, key=lambda mode: NEARNESS.index(mode["eval_mode"]))
-        pairs = [mode | {"measure": "pair", "against": other["mode"]} for other, mode in combinations(ordered, 2)]
-        traced = [mode | {"measure": "convergence"} for mode in modes if mode["eval_mode"] == "simultaneous"]
-        return pairs + traced[:1]
-    swept = [
-        mode | {"mode": f"{mode['mode']}@{key}={value}", "sweep": {"base": mode["mode"], "key": key, "value": value}}
+    if not is_implicit and settings.kind != DUALITY:
+        return [{"mode": PARALLEL}]
+    modes = swept_modes(settings.modes, settings.sweep) if is_implicit else ()
+    found = {
+        mode.name: {"mode": mode.name, "eval_mode": mode.eval_mode, "sweep": mode.sweep and asdict(mode.sweep)}
         for mode in modes
-        for key, values in item.config.get("sweep", {}).items()
-        for value in values
-    ]
-    return swept or modes
+    }
+    if settings.kind != DUALITY:
+        return list(found.values())
+    pairs = pairs_of(modes, is_implicit=is_implicit)
+    records = [found.get(mode, {"mode": mode}) | {"measure": "pair", "against": against} for mode, against in pairs]
+    traced = [mode.name for mode in modes if mode.eval_mode == "simultaneous" and mode.sweep is None]
+    return records + [found[mode] | {"measure": "convergence"} for mode in traced[:1]]
