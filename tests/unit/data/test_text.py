@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import random
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from implicit_llm_data.stages import tokenizer as stage
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
 from implicit_llm_data.text import encoding
 from implicit_llm_data.text.corpus import PARQUET_ROWS, CorpusError, CorpusShare, DocumentSplit, open_share
-from implicit_llm_data.text.encoding import ChunkEncoder, cuts_like_gpt2, encoder_for
+from implicit_llm_data.text.encoding import encode, may_be_cut
 from tests.refusals import refused
 from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
 
@@ -440,38 +439,40 @@ def random_texts(count: int) -> list[str]:
 
 def check_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
     """The encoder gives the ids that the tokenizer gives for whole texts."""
-    for text, data in zip(texts, encoder_for(tokenizer)(texts), strict=True):
+    for text, data in zip(texts, encode(tokenizer, texts), strict=True):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert np.frombuffer(data, dtype="<u2").tolist() == ids, repr(text)
 
 
-@pytest.mark.parametrize("added", [(), SPACES])
+@pytest.mark.parametrize("added", [(), SPACES, [AddedToken("x", lstrip=True), AddedToken("the", single_word=True)]])
 @pytest.mark.parametrize("piece_characters", [1 << 20, 7])
-def test_chunks_give_the_ids_of_the_whole_text(
+def test_pieces_give_the_ids_of_the_whole_text(
     added: Sequence[AddedToken], piece_characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", piece_characters)
     tokenizer = trained(added)
-    assert cuts_like_gpt2(tokenizer)
+    assert may_be_cut(tokenizer)
     check_ids(tokenizer, random_texts(2000))
 
 
-def test_what_is_remembered_is_bounded_and_changes_nothing() -> None:
-    tokenizer = trained(SPACES)
-    texts = random_texts(500)
-    forgetful, encoder = ChunkEncoder(tokenizer, remembered_bytes=5000), ChunkEncoder(tokenizer)
-    for start in range(0, 500, 50):
-        batch = texts[start : start + 50]
-        assert forgetful.encode(batch) == encoder.encode(batch)
-        remembered = forgetful._ids
-        assert sum(map(sys.getsizeof, [*remembered, *remembered.values()])) < 10_000
-    assert forgetful.encode([]) == []
-    assert forgetful.encode(["", "a", ""])[::2] == [b"", b""]
+def test_a_long_text_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    whole = encoding.encode_whole
+
+    def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+        given.extend(texts)
+        return whole(tokenizer, texts)
+
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
+    monkeypatch.setattr(encoding, "encode_whole", encode_whole)
+    encode(trained(), ["one two three four", "five"])
+    assert given == ["one two three", " four", "five"]
 
 
-def test_chunks_give_the_ids_of_the_real_tokenizer() -> None:
+def test_pieces_give_the_ids_of_the_real_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
     tokenizer = Tokenizer.from_file(str(real_file(NEOX)))
-    assert cuts_like_gpt2(tokenizer)
+    assert may_be_cut(tokenizer)
     check_ids(tokenizer, [*random_texts(3000), "Hello world", " Hello world"])
     assert tokenizer.encode("Hello world").ids == [12092, 1533]
 
@@ -484,12 +485,14 @@ def test_chunks_give_the_ids_of_the_real_tokenizer() -> None:
         {"pre_tokenizer": None},
         {"normalizer": {"type": "Lowercase"}},
         {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
-        {"added": [AddedToken("a b")]},  # these look beyond a chunk
-        {"added": [AddedToken("x", lstrip=True)]},
-        {"added": [AddedToken("y", single_word=True)]},
+        {"added": [AddedToken("a b")]},  # these look beyond a piece
+        {"added": [AddedToken("x", rstrip=True)]},
     ],
 )
-def test_another_kind_of_tokenizer_encodes_whole_documents(changes: dict[str, Any]) -> None:
+def test_another_kind_of_tokenizer_encodes_whole_documents(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
     tokenizer = trained(**changes)
-    assert not cuts_like_gpt2(tokenizer)
+    assert not may_be_cut(tokenizer)
     check_ids(tokenizer, random_texts(100))

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import Corpus
@@ -32,7 +33,7 @@ from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
 from implicit_llm_data.text.corpus import SPLITS, CorpusShare, Document, DocumentSplit, Split, open_share
-from implicit_llm_data.text.encoding import Encode, encoder_for
+from implicit_llm_data.text.encoding import encode
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
@@ -70,7 +71,7 @@ def run(context: StageContext) -> StageResult:
     path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))
     require_ids_below(tokenizer, config.vocab_size)
-    shard = _Shard(encoder_for(tokenizer), end_of_text, config.split)
+    shard = _Shard(tokenizer, end_of_text, config.split)
     files = _write(context, share, shard)
     source = {key: value for key, value in context.config.items() if key != "kind"}
     record = {
@@ -122,8 +123,8 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
 class _Shard:
     """Encodes documents, and counts them and their tokens."""
 
-    def __init__(self, encode: Encode, end_of_text: int, split: DocumentSplit) -> None:
-        self._encode = encode
+    def __init__(self, tokenizer: Tokenizer, end_of_text: int, split: DocumentSplit) -> None:
+        self._tokenizer = tokenizer
         self._end = np.array([end_of_text], dtype=TOKEN_TYPE).tobytes()
         self._split = split
         self._start_s = time.perf_counter()
@@ -135,7 +136,7 @@ class _Shard:
     def write(self, batch: list[Document], files: Mapping[Split, HashedFile]) -> None:
         written = [document for document in batch if not document.text.isspace() and document.text]
         self.documents["empty"] += len(batch) - len(written)
-        for document, ids in zip(written, self._encode([item.text for item in written]), strict=True):
+        for document, ids in zip(written, encode(self._tokenizer, [item.text for item in written]), strict=True):
             self.text_digest.update(len(document.utf8).to_bytes(8, "little") + document.utf8)
             self.text_bytes += len(document.utf8)
             split = self._split.of(document.split_key)

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.runs import FETCH, HubFiles, UserError, fetched_files, is_text, local_files, words_of
 
-# With its copies, chunks and tokens a document takes about six times its size in memory (measured on 34 MiB of prose),
-# so that this one, a hundred long novels, keeps a job below 2 GiB.
+# With its copies and tokens a document takes several times its size in memory: this one, a hundred long novels, keeps a
+# job below 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
 
 Split = Literal["train", "test"]
