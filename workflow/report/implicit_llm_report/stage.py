@@ -70,7 +70,7 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
         texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
     for one in content.figures:
         name = one.figure.name
-        texts[f"figures/{name}.svg"] = file_svg(one)
+        texts[f"figures/{name}.svg"] = file_svg(one.figure)
         texts[f"figures/{name}.rst"] = caption_of(name) + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

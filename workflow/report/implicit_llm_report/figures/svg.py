@@ -1,9 +1,8 @@
 """From panels to SVG, with equal bytes for equal numbers.
 
-Each panel is drawn once, with every text in both forms. The file is for papers and other pages: all panels, letters as
-outlines, a white background, the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a
-narrow screen; its letters are text in the page's font (found by searching, read aloud), its colours the page's
-variables (light or dark).
+The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
+page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters are text in the page's font
+(found by searching, read aloud), its colours the page's variables (light or dark).
 """
 
 import io
@@ -13,14 +12,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_mixed import MixedModeRenderer
-from matplotlib.backends.backend_svg import RendererSVG
 from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
 
 from implicit_llm_report.figures import style
@@ -35,8 +33,6 @@ LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
 TITLE_PT = 12  # height of a line of a title
 LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
-_MARKS = ("outlines", "letters", "end of text")
-_TEXT = re.compile("(.*?)".join(rf"<!-- {mark} -->\n" for mark in _MARKS), re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,65 +62,57 @@ class Figure:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as SVG: panels for the page and for the file, and a piece of line for each entry of the legend."""
+    """A figure for the page: its panels, and a piece of line for each entry of the legend."""
 
     figure: Figure
     panels: Sequence[Markup]
-    outlines: Sequence[str]
     swatches: Sequence[tuple[str, Markup]]
 
 
 def drawn(figure: Figure) -> Drawn:
-    page, outlines = [], []
+    panels = []
     with matplotlib.rc_context(style.RC):
         for index, panel in enumerate(figure.panels):
-            name = f"{figure.name}-{index}"
-            canvas, title = Canvas(figsize=figure.panel_inches), textwrap.wrap(panel.title, TITLE_LETTERS)
-            (width, height), top = canvas.get_size_inches() * 72, TOP_PT + TITLE_PT * len(title)
-            canvas.subplots_adjust(LEFT_PT / width, BOTTOM_PT / height, 1 - RIGHT_PT / width, 1 - top / height)
-            axis = canvas.subplots()
-            panel.draw(axis)
-            axis.set_title("\n".join(title))
-            outlined, lettered = _svg(canvas, name)
-            page.append(_for_page(lettered, name, panel.description or panel.title))
-            outlines.append(_element(outlined, name))
+            canvas, name = Canvas(figsize=figure.panel_inches), f"{figure.name}-{index}"
+            _draw(canvas, panel, figure)
+            panels.append(_for_page(_svg(canvas, name), name, panel.description or panel.title))
         swatches = [
             (series.label, _for_page(_swatch(series), f"{figure.name}-swatch-{index}", series.label))
             for index, series in enumerate(figure.legend)
         ]
-    return Drawn(figure, page, outlines, swatches)
+    return Drawn(figure, panels, swatches)
 
 
-def file_svg(drawing: Drawn) -> bytes:
+def file_svg(figure: Figure) -> str:
     """The whole figure as a file: the panels side by side, the legend below them."""
-    figure, panels = drawing.figure, drawing.outlines
-    columns = 1 if figure.is_wide else min(len(panels), 2 if len(panels) == 4 else MAX_COLUMNS)
-    width, height = (72 * inches for inches in figure.panel_inches)
-    pieces = [
-        panel.replace("<svg", f'<svg x="{index % columns * width:g}" y="{index // columns * height:g}"'
-                              f' width="{width:g}" height="{height:g}"', 1)
-        for index, panel in enumerate(panels)
-    ]  # fmt: skip
-    whole, bottom = columns * width, math.ceil(len(panels) / columns) * height
+    count, (width, height) = len(figure.panels), figure.panel_inches
+    columns = 1 if figure.is_wide else min(count, 2 if count == 4 else MAX_COLUMNS)
+    widest = (
+        max((len(series.label) for series in figure.legend), default=0) * LETTER_EMS + HANDLE_EMS + 3
+    )  # with spaces
+    per_row = max(1, min(len(figure.legend), int(72 * columns * width / (widest * LEGEND_PT))))
+    heights = [height] * math.ceil(count / columns)
     if figure.legend:
-        legend, legend_height = _legend(figure, whole)
-        pieces.append(legend.replace("<svg", f'<svg y="{bottom:g}" width="{whole:g}" height="{legend_height:g}"', 1))
-        bottom += legend_height
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="{XLINK}" width="{whole:g}pt" height="{bottom:g}pt"'
-    paper = f'<rect width="100%" height="100%" fill="{style.PAPER}"/>'
-    return "\n".join([f'{head} viewBox="0 0 {whole:g} {bottom:g}">', paper, *pieces, "</svg>\n"]).encode()
-
-
-def _legend(figure: Figure, width: float) -> tuple[str, float]:
-    """The legend with letters as outlines, and its height in points."""
-    widest = max(len(series.label) for series in figure.legend) * LETTER_EMS + HANDLE_EMS + 3  # and the spaces around
-    per_row = max(1, min(len(figure.legend), int(width / (widest * LEGEND_PT))))
-    height = LINE_PT * math.ceil(len(figure.legend) / per_row) + 10
+        heights.append((LINE_PT * math.ceil(len(figure.legend) / per_row) + 10) / 72)
     with matplotlib.rc_context(style.RC):
-        canvas = Canvas(figsize=(width / 72, height / 72))
+        canvas = Canvas(figsize=(columns * width, sum(heights)), facecolor=style.PAPER)
+        grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
+        for index, panel in enumerate(figure.panels):
+            _draw(canvas.add_subfigure(grid[divmod(index, columns)]), panel, figure)
         handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
-        canvas.legend(handles=handles, loc="center", ncols=per_row, handlelength=HANDLE_EMS, fontsize=LEGEND_PT)
-        return _element(_svg(canvas, figure.name)[0], f"{figure.name}-legend"), height
+        if handles:
+            look: dict[str, Any] = {"handlelength": HANDLE_EMS, "fontsize": LEGEND_PT, "ncols": per_row}
+            canvas.add_subfigure(grid[-1, :]).legend(handles=handles, loc="center", **look)
+        return _svg(canvas, figure.name, "path")
+
+
+def _draw(place: FigureBase, panel: Panel, figure: Figure) -> None:
+    (width, height), title = (72 * inches for inches in figure.panel_inches), textwrap.wrap(panel.title, TITLE_LETTERS)
+    top = TOP_PT + TITLE_PT * len(title)
+    place.subplots_adjust(LEFT_PT / width, BOTTOM_PT / height, 1 - RIGHT_PT / width, 1 - top / height)
+    axis = place.subplots()
+    panel.draw(axis)
+    axis.set_title("\n".join(title))
 
 
 @cache
@@ -132,7 +120,7 @@ def _swatch(series: Series) -> str:
     """A short piece of the series' line with its marker."""
     canvas = Canvas(figsize=(0.42, 0.16))
     canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
-    return _svg(canvas, "swatch")[1]
+    return _svg(canvas, "swatch")
 
 
 def theme_css(column: int) -> str:
@@ -140,29 +128,12 @@ def theme_css(column: int) -> str:
     return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
 
 
-class _Renderer(RendererSVG):
-    """Writes each text as outlines and as letters, in comments that say which is which."""
-
-    def draw_text(self, *args: Any, **options: Any) -> None:
-        for form, mark in zip(("path", "none"), _MARKS, strict=False):
-            self.writer.comment(mark)
-            matplotlib.rcParams["svg.fonttype"] = form
-            super().draw_text(*args, **options)
-        self.writer.comment(_MARKS[-1])
-
-
-def _svg(canvas: Canvas, name: str) -> list[str]:
-    """With outlines and with letters; without `savefig`, which lays out and draws a figure twice.
-
-    Ids are made of what they name and of `name`.
-    """
-    matplotlib.rcParams["svg.hashsalt"] = name
-    buffer, dpi, canvas.dpi = io.StringIO(), canvas.dpi, 72
-    letters: Any = _Renderer(*canvas.bbox.size, buffer, image_dpi=dpi)
-    renderer: Any = MixedModeRenderer(canvas, *canvas.get_size_inches(), dpi, letters)  # type: ignore[call-arg]
-    canvas.draw(renderer)
-    renderer.finalize()
-    return [_TEXT.sub(form, buffer.getvalue()) for form in (r"\1", r"\2")]
+def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -> str:
+    """With letters as text, or as outlines; ids are made of what they name and of `name`."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": name}):
+        canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def _element(svg: str, prefix: str) -> str:
