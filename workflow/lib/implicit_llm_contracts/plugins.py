@@ -56,7 +56,7 @@ class OwnEvaluation:
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes])
         words = dict.fromkeys(self.settings, "")
-        return EvaluationKind(config, self.data, (), name, "", name, self.metrics, {}, settings=words)
+        return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, settings=words)
 
 
 @dataclass(frozen=True)

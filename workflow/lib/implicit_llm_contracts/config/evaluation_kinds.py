@@ -42,8 +42,8 @@ class EvaluationKind:
     `data`: kinds of data whose models an experiment evaluates in this way. `reads`: kinds of the jobs whose data sets
     it can read. `settings`: a sentence on each of its own keys. `metrics`: numbers of a record, in the order in which
     the report shows them; `columns`: fields of a record with their headings, in the table of an evaluation by hand.
-    `numbers`: what they are in messages. `parts`: the setting that names the parts of the data there are numbers of,
-    all of them where it is left out. `lengths`: which lengths of a language model's data it takes by default.
+    `parts`: the setting that names the parts of the data there are numbers of, all of them where it is left out.
+    `lengths`: which lengths of a language model's data it takes by default.
     """
 
     config: type
@@ -51,7 +51,6 @@ class EvaluationKind:
     reads: tuple[str, ...]
     summary: str
     example: str
-    numbers: str
     metrics: tuple[str, ...]
     columns: Mapping[str, str]
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +81,6 @@ _BUILTIN = {
         summary="Measure accuracy on word problems: by position, on the last ten tokens, and of whole sequences.",
         example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L64-h0.5 "
         "--mode blockwise --mode sequential --max-iter 64 --block-len 8",
-        numbers="accuracies",
         metrics=("accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10"),
         columns={"accuracy_last10": "last ten", "accuracy_sequence": "sequences", **_COSTS},
         settings={"lengths": "Lengths of the word problems to take; by default all of the data."},
@@ -94,7 +92,6 @@ _BUILTIN = {
         summary="Measure accuracy on the questions of CatbAbI, in all and for each task, and on every word.",
         example="--model results/miniature/train/babi-implicit-s0/free --data results/miniature/data/babi-test "
         "--tol 0.03 --protocols windowed,carried",
-        numbers="answers to CatbAbI",
         metrics=("accuracy", "lm_accuracy", "lm_perplexity"),
         columns={"protocol": "protocol", "accuracy": "questions", "lm_accuracy": "words", **_COSTS},
         settings={
@@ -112,7 +109,6 @@ _BUILTIN = {
         "The text must have been encoded with the tokens that the model was trained with.",
         example="--model models/pythia-160m --data results/paper/data/pile-test --lengths 2048,4096 "
         "--max-tokens 1000000",
-        numbers="perplexities",
         metrics=("perplexity", "perplexity_within_documents", "loss"),
         columns={"perplexity": "perplexity", "loss": "loss", "num_tokens": "tokens", **_COSTS},
         settings={"lengths": _LENGTHS, "max_tokens": _MAX_TOKENS, "precision": _PRECISION},
@@ -126,7 +122,6 @@ _BUILTIN = {
         "The tokenizer is the model's own, or that of `--data DIR`, the run directory of a tokenizer.",
         example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
         "--data results/miniature/data/text-tokenizer --tasks local_cloze --task-path local --limit 20",
-        numbers="downstream results",
         metrics=(),
         columns={"metrics": "metrics", **_COSTS},
         settings={
@@ -149,7 +144,6 @@ _BUILTIN = {
         "converges.",
         example="--model results/miniature/train/text-mamba2-implicit-s0/free-80 "
         "--data results/miniature/data/text-test --max-tokens 16384 --max-iter 64",
-        numbers="agreement of modes",
         metrics=("token_agreement", "kl", "logit_distance_mean", "logit_distance_max"),
         columns={"against": "against", "token_agreement": "agreement", "logit_distance_mean": "logit distance"},
         settings={
@@ -168,7 +162,6 @@ _BUILTIN = {
         summary="Compute the Jacobian of the state of a Mamba2 model (Theorem 1): diagonal for an explicit layer, not "
         "at a fixed point.",
         example="--model results/demo/train/a5-implicit-s1/free --data results/demo/data/a5-test-L16-h0.5",
-        numbers="Jacobians",
         metrics=("off_diagonal_share", "transition_radius", "f_radius", "relative_difference"),
         columns={
             "setting": "of",

@@ -18,7 +18,6 @@ from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import (
     MANIFEST,
     Identity,
-    ManifestError,
     StageContext,
     StageResult,
     logs,
@@ -29,7 +28,6 @@ from implicit_llm_contracts.runs import (
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
 from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
-from implicit_llm_workflow.planning.staleness import PAGES
 
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 # Which options of `implicit-llm job` a stage reads; it refuses the others.
@@ -154,14 +152,7 @@ def run_job(job: Job) -> None:
     # A finished result, which may have been accepted with other code, only has to be found again.
     if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
         check_code()
-    try:
-        run_stage(request, body)
-    except ManifestError as error:  # of the first input that is not as wanted
-        from implicit_llm_workflow.results.missing import stale_error
-
-        if stage in PAGES and (stale := stale_error(identity.upstream, directories, str(config.get("experiment")))):
-            raise stale from error
-        raise
+    run_stage(request, body)
 
 
 def _reads_of_evaluation(path: PurePosixPath) -> bool:

@@ -15,7 +15,7 @@ from implicit_llm_workflow.commands.jobs import Job, run_job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from implicit_llm_workflow.results.missing import MissingResult
+    from implicit_llm_report.config import MissingResult
 
 
 EXIT_MISSING, EXIT_BROKEN = 2, 1
@@ -85,15 +85,14 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
     """A line for each of the missing results, which are those of `number` inputs."""
     from rich.markup import escape
 
-    from implicit_llm_workflow.results.missing import numbers_of
     from implicit_llm_workflow.text import plain_table
 
     if not missing:
         return
-    table = plain_table("missing result", "numbers", "state", "why", whole=("state",))
+    table = plain_table("missing result", "state", "why", whole=("state",))
     for item in missing:
-        style, numbers = _STYLE[item.state], numbers_of(item.job, item.config.get("kind"))
-        table.add_row(item.job, numbers, f"[{style}]{item.state}[/{style}]", escape(item.why))
+        style = _STYLE[item.state]
+        table.add_row(item.job, f"[{style}]{item.state}[/{style}]", escape(item.why))
     options.wide_console().print(f"{len(missing)} of the report's {number} results are missing")
     options.wide_console().print(table)
 
