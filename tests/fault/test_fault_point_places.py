@@ -35,7 +35,6 @@ WITHOUT = {
     "training/operations/watchdog.py:_stop": "what a person may read; the process ends either way",
     "runs/logs.py:_link": "of the log, which no result depends on",
     "implicit_llm_jobs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
-    "implicit_llm_jobs/tracking/mlflow_store.py:_set_aside": "of a command, not a job; either name is right",
 }
 
 

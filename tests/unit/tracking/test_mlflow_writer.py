@@ -78,7 +78,7 @@ def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
     finish(run, open_run(run))
     assert BridgeState.read(run.work) is None
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "expected an SQLite database, found none" in warning
+    assert "found no SQLite database" in warning
     assert warning.endswith(f"the run goes on, its metrics wait in {run.journal}")
     (results / "mlflow.db").write_bytes(good)
     catch_up(run)
@@ -151,12 +151,12 @@ def test_processes_that_start_together_make_one_store_and_each_its_run(tmp_path:
 
 @pytest.mark.parametrize(
     ("content", "found"),
-    [(b"x" * 200, "expected an SQLite database"), (another_database(), "found another database")],
+    [(b"x" * 200, "found no SQLite database"), (another_database(), "found another database")],
 )
 def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "mlflow.db"
     path.write_bytes(content)
-    with pytest.raises(TrackingError, match=rf"{found}.*type `implicit-llm mlflow rebuild --results {tmp_path}`"):
+    with pytest.raises(TrackingError, match=rf"{found}.*implicit-llm mlflow rebuild --results {tmp_path}`"):
         initialise(f"sqlite:///{path}")
     assert path.read_bytes() == content
 
@@ -273,14 +273,18 @@ def tracked(made: Path, empty_store: Path, tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=["overwritten", "no header", "truncated", "pages overwritten", "another database"],
 )
-def test_a_damaged_store_is_moved_aside_and_rebuilt_as_it_was(tracked: Path, damage: Callable[[bytes], bytes]) -> None:
-    before = Stored(tracked).content()
-    damaged = damage((tracked / "mlflow.db").read_bytes())
-    (tracked / "mlflow.db").write_bytes(damaged)
+def test_a_damaged_store_is_refused_and_rebuilt_as_it_was_once_it_is_away(
+    tracked: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    before, store = Stored(tracked).content(), tracked / "mlflow.db"
+    damaged = damage(store.read_bytes())
+    store.write_bytes(damaged)
+    with pytest.raises(TrackingError, match=rf"type `mv {store} {store}.bad && implicit-llm mlflow rebuild --results"):
+        mlflow_writer.rebuild(tracked)
+    assert store.read_bytes() == damaged
+    store.rename(tracked / "mlflow.db.bad")
     done = mlflow_writer.rebuild(tracked)
     assert (done.num_runs, done.failed) == (4, ())
-    assert done.set_aside == tracked / "mlflow.db.bad-1"
-    assert (tracked / "mlflow.db.bad-1").read_bytes() == damaged
     assert Stored(tracked).content() == before
 
 
@@ -305,7 +309,7 @@ def test_what_is_lost_comes_back_and_what_is_there_stays(
     content = before.content()
     lose(before, tracked)
     done = mlflow_writer.rebuild(tracked)
-    assert (done.num_runs, done.set_aside) == (4, None)
+    assert (done.num_runs, done.failed) == (4, ())
     after = Stored(tracked)
     assert after.content() == content
     known = {run.info.run_id for run in before.runs.values()} & {run.info.run_id for run in after.runs.values()}
@@ -320,6 +324,7 @@ def test_a_run_that_goes_on_while_its_store_is_replaced_goes_on_in_the_new_one(t
         context.journal.metrics(1, {"loss": 1.0})
         wait_until(points)
         (tracked / "mlflow.db").write_bytes(b"this is no database" * 100)
+        (tracked / "mlflow.db").rename(tracked / "mlflow.db.bad")
         mlflow_writer.rebuild(tracked)
         context.journal.metrics(2, {"loss": 0.5})
         return small_stages.StageResult([], {})

@@ -10,7 +10,6 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
 
 from implicit_llm_contracts.runs import UserError, faults, fsync_file, remove_temporary, storage_errors, temporary_name
@@ -27,15 +26,9 @@ _ENVIRONMENT = {
 }
 _NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
 
-log = logging.getLogger(__name__)
-
 
 class TrackingError(UserError):
     """The MLflow store cannot be made or used."""
-
-
-class DamagedStore(TrackingError):
-    """The file of the store is none."""
 
 
 def prepare_environment() -> None:
@@ -60,27 +53,21 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE).partition("?")[0]) if uri.startswith(SQLITE) else None
 
 
-def initialise(uri: str, is_repair: bool = False) -> Path | None:
+def initialise(uri: str, *, is_deep: bool = False) -> None:
     """Make the SQLite store if there is none yet; other stores are left to their server. Many processes may call it.
 
-    `is_repair`: look at every page, and move a damaged file aside, to *.bad-<n>. Returns: its new name, if it did.
-    Raises: DamagedStore for a file that is no MLflow store, StorageError when it cannot be written.
+    `is_deep`: look at every page of a store that is there.
+    Raises: TrackingError for a file that is no MLflow store or damaged, StorageError when it cannot be written.
     """
     path = sqlite_path(uri)
     if path is None:
-        return None
-    aside = None
-    with _locked(path):
-        try:
-            is_store = _is_store(path, is_deep=is_repair)
-        except DamagedStore as error:
-            if not is_repair:
-                raise
-            is_store, aside = False, _set_aside(path)
-            log.warning("%s; moved to %s", str(error).partition(";")[0], aside.name)
-        if not is_store:
-            _create(path)
-    return aside
+        return
+    # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone(path.with_name(f".{path.name}.lock")):
+            if not _is_store(path, is_deep=is_deep):
+                _create(path)
 
 
 @contextmanager
@@ -107,50 +94,25 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path.with_name(f".{path.name}.lock")):
-            yield
-
-
-def _is_store(path: Path, is_deep: bool = False) -> bool:
-    """Whether the store was made; `is_deep` looks at every page.
-
-    Raises: DamagedStore for another or a damaged file, TrackingError for one that cannot be opened now.
-    """
+def _is_store(path: Path, *, is_deep: bool) -> bool:
+    """Whether the store was made. Raises: TrackingError for another or a damaged file, or one that is not free now."""
     if not path.exists() or path.stat().st_size == 0:
         return False
     try:
         # Not read-only: what a killed process has left of a transaction is rolled back by the next one that may write.
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if is_deep else "ok"
+            found = "ok" if {"alembic_version", "experiments", "runs", "metrics"} <= tables else "another database"
+            if is_deep and found == "ok":
+                (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError as error:
         raise TrackingError(f"{path}: cannot open the MLflow store ({error}); try again when it is free") from error
     except sqlite3.DatabaseError as error:
-        raise DamagedStore(f"{path}: expected an SQLite database, found none ({error}); {_advice(path)}") from error
-    if not {"alembic_version", "experiments", "runs", "metrics"} <= tables:
-        raise DamagedStore(f"{path}: expected an MLflow store, found another database; {_advice(path)}")
+        found = f"no SQLite database ({error})"
     if found != "ok":
-        raise DamagedStore(f"{path}: the SQLite database is damaged ({found}); {_advice(path)}")
+        anew = f"mv {path} {path}.bad && implicit-llm mlflow rebuild --results {path.parent}"
+        raise TrackingError(f"{path}: expected an MLflow store, found {found}; to fill a new one, type `{anew}`")
     return True
-
-
-def _advice(path: Path) -> str:
-    return f"type `implicit-llm mlflow rebuild --results {path.parent}`"
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename the store, and what SQLite may have left beside it, to the first free name; nothing is replaced."""
-    number = next(n for n in count(1) if not path.with_name(f"{path.name}.bad-{n}").exists())
-    for suffix in ("-journal", "-wal", "-shm", ""):
-        source = path.with_name(path.name + suffix)
-        if source.exists():
-            os.rename(source, path.with_name(f"{path.name}.bad-{number}{suffix}"))
-    return path.with_name(f"{path.name}.bad-{number}")
 
 
 def _create(path: Path) -> None:

@@ -13,15 +13,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import Journal, JournalError, UserError, read_records, without_password
+from implicit_llm_contracts.runs import Journal, read_records, without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import SYSTEM, Bridge, is_complete
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment
 from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun, in_order, works_below
@@ -170,7 +169,7 @@ class MlflowWriter:
             log.warning("MLflow: %s; the run goes on, its metrics wait in %s", reason, self._bridge.run.journal)
 
 
-def open_run(run: TrackedRun) -> MlflowWriter:
+def open_run(run: TrackedRun, *, is_over: bool = False) -> MlflowWriter:
     """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before."""
     if is_brought_later(run):
         return MlflowWriter(None)
@@ -181,20 +180,16 @@ def open_run(run: TrackedRun) -> MlflowWriter:
     except ImportError:
         log.info("mlflow is not installed; metrics stay in %s", run.journal)
         return MlflowWriter(None)
-    machine = MachineMonitor(run.machine_journal)
-    machine.start()
+    machine = None if is_over else MachineMonitor(run.machine_journal)
+    if machine is not None:
+        machine.start()
     return MlflowWriter(Bridge(run), machine)
 
 
 def catch_up(run: TrackedRun) -> None:
     """Bring what an earlier process of a finished run could not bring."""
-    if is_complete(run.work) or is_brought_later(run):
-        return
-    prepare_environment()
-    with suppress(ImportError):
-        import mlflow  # noqa: F401
-
-        MlflowWriter(Bridge(run)).finish()
+    if not is_complete(run.work):
+        open_run(run, is_over=True).finish()
 
 
 def is_brought_later(run: TrackedRun) -> bool:
@@ -222,16 +217,15 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """`set_aside`: where a damaged store lies now; `failed`: names of runs whose files or store refused."""
+    """`failed`: names of runs whose files or store refused."""
 
     uri: str
     num_runs: int
-    set_aside: Path | None
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...]
 
 
 def rebuild(results: Path) -> Rebuilt:
-    """Bring every run below `results` to the store, which is made, or made anew, where that is needed.
+    """Bring every run below `results` to the store, which is made if there is none.
 
     Runs that the store has keep their ids; the others get new ones, with the same tags. May be repeated, and done
     while jobs run. Raises: TrackingError, StorageError; when no run can be brought, what the last one raised.
@@ -239,10 +233,10 @@ def rebuild(results: Path) -> Rebuilt:
     if not results.is_dir():
         raise TrackingError(f"{results}: no such directory; give that of the results with --results")
     uri = default_uri(results)
-    set_aside = initialise(uri, is_repair=True)
+    initialise(uri, is_deep=True)
     runs = list(in_order(works_below(results)))
-    failed = _bring(tqdm(runs, desc="runs", disable=None), len(runs))
-    return Rebuilt(uri, len(runs) - len(failed), set_aside, failed)
+    failed = _bring(runs)
+    return Rebuilt(uri, len(runs) - len(failed), failed)
 
 
 def late_works(experiment: Path) -> list[Path]:
@@ -251,33 +245,21 @@ def late_works(experiment: Path) -> list[Path]:
 
 
 def bring_late(experiment: Path) -> None:
-    """Bring the runs below results/<experiment> that have ended and left MLflow to the call of Snakemake.
-
-    Raises: as `rebuild`.
-    """
+    """Bring the runs below results/<experiment> that left MLflow to the call of Snakemake. Raises: as `rebuild`."""
     late = late_works(experiment)
-    runs = [run for run in in_order(late) if run.work in late and has_ended(run)]
-    _bring(runs, len(runs))
+    _bring([run for run in in_order(late) if run.work in late])
 
 
-def has_ended(run: TrackedRun) -> bool:
-    """As far as its files tell."""
-    with suppress(JournalError):  # whoever brings it will name the damage
-        return run.status(read_records(run.journal)) not in (None, "RUNNING")
-    return True
-
-
-def _bring(runs: Iterable[TrackedRun], count: int) -> tuple[str, ...]:
+def _bring(runs: Sequence[TrackedRun]) -> tuple[str, ...]:
     """Titles of the runs that could not be brought. Raises: the last error, if all could not."""
     failed: list[str] = []
-    for run in runs:
+    for run in tqdm(runs, desc="runs", disable=None):
         try:
             Bridge(run).bring()
         except Exception as error:  # one damaged journal is no reason to leave out the others
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            log.warning("%s: not brought to MLflow: %s", run.title, without_password(reason).partition("\n")[0][:300])
+            log.warning("%s: not brought to MLflow: %s", run.title, _reason(error))
             failed.append(run.title)
-            if len(failed) == count:
+            if len(failed) == len(runs):
                 raise
     return tuple(failed)
 

@@ -245,10 +245,10 @@ def mlflow_rebuild(
         Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
     ] = options.DEFAULT_RESULTS,
 ) -> None:
-    """Add to the store what the results hold and it lacks: after an outage, a loss, or damage.
+    """Add to the store what the results hold and it lacks: after an outage or a loss.
 
     Runs in the store keep their ids; others get new ids with the same tags, parameters and points. A damaged file is
-    moved aside, to mlflow.db.bad-1; nothing is deleted. Jobs may run at the same time.
+    refused; move it away to have a new one. Jobs may run at the same time.
 
     **Example**
 
@@ -258,8 +258,6 @@ def mlflow_rebuild(
     from implicit_llm_jobs.tracking.mlflow_writer import rebuild
 
     done = rebuild(results)
-    if done.set_aside is not None:
-        typer.echo(f"damaged store: moved to {done.set_aside}")
     typer.echo(f"{without_password(done.uri)}: {done.num_runs} runs are there")
     if done.failed:
         typer.echo(f"not brought: {', '.join(done.failed)}; the log says why", err=True)

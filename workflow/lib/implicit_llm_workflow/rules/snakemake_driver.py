@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TextIO
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, write_json
 from implicit_llm_jobs.provenance import git_state
+from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
@@ -40,7 +41,6 @@ from implicit_llm_workflow.rules.snakemake_internals import (
 )
 
 SHOWN_STALE = 12
-SQLITE = "sqlite:///"
 
 
 class AcceptedJobForced(UserError):
@@ -137,11 +137,9 @@ def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     A job that is run by hand takes the same lock. No job waits for a store, so a failure is reported
     and stops nothing.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    is_server = bool(uri) and not uri.startswith(SQLITE)
-    if is_server or Path(uri.removeprefix(SQLITE) or results / "mlflow.db").exists():
-        return
-    _mlflow(["implicit_llm_jobs.tracking.mlflow_store", str(results)], logger)
+    path = sqlite_path(default_uri(results))
+    if path is not None and not path.exists():
+        _mlflow(["implicit_llm_jobs.tracking.mlflow_store", str(results)], logger)
 
 
 def _mlflow(module: list[str], logger: logging.Logger) -> None:
