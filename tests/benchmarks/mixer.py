@@ -1,8 +1,9 @@
 """Milliseconds of a Mamba2 mixer between its projections, in bf16 on random data, and of each of its kernels.
 
     python -m tests.benchmarks.mixer --out mixer.json      # needs a GPU
+    IMPLICIT_LLM_KERNELS=mamba_ssm python -m tests.benchmarks.mixer
 
-Forward without a gradient, and forward and backward, both replayed from a CUDA graph: median of 30. The shapes are a
+With other kernels than ours the gate is left out, since mamba_ssm applies it in the norm that follows. Forward without a gradient, and forward and backward, both replayed from a CUDA graph: median of 30. The shapes are a
 layer of Mamba2 130M and one of state tracking. The goals are of one H200.
 """
 
@@ -13,10 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.chunked_scan import ScanWeights
-from implicit_llm.kernels.ssd import gated_scan
+from implicit_llm.kernels.selection import selected_kernels
+from implicit_llm.kernels.ssd import gated_scan, ssd
 from tests.measuring import card, keep, milliseconds, options_of
 
 SIZES = (64, 1, 128)  # P, G, N
@@ -31,7 +36,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     rows = [measure(name, *shape) for name, shape in SHAPES.items()]
     print(json.dumps(rows, indent=1))
-    keep(options.out, rows)
+    keep(options.out, rows, kernels=selected_kernels())
 
 
 def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
@@ -47,8 +52,10 @@ def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
     )
     leaves = [t.requires_grad_() for t in (projected_BLE, *weights)]
 
-    def forward() -> torch.Tensor:
-        return gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)[0]
+    def forward() -> Tensor:
+        if selected_kernels() == "triton":
+            return gated_scan(projected_BLE, None, weights, SIZES, None, return_state=False)[0]
+        return without_gate(projected_BLE, weights, heads)
 
     def both() -> None:
         y_BLI = forward()
@@ -60,6 +67,18 @@ def measure(name: str, batch: int, length: int, heads: int) -> dict[str, Any]:
         "forward": {"goal_ms": goals[0], **replayed(torch.no_grad()(forward))},
         "forward and backward": {"goal_ms": goals[1], **replayed(both)},
     }
+
+
+def without_gate(projected_BLE: Tensor, weights: ScanWeights, heads: int) -> Tensor:
+    """Convolution and SSD (B, L, H, P) as the layers call them one by one."""
+    width, groups, size = SIZES
+    inner, state = heads * width, groups * size
+    _, xBC, dt_BLH = projected_BLE.split([inner, inner + 2 * state, heads], dim=-1)
+    xBC, _ = causal_conv(xBC, weights.conv_CK, weights.conv_bias_C, silu=True)
+    x_BLI, *BC = xBC.split([inner, state, state], dim=-1)
+    B_BLGN, C_BLGN = (t.unflatten(-1, (groups, size)) for t in BC)
+    dt_BLH = F.softplus(dt_BLH.float() + weights.dt_bias_H)
+    return ssd(x_BLI.unflatten(-1, (heads, width)), dt_BLH, weights.A_H, B_BLGN, C_BLGN, D_H=weights.D_H)[0]
 
 
 def replayed(run: Callable[[], object]) -> dict[str, Any]:
