@@ -3,7 +3,9 @@
     python -m tests.benchmarks.mixer --out mixer.json      # needs a GPU
     IMPLICIT_LLM_KERNELS=mamba_ssm python -m tests.benchmarks.mixer
 
-With other kernels than ours the gate is left out, since mamba_ssm applies it in the norm that follows. Forward without a gradient, and forward and backward, both replayed from a CUDA graph: median of 30. The shapes are a
+With other kernels than ours the gate is left out, since mamba_ssm applies it in the norm that follows.
+
+Forward without a gradient, and forward and backward, both replayed from a CUDA graph: median of 30. The shapes are a
 layer of Mamba2 130M and one of state tracking. The goals are of one H200.
 """
 
