@@ -12,8 +12,8 @@ from implicit_llm.training.metrics import StepMetrics
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs import Identity, Journal, Manifest, StageContext, StageResult, faults
 from implicit_llm_jobs.tracking import tracked_run
-from implicit_llm_jobs.tracking.mlflow_bridge import SECTIONS, TRAINING, Bridge, Trajectory, mlflow_key
-from implicit_llm_jobs.tracking.mlflow_client import flatten
+from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten
+from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, TRAINING, Trajectory, mlflow_key
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun, in_order, model_labels, works_below
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train

@@ -12,12 +12,13 @@ status.
 
 from __future__ import annotations
 
+import json
 import logging
-import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,143 +29,27 @@ from implicit_llm_contracts.runs import (
     MLFLOW,
     JournalTail,
     Point,
+    faults,
     point_of,
     read_object,
     write_json,
 )
-from implicit_llm_jobs.tracking.mlflow_client import PARENT_TAG, Client
-from implicit_llm_jobs.tracking.mlflow_store import alone, quiet
+from implicit_llm_jobs.tracking.mlflow_points import Trajectory, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
 from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun
-
-# Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key, once
-# given, stays: charts, searches and stores of earlier runs name it. What is not listed keeps the journal's name, in the
-# section of its stage. Of training, by section; "" is the one that MLflow calls "Model metrics".
-TRAINING: dict[str, dict[str, str]] = {
-    "": {
-        "loss": "nats per label, over the steps since the last point",
-        "accuracy": "share of right labels of the training batches (CatbAbI)",
-        "accuracy_last10": "share of right labels among the last ten of a sequence (word problems)",
-        "grad_norm": "norm of the gradient before clipping",
-        "learning_rate": "of the step",
-    },
-    "solver": {
-        "num_iter": "iterations of the solver, mean over sequences",
-        "f_evaluations": "num_iter and the phantom or unrolled steps after it",
-        "residual": "largest relative residual of a batch",
-        "unconverged_share": "share of the tokens without a fixed point",
-        "mode_gap": "loss in evaluation mode minus that in training mode, on the same tokens",
-        "spectral_radius": "of the Jacobian at the fixed point",
-    },
-    "cost": {
-        "tokens": "trained on since the first phase",
-        "flops": "spent since the first phase",
-        "tokens_per_s": "over all processes",
-        "flops_per_s": "over all processes",
-        "mfu": "share of the peak of the devices",
-        "memory_gib": "largest use of a GPU's memory",
-    },
-}
-SECTIONS = {"evaluate": "evaluation", "data": "data"}  # of other stages: accuracy.<data set>.<mode>, and the like
-SUMMARY = "summary"  # one number a run, from its manifest, for tables and parallel coordinates
-SYSTEM = "system"  # of the machine, with MLflow's own names; MLflow has a page for them
-
-KEY_CHARS = 200
-_REFUSED = re.compile(r"[^\w\-. /:]")  # by MLflow
-_SECTION_OF = {key: section for section, keys in TRAINING.items() for key in keys}
-
-
-def mlflow_key(stage: str, key: str) -> str:
-    """The key under which MLflow has the journal's `key`; one that has a section stays in it."""
-    key = _REFUSED.sub("-", key.replace("@", "."))[:KEY_CHARS]
-    section = "" if "/" in key else _SECTION_OF.get(key, "") if stage == "train" else SECTIONS.get(stage, "")
-    return f"{section}/{key}" if section else key
-
-
-# Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).
-MEASURED_SUFFIXES = ("_s", "_mib", "_utilisation")
-
-
-@dataclass(frozen=True)
-class BranchPoint:
-    """Metrics to log, and the number of the branch they belong to (0: no resume went another way)."""
-
-    branch: int
-    point: Point
-
-
-class Trajectory:
-    """Takes the records of a journal from its first line and says what is new in each.
-
-    MLflow keeps every point it ever got and cannot delete one. After a rewind the points of the steps that are trained
-    again are already there, and equal, because a resume is bitwise equal: those are left out. A resume that goes
-    another way makes a branch, which the bridge puts into a child run.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, float]] = {}
-        self._branch = 0
-        self._is_rewound = False
-        self._is_branching = False
-        self.summary: BranchPoint | None = None  # of the last end of the stage, as it was taken
-
-    def take(self, record: Mapping[str, Any]) -> BranchPoint | None:
-        """The new metrics of a record, None when it has none."""
-        if record["kind"] == "rewind":
-            self._is_rewound, self._is_branching = True, False
-            return None
-        point = _point(record)
-        if point is None:
-            return None
-        known = self._known.setdefault(point.step, {})
-        if self._is_rewound and not self._is_branching and _differs(known, point.values):
-            self._is_branching = True
-            self._branch += 1
-        values = point.values if self._is_branching else {k: v for k, v in point.values.items() if k not in known}
-        known.update(values)
-        if not values:
-            return None
-        taken = BranchPoint(self._branch, Point(point.step, point.time, values))
-        if record["kind"] == "event":
-            self.summary = taken
-        return taken
-
-
-def _point(record: Mapping[str, Any]) -> Point | None:
-    if record["kind"] == "metrics":
-        return point_of(record)
-    if record.get("name") == "stage_finished":
-        numbers = _summary_numbers(record.get("summary") or {})
-        return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
-    return None
-
-
-def _differs(known: Mapping[str, float], values: Mapping[str, float]) -> bool:
-    return any(
-        key in known and known[key] != value and not (math.isnan(known[key]) and math.isnan(value))
-        for key, value in values.items()
-        if not key.endswith(MEASURED_SUFFIXES)
-    )
-
-
-def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The summary's own numbers, those of its `metrics`, and the best ones by data set."""
-    found = {key: value for key, value in summary.items() if _is_number(value)}
-    for key, values in summary.items():
-        if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):
-            prefix = "" if key == "metrics" else f"{key}."
-            found |= {f"{prefix}{name}": value for name, value in values.items() if _is_number(value)}
-    return {key: float(value) for key, value in found.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
 
 log = logging.getLogger(__name__)
 
 LOCK = ".mlflow.lock"  # in a work directory, and in that of the experiment
-LINES_PER_SAVE = 1000
-_PARENT_KEY = "invocation-{}"
+KEY_TAG, PARENT_TAG = "run_key", "mlflow.parentRunId"
+PARENT_KEY = "invocation-{}"
+RUNS_PER_CALL = 50_000  # the most that MLflow searches at once
+VALUE_CHARS = 500  # of a param
+KEY_CHARS = 250  # of a param or tag
+TAG_CHARS = 5000
+DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
+MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
 
 
 @dataclass(frozen=True)
@@ -195,7 +80,7 @@ class Bridge:
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
-        self._client: Client | None = None
+        self._client: Any = None  # MLflow's; it cuts what is logged into calls of the size that a store takes
         self._state = BridgeState("")
 
     def bring(self) -> None:
@@ -205,101 +90,250 @@ class Bridge:
         """
         with quiet(), alone(self.run.work / LOCK):
             try:
-                client = self._connect()
-                self._bring_points(client)
-                self._bring_machine(client)
+                self._connect()
+                self._bring_points()
+                self._bring_machine()
                 if self._status == "FINISHED" and self._state.model_id is None:
-                    self._bring_products(client)
+                    self._bring_products()
                 if self._status != self._state.status:
-                    self._set_status(client)
+                    self._bring_status()
             except BaseException:
                 self._client = None  # the next call connects again and reads the journal from its first line
                 raise
 
-    def _connect(self) -> Client:
+    def _connect(self) -> None:
         state = BridgeState.read(self.run.work)
         if self._client is not None and state == self._state:
-            return self._client
-        client = Client(self.run.uri, self.run.experiment)
-        if state is not None and state.run_id not in (None, client.find_run(state.key)):
+            return
+        prepare_environment()
+        from mlflow import MlflowClient
+
+        initialise(self.run.uri)
+        self._client = MlflowClient(tracking_uri=self.run.uri)
+        self._experiment_id = self._find_or_create_experiment()
+        if state is not None and state.run_id not in (None, self._find_run(state.key)):
             log.info("MLflow does not have the run %s any more; starting another", state.run_id)
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))
         self._save()
         # Also of a run that is there: it may go on in another invocation, or be older than a tag.
-        tags = self._tags()
-        parents = find_or_create_parents(client, self.run)
+        tags, parents = self._tags(), self._find_or_create_parents()
         if self._state.run_id is None:
             below = {PARENT_TAG: parents[0]} if parents else {}
             started = self.run.times()[0]
-            self._save(run_id=client.find_or_create_run(self.run.title, self._state.key, tags | below, started))
-        client.log_config(self._run_ids()[0], self.run.config, tags)
-        client.log_inputs(self._run_ids()[0], self.run, self._given_model())
+            self._save(run_id=self._find_or_create_run(self.run.title, self._state.key, tags | below, started))
+        self._log_config(self.run.config, tags)
+        self._bring_inputs()
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
         self._machine = JournalTail(self.run.machine_journal)
         self._status = "RUNNING"
-        self._client = client
-        return client
 
-    def _bring_points(self, client: Client) -> None:
-        pending: list[BranchPoint] = []
-        lines = self._journal.lines
+    def _find_or_create_experiment(self) -> str:
+        """Id of the experiment, which is made, or restored with its runs, if need be."""
+        from mlflow.exceptions import MlflowException
+
+        name = self.run.experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            faults.point("tracker.before_create_experiment")
+            try:
+                return str(self._client.create_experiment(name, artifact_location=artifact_location(self.run.uri)))
+            except MlflowException as error:
+                # Another job was faster.
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = self._client.get_experiment_by_name(name)
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+
+    def _find_run(self, key: str) -> str | None:
+        """Id of the run that carries `key`."""
+        found = self._client.search_runs([self._experiment_id], f"tags.{KEY_TAG} = '{key}'", max_results=1)
+        return found[0].info.run_id if found else None
+
+    def _find_or_create_run(self, name: str, key: str, tags: Mapping[str, str], started: str | None) -> str:
+        """Id of the run that carries the key, a tag by which it is found again. started: ISO time."""
+        if found := self._find_run(key):
+            return found
+        faults.point("tracker.before_create_run")
+        run = self._client.create_run(
+            self._experiment_id,
+            start_time=milliseconds(started) if started else None,
+            tags={**_short(tags), KEY_TAG: key},
+            run_name=name,
+        )
+        faults.point("tracker.after_create_run")
+        return str(run.info.run_id)
+
+    def _find_or_create_parents(self) -> list[str]:
+        """MLflow ids of the invocations that worked on the run, in their order."""
+        run = self.run
+        if not (invocations := run.invocations()):
+            return []
+        with alone(run.config_dir / LOCK):  # jobs that start at the same time would each make one
+            return [
+                self._find_or_create_run(it.name, PARENT_KEY.format(it.id), it.tags(run.experiment), it.started)
+                for it in invocations
+            ]
+
+    def _log_config(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Log the config as params, and tags.
+
+        Raises: MlflowException when the run has other params: they are not replaced.
+        """
+        from mlflow.entities import Param, RunTag
+
+        faults.point("tracker.before_config")
+        self._client.log_batch(
+            self._run_ids()[0],
+            params=[Param(key, value) for key, value in flatten(config).items()],
+            tags=[RunTag(key, value) for key, value in _short(tags).items()],
+        )
+
+    def _bring_inputs(self) -> None:
+        """The data sets that the run reads, and the model of another run."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
+
+        run, inputs = self.run, []
+        for role, given in run.data_sets().items():
+            files = given.manifest.files if given.manifest else ()
+            about = {
+                "fingerprint": given.fingerprint,
+                "role": role,
+                "files": len(files),
+                "bytes": sum(record.size for record in files),
+                **flatten(given.config),
+            }
+            data_set = Dataset(
+                name=given.name,
+                digest=given.fingerprint[:DIGEST_CHARS],
+                source_type="local",
+                source=json.dumps({"uri": run.relative(given.run_dir)}),
+                profile=json.dumps(about, sort_keys=True),
+            )
+            inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", _CONTEXT.get(run.stage, role))]))
+        run_id, model_id = self._run_ids()[0], self._given_model()
+        known = self._client.get_run(run_id).inputs
+        is_known = model_id in {model.model_id for model in (known.model_inputs if known else ())}
+        models = [LoggedModelInput(model_id)] if model_id and not is_known else []
+        if inputs or models:
+            faults.point("tracker.before_inputs")
+            self._client.log_inputs(run_id, datasets=inputs, models=models)
+
+    def _bring_points(self) -> None:
+        new = self._state.lines_written - self._journal.lines
         records = self._journal.new_records()
         self._status = self.run.status(records) or self._status
-        for record in records:
-            lines += 1
-            point = self._trajectory.take(record)
-            if lines <= self._state.lines_written:
-                continue
-            if point is not None:
-                pending.append(point)
-            if len(pending) >= LINES_PER_SAVE:
-                self._log(client, pending, lines)
-                pending = []
-        self._log(client, pending, lines)
-
-    def _log(self, client: Client, points: list[BranchPoint], lines: int) -> None:
-        model = self._given_model()
+        taken = [self._trajectory.take(record) for record in records]
+        model_id = self._given_model()
+        points = [point for point in taken[max(0, new) :] if point is not None]
         for branch, group in groupby(points, key=lambda point: point.branch):
             some = [self._named(point.point) for point in group]
-            client.log_points(self._branch_run(client, branch, some[0].time), some, model)
-        if lines > self._state.lines_written:
-            self._save(lines_written=lines)
+            self._log_points(self._branch_run(branch, some[0].time), some, model_id)
+        if self._journal.lines > self._state.lines_written:
+            self._save(lines_written=self._journal.lines)
 
-    def _bring_machine(self, client: Client) -> None:
+    def _bring_machine(self) -> None:
         """Metrics of the machine belong to the run itself, whichever way its resumes went."""
-        before = self._machine.lines
-        records = self._machine.new_records()
-        new = records[max(0, self._state.machine_lines - before) :]
-        if new:
-            points = [Point(record["step"], record["time"], record["values"]) for record in new]
-            client.log_points(self._run_ids()[0], points)
+        new = self._state.machine_lines - self._machine.lines
+        if points := [point_of(record) for record in self._machine.new_records()[max(0, new) :]]:
+            self._log_points(self._run_ids()[0], points)
             self._save(machine_lines=self._machine.lines)
 
-    def _bring_products(self, client: Client) -> None:
-        """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
-        run_id = self._run_ids()[0]
-        client.log_config(run_id, {}, self._tags())
-        model_id = client.find_or_create_model(run_id, self.run)
-        summary = self._trajectory.summary
-        if model_id is not None and summary is not None:
-            client.log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
-        self._save(model_id=model_id or "")
+    def _log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
+        """Log points, also as those of a model; equal points that the store already has stay single."""
+        from mlflow.entities import Metric
 
-    def _set_status(self, client: Client) -> None:
-        for run_id in self._run_ids():
-            client.set_status(run_id, self._status, self.run.times()[1])
-        close_parents(client, self.run)
-        self._save(status=self._status)
+        metrics = [
+            Metric(key, value, milliseconds(point.time), point.step, model_id=model_id, run_id=run_id)
+            for point in points
+            for key, value in point.values.items()
+        ]
+        faults.point("tracker.before_log")
+        self._client.log_batch(run_id, metrics=metrics)
+        faults.point("tracker.after_log")
 
-    def _branch_run(self, client: Client, branch: int, started: str) -> str:
+    def _branch_run(self, branch: int, started: str) -> str:
         while len(self._state.branches) < branch:
             number = len(self._state.branches) + 1
             tags = {**self._tags(), PARENT_TAG: self._run_ids()[0], "branch": str(number)}
             log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
             name, key = f"{self.run.title} branch {number}", f"{self._state.key}.{number}"
-            self._save(branches=(*self._state.branches, client.find_or_create_run(name, key, tags, started)))
+            self._save(branches=(*self._state.branches, self._find_or_create_run(name, key, tags, started)))
         return self._run_ids()[branch]
+
+    def _bring_products(self) -> None:
+        """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
+        self._log_config({}, self._tags())
+        model_id, summary = self._find_or_create_model(), self._trajectory.summary
+        if model_id is not None and summary is not None:
+            self._log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
+        self._save(model_id=model_id or "")
+
+    def _find_or_create_model(self) -> str | None:
+        """Id of the logged model that the finished run made, None if it made none. Weights are not copied."""
+        from mlflow.entities import LoggedModelOutput
+
+        if (weights := self.run.weights()) is None:
+            return None
+        run_id = self._run_ids()[0]
+        found = self._client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+        model = found[0] if found else self._create_model(run_id, *weights)
+        known = self._client.get_run(run_id).outputs
+        if model.model_id not in {output.model_id for output in (known.model_outputs if known else ())}:
+            step = self.run.summary.get("global_step")
+            faults.point("tracker.before_outputs")
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step if isinstance(step, int) else 0)])
+        if model.status != "READY":
+            self._client.finalize_logged_model(model.model_id, "READY")
+        return str(model.model_id)
+
+    def _create_model(self, run_id: str, folder: Path, digests: Mapping[str, str]) -> Any:
+        run = self.run
+        labels, size = run.labels(), run.summary.get("num_parameters")
+        tags = {
+            **labels,
+            "config": run.experiment,
+            "fingerprint": run.fingerprint,
+            "weights": run.relative(folder),
+            **{f"sha256.{name}": digest for name, digest in digests.items()},
+            **({"num_parameters": str(size)} if size is not None else {}),
+        }
+        faults.point("tracker.before_create_model")
+        return self._client.create_logged_model(
+            self._experiment_id,
+            name=re.sub(r"[/:.%\"']+", "-", run.name),  # of which MLflow takes none
+            source_run_id=run_id,
+            tags=_short(tags),
+            params=flatten({key: run.config[key] for key in MODEL_PARAMS if key in run.config}),
+            model_type=labels.get("family"),
+        )
+
+    def _bring_status(self) -> None:
+        """The status of the run and its branches, and of its invocations, from those of all their runs."""
+        for run_id in self._run_ids():
+            self._set_status(run_id, self._status)
+        for item in self.run.invocations():
+            with alone(self.run.config_dir / LOCK):  # or a job would write what it saw before another one ended
+                parent = self._find_run(PARENT_KEY.format(item.id))
+                if parent is None:  # someone has deleted it
+                    continue
+                query = f"tags.{TAG} LIKE '%{item.id}%'"
+                runs = self._client.search_runs([self._experiment_id], query, max_results=RUNS_PER_CALL)
+                found = {run.info.status for run in runs}
+                is_going = found & {"RUNNING", "SCHEDULED"}
+                self._set_status(parent, "RUNNING" if is_going else "FAILED" if found - {"FINISHED"} else "FINISHED")
+        self._save(status=self._status)
+
+    def _set_status(self, run_id: str, status: str) -> None:
+        """RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
+        faults.point("tracker.before_status")
+        if status in ("RUNNING", "SCHEDULED"):
+            self._client.update_run(run_id, status=status)
+        else:
+            ended = self.run.times()[1]
+            self._client.set_terminated(run_id, status=status, end_time=milliseconds(ended) if ended else None)
 
     def _named(self, point: Point) -> Point:
         return replace(point, values={mlflow_key(self.run.stage, key): value for key, value in point.values.items()})
@@ -335,25 +369,27 @@ def is_complete(work: Path) -> bool:
     return state.status == "FINISHED" if (work / MANIFEST).is_file() else state.status != "RUNNING"
 
 
-def find_or_create_parents(client: Client, run: TrackedRun) -> list[str]:
-    """MLflow ids of the invocations that worked on the run, in their order."""
-    invocations = run.invocations()
-    if not invocations:
-        return []
-    with alone(run.config_dir / LOCK):  # jobs that start at the same time would each make one
-        return [
-            client.find_or_create_run(item.name, _PARENT_KEY.format(item.id), item.tags(run.experiment), item.started)
-            for item in invocations
-        ]
+def milliseconds(time: str) -> int:
+    """Since 1970, of an ISO time."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
-def close_parents(client: Client, run: TrackedRun) -> None:
-    """Set the status of the run's invocations from those of all their runs."""
-    for item in run.invocations():
-        with alone(run.config_dir / LOCK):  # or a job would write what it saw before another one ended
-            run_id = client.find_run(_PARENT_KEY.format(item.id))
-            if run_id is None:  # someone has deleted it
-                continue
-            found = client.statuses(TAG, item.id)
-            status = "RUNNING" if found & {"RUNNING", "SCHEDULED"} else "FAILED" if found - {"FINISHED"} else "FINISHED"
-            client.set_status(run_id, status, run.times()[1])
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings as one with dotted keys; lists and scalars as text of at most 500 characters."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = prefix + re.sub(r"[^\w\-. /:]", "_", str(key))
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{name}."))
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            flat[_cut(name, KEY_CHARS)] = _cut(text, VALUE_CHARS)
+    return flat
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _short(tags: Mapping[str, str]) -> dict[str, str]:
+    return {_cut(re.sub(r"[^\w\-. /:]", "_", key), KEY_CHARS): _cut(value, TAG_CHARS) for key, value in tags.items()}
