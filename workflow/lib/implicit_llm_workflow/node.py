@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from implicit_llm_contracts.runs import job_key
+
 
 @dataclass(frozen=True)
 class Node:
@@ -21,8 +23,7 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Path of its run directory below results/<config>: "train/a5-implicit-s1/free"; the one report is "report"."""
-        return self.stage if self.stage == self.name else f"{self.stage}/{self.name}"
+        return job_key(self.stage, self.name)
 
     @property
     def seedless_key(self) -> str:

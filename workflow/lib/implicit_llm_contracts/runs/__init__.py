@@ -71,6 +71,8 @@ from implicit_llm_contracts.runs.run_directory import (
     PROVENANCE,
     WORK,
     RunDirectory,
+    experiment_folder,
+    job_key,
     run_directories,
     work_directory,
 )

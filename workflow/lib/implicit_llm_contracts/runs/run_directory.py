@@ -181,6 +181,16 @@ def work_directory(run_dir: Path, fingerprint: str) -> Path:
     return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 
+def job_key(stage: str, name: str) -> str:
+    """Path of a job's run directory below results/<config>: "train/a5-implicit-s1/free"; the one report is "report"."""
+    return stage if name in (stage, "") else f"{stage}/{name}"
+
+
+def experiment_folder(run_dir: Path, key: str) -> Path | None:
+    """results/<config> above the run directory of the job `key`; None for one that lies elsewhere."""
+    return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else None
+
+
 def run_directories(root: Path) -> Iterator[Path]:
     """The run directories below `root` in which a job has worked, in the order of their paths."""
     for folder, names, files in os.walk(root):

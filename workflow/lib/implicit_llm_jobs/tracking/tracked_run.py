@@ -21,6 +21,8 @@ from implicit_llm_contracts.runs import (
     WORK,
     JournalError,
     Manifest,
+    experiment_folder,
+    job_key,
     read_records,
     run_and_phase,
     run_directories,
@@ -138,13 +140,7 @@ class TrackedRun:
     @property
     def config_dir(self) -> Path:
         """results/<config>; for a run directory of another shape, its parent."""
-        return self.run_dir.parents[(self._depth or 1) - 1]
-
-    @property
-    def _depth(self) -> int | None:
-        """Folders from results/<config> down to the run directory; None if it lies elsewhere."""
-        tail = Path(self.stage, self.name).parts
-        return next((len(parts) for parts in (tail, tail[:1]) if self.run_dir.parts[-len(parts) :] == parts), None)
+        return experiment_folder(self.run_dir, self.title) or self.run_dir.parent
 
     @property
     def experiment(self) -> str:
@@ -152,7 +148,7 @@ class TrackedRun:
 
     @property
     def title(self) -> str:
-        return f"{self.stage}/{self.name}".rstrip("/")
+        return job_key(self.stage, self.name)
 
     @property
     def uri(self) -> str:
@@ -235,7 +231,7 @@ class TrackedRun:
     def relative(self, path: Path) -> str:
         """The path relative to the folder that holds the results; unchanged for a path outside it."""
         folder = self.config_dir.parent.parent
-        is_below = self._depth is not None and path.is_relative_to(folder)
+        is_below = experiment_folder(self.run_dir, self.title) is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
 
 

@@ -23,6 +23,8 @@ from implicit_llm_contracts.runs import (
     WORK,
     Manifest,
     UserError,
+    experiment_folder,
+    job_key,
     read_object,
     run_directories,
     work_directory,
@@ -52,8 +54,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        manifest = self.manifest
-        return manifest.stage if manifest.stage == manifest.name else f"{manifest.stage}/{manifest.name}"
+        return job_key(self.manifest.stage, self.manifest.name)
 
     @property
     def fingerprint(self) -> str:
@@ -62,8 +63,7 @@ class Result:
     @property
     def root(self) -> Path:
         """The folder of the experiment."""
-        is_in_place = self.run_dir.as_posix().endswith(f"/{self.key}")
-        return self.run_dir.parents[self.key.count("/")] if is_in_place else self.run_dir.parent
+        return experiment_folder(self.run_dir, self.key) or self.run_dir.parent
 
     @cached_property
     def provenance(self) -> Mapping[str, Any]:
