@@ -89,7 +89,7 @@ TINY_CASES = [
     (
         "tol: 0.1",
         "tol: 1.5",
-        "runs.implicit.override.curriculum.free.solver.tol: 1.5 is not between 0 and 1",
+        "runs.implicit.override.curriculum.free.solver.tol: 1.5 is not allowed; give a number above 0 and below 1",
     ),
     ("tol: 0.1", "toll: 0.1", "runs.implicit.override.curriculum.free.solver: unknown key 'toll'; did you mean 'tol'?"),
     (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol
 
 from implicit_llm_contracts.config.registry import Registry
+from implicit_llm_contracts.config.values import Count, Share
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.runs import ConfigError, Only, UserError, check_fields
 
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
@@ -51,48 +52,29 @@ class SolverConfig:
     """
 
     mode: Mode = "fixed_point"
-    num_unroll: int = 4
+    num_unroll: Count = 4
     method: str = "plain"
-    max_iter: int = 32
-    tol: float = 0.05
+    max_iter: Count = 32
+    tol: Share = 0.05
     stop: str = "sequence"
-    phantom_steps: int = 4
-    tau: float = 0.8
-    block_len: int | None = None
+    phantom_steps: Count = 4
+    tau: Annotated[float, Only(lambda value: 0 < value <= 1, "a number above 0, at most 1, which is undamped")] = 0.8
+    block_len: Count | None = None
     eval_mode: EvalMode = "blockwise"
-    eval_max_iter: int | None = None
+    eval_max_iter: Count | None = None
     eval_stop: str = "sequence"
-    eval_block_len: int = 32
+    eval_block_len: Count = 32
     gradient: Gradient = "phantom"
-    gradient_tol: float = 1e-4
+    gradient_tol: Share = 1e-4
 
     def __post_init__(self) -> None:
-        for key, names in (
-            ("mode", get_args(Mode)),
-            ("method", METHODS),
-            ("stop", STOPS),
-            ("eval_mode", get_args(EvalMode)),
-            ("eval_stop", STOPS),
-            ("gradient", get_args(Gradient)),
-        ):
+        for key, names in (("method", METHODS), ("stop", STOPS), ("eval_stop", STOPS)):
             if getattr(self, key) not in names:
                 raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(names)}")
-        for key in ("num_unroll", "max_iter", "phantom_steps", "block_len", "eval_max_iter", "eval_block_len"):
-            value = getattr(self, key)
-            optional = key in ("block_len", "eval_max_iter")
-            if not (value is None and optional) and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
-                raise SolverConfigError(
-                    f"solver.{key}: {value!r} is not an integer of at least 1{' or null' if optional else ''}"
-                )
-        for key in ("tol", "gradient_tol"):
-            if not 0 < (value := getattr(self, key)) < 1:
-                raise SolverConfigError(
-                    f"solver.{key}: {value!r} is not between 0 and 1; it is a relative residual such as 0.05"
-                )
-        if not 0 < self.tau <= 1:
-            raise SolverConfigError(f"solver.tau: {self.tau!r} is not in (0, 1]; 1 means undamped")
+        try:
+            check_fields(self, "solver")
+        except ConfigError as error:
+            raise SolverConfigError(str(error)) from error
 
     def __new__(cls, *args: Any, **settings: Any) -> SolverConfig:
         """Refuse an unknown setting and name the nearest valid one. Raises: SolverConfigError."""

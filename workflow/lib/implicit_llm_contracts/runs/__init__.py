@@ -29,7 +29,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     is_text,
     words_of,
 )
-from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, fill, fill_keys
+from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, check_fields, fill, fill_keys
 from implicit_llm_contracts.runs.identity import (
     Identity,
     IdentityError,

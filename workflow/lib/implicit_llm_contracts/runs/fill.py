@@ -62,6 +62,12 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{_below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
 
 
+def check_fields(config: Any, where: str) -> None:
+    """Check the values of a dataclass that was made without `fill`. Raises: ConfigError."""
+    for name, wanted in _hints(type(config)).items():  # type: ignore[arg-type]
+        _convert(wanted, getattr(config, name), f"{where}.{name}")
+
+
 def fill_keys(cls: type) -> dict[str, Field]:
     """The fields by the keys that fill them: `from_` by "from", which Python reserves."""
     return {field.name.rstrip("_"): field for field in fields(cls) if field.init}
@@ -185,7 +191,7 @@ def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
     is_right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
     if is_right:
         return value
-    raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}{_hint(wanted, value)}")
+    raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
 
 _CONVERSIONS: dict[Any, Callable[[Any, Any, str], Any]] = {
@@ -196,16 +202,6 @@ _CONVERSIONS: dict[Any, Callable[[Any, Any, str], Any]] = {
     list: _convert_sequence,
     dict: _convert_mapping,
 }
-
-
-def _hint(wanted: Any, value: Any) -> str:
-    if wanted in (int, float) and isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return ""
-        return " (write it in digits, without quotes)"
-    return ""
 
 
 def _described(wanted: Any) -> str:
