@@ -89,6 +89,7 @@ def test_processes_and_accumulation_give_the_loss_curve_of_one_process(
 ) -> None:
     together, alone = tmp_path / "together" / "only", tmp_path / "alone" / "only"
     assert train_together(together, data, processes, config, micro_batch_size=micro_batch_size)[0] == 0
+    assert json.loads((together / "provenance.json").read_text())["processes"] == processes
     train(alone, CONFIGS[config], data)
     assert len(logged(alone)) == FEW_STEPS
     check_same_training(together, alone)

@@ -38,6 +38,7 @@ def write(path: Path, fingerprint: str, journal: Path) -> None:
         "python": platform.python_version(),
         "versions": versions(),
         "argv": sys.argv,
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "slurm": {name.lower(): os.environ[f"SLURM_{name}"] for name in SLURM if f"SLURM_{name}" in os.environ},
     }
     faults.point("provenance.before_write")

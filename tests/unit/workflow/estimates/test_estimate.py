@@ -125,7 +125,7 @@ def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: Experiment
     other_solver = train_node("n-s0/free", model, {**FREE, "tol": 0.01})
     plan = language_plan(tiny, *nodes, other_solver)
     finish_with(plan, nodes[0].key, {"metrics": {"f_evaluations": 12.5}})
-    took = {"attempts": [{"busy_s": 7200}], "device": "NVIDIA H200", "argv": []}
+    took = {"attempts": [{"busy_s": 7200}], "device": "NVIDIA H200", "processes": 1}
     (work_of(plan, nodes[0].key) / PROVENANCE).write_text(json.dumps(took))
     for card in (None, "h200"):
         costs = CostModel(plan, card)

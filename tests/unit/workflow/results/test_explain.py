@@ -21,9 +21,9 @@ from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TE
 GPU = "NVIDIA H200"
 
 
-def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", argv: tuple[str, ...] = ()) -> None:
+def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", processes: int = 1) -> None:
     """Provenance of a job as if its attempts had taken so long."""
-    values = {"attempts": [{"busy_s": seconds} for seconds in busy_s], "device": device, "argv": list(argv)}
+    values = {"attempts": [{"busy_s": seconds} for seconds in busy_s], "device": device, "processes": processes}
     (work_of(plan, key) / "provenance.json").write_text(json.dumps(values))
 
 
@@ -91,17 +91,17 @@ def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile
 
 
 @pytest.mark.parametrize(
-    ("device", "words", "cost"),
+    ("device", "processes", "cost"),
     [
-        ("cpu", (), {"unit": "cpu", "hours": 1.0}),
-        (GPU, ("train", "--nodes", "2", "--processes-per-node=4", "--threads", "3"), {"unit": "gpu", "hours": 8.0}),
+        ("cpu", 1, {"unit": "cpu", "hours": 1.0}),
+        (GPU, 8, {"unit": "gpu", "hours": 8.0}),
     ],
 )
 def test_a_job_takes_as_long_as_its_attempts_took_together_on_all_gpus(
-    finished: ExperimentFile, device: str, words: tuple[str, ...], cost: dict[str, Any]
+    finished: ExperimentFile, device: str, processes: int, cost: dict[str, Any]
 ) -> None:
     key = "train/explicit-s0/explicit"
-    spend(finished.plan(), key, [1800, 1800], device, words)
+    spend(finished.plan(), key, [1800, 1800], device, processes)
     assert cost_of(finished.plan({"train": "new"}), key) == {**cost, "device": device, "basis": "as last time"}
 
 

@@ -3,11 +3,9 @@
 And what all training jobs of an experiment take, as a table for people and as JSON for machines.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,15 +189,9 @@ def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
         hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]
         if device == CPU:
             return Cost(CPU, hours, CPU, "recorded")
-        return Cost("gpu", hours * _processes(values["argv"]), device, "recorded")
+        return Cost("gpu", hours * values["processes"], device, "recorded")
     except (ValueError, KeyError, TypeError):
         return UNKNOWN
-
-
-def _processes(argv: list[str]) -> int:
-    """Processes of all nodes, one for each GPU, by the job's own command."""
-    words = [part for word in argv for part in word.split("=", 1)]
-    return math.prod(int(count) for option, count in pairwise(words) if option in ("--nodes", "--processes-per-node"))
 
 
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, fill, fill_keys
+from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, fill, fill_keys, finite
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 # Six times faster where PyYAML was built with it.
@@ -127,18 +127,12 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
 
 def as_config(settings: Any) -> dict[str, Any]:
     """A dataclass of settings as a job is given it: plain mappings and lists."""
-    return _with_lists(asdict(settings))
+    return dict(finite(asdict(settings)))
 
 
 def as_given(settings: Any, given: Iterable[str]) -> dict[str, Any]:
     """The fields that were given, without the defaults of the others, so that a default is in no identity."""
-    return {key: _with_lists(getattr(settings, key)) for key in given}
-
-
-def _with_lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
+    return {key: finite(getattr(settings, key)) for key in given}
 
 
 def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
