@@ -149,7 +149,7 @@ def check_manifest(path: Path, run_dir: Path, is_damaged: bool) -> None:
     if path.exists():
         manifest = Manifest.read(path)
         if not is_damaged:
-            manifest.verify(run_dir, "sha256")
+            manifest.verify(run_dir)
 
 
 def check_fault(stage: Stage, undisturbed: Undisturbed, way: Way, tmp_path: Path, fault: tuple[str, str, int]) -> None:
@@ -302,7 +302,7 @@ def check_data_fault(factory: Factory, job: Job, run_dir: Path, fault: tuple[str
     assert job.make(factory, run_dir) == 0
     found = json.loads((run_dir / "manifest.json").read_bytes()) | {"name": job.config["kind"]}
     assert found == json.loads(job.manifest)
-    Manifest.read(run_dir / "manifest.json").verify(run_dir, "sha256")
+    Manifest.read(run_dir / "manifest.json").verify(run_dir)
     assert list(run_dir.rglob("*.tmp")) == []
     assert finished_files(run_dir).items() >= before.items(), "a finished shard was made again"
 

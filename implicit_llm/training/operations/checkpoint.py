@@ -173,7 +173,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError, ConfigError) as error:
         raise TornCheckpoint(f"{path / DIGESTS}: missing or incomplete") from error
     for record in digests.files:
-        if difference := record.difference(path / record.path, "sha256"):
+        if difference := record.difference(path / record.path):
             raise CorruptCheckpoint(f"{path / record.path}: {difference}")
     return Checkpoint(path, json.loads((path / STATE).read_bytes()))
 

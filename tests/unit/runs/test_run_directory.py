@@ -16,7 +16,6 @@ import pytest
 from implicit_llm_contracts.runs import (
     FileRecord,
     Identity,
-    Level,
     Manifest,
     ManifestError,
     canonical_json,
@@ -121,13 +120,12 @@ def test_what_cannot_be_vouched_for_is_refused(run: RunDirectory, name: str) -> 
 def test_a_finished_run_is_found_until_a_file_or_its_manifest_changes_and_that_is_set_aside(run: RunDirectory) -> None:
     (run.work / "a").write_text("good")
     manifest = run.publish(["a"], {})
-    assert run.find_done("sha256") == manifest
+    assert run.find_done() == manifest
     (run.work / "a").write_text("evil")
-    assert run.find_done("size") == manifest
-    assert run.find_done("sha256") is None
+    assert run.find_done() is None
     assert sorted(path.name for path in run.work.iterdir()) == ["a.bad", "manifest.json"]
     (run.work / "manifest.json").write_text("{")
-    assert run.find_done("size") is None
+    assert run.find_done() is None
     assert (run.work / "manifest.json.bad").exists()
 
 
@@ -138,7 +136,7 @@ def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours
     assert run.work.parent == other.work.parent == run.path / "work"
     other.publish([], {})
     (other.work / "manifest.json").rename(run.work / "manifest.json")
-    assert run.find_done("size") is None
+    assert run.find_done() is None
 
 
 def leave(number: int, frame: object) -> None:
@@ -283,28 +281,24 @@ def test_a_path_that_leads_out_of_the_run_directory_is_refused(tmp_path: Path, p
         ("content of A", r"work/a: expected sha256 [0-9a-f]{16}, found [0-9a-f]{16}"),  # found by its digest alone
     ],
 )
-@pytest.mark.parametrize("level", ["size", "sha256"])
 def test_a_file_that_is_missing_or_not_as_recorded_is_named(
-    manifest: Manifest, run_dir: Path, content: str | None, error: str, level: Level
+    manifest: Manifest, run_dir: Path, content: str | None, error: str
 ) -> None:
-    manifest.verify(run_dir, level)
+    manifest.verify(run_dir)
     path = run_dir / "work" / "a"
     path.unlink()
     if content is not None:
         path.write_text(content)
-    if level == "size" and "sha256" in error:
-        manifest.verify(run_dir, level)
-        return
     with pytest.raises(ManifestError, match=error) as caught:
-        manifest.verify(run_dir, level)
+        manifest.verify(run_dir)
     assert caught.value.path == path
 
 
 def test_only_the_files_that_are_read_are_checked(manifest: Manifest, run_dir: Path) -> None:
     (run_dir / "work" / "b").unlink()
-    manifest.verify(run_dir, "sha256", reads=lambda path: path.name == "a")
+    manifest.verify(run_dir, reads=lambda path: path.name == "a")
     with pytest.raises(ManifestError, match="found no file"):
-        manifest.verify(run_dir, "sha256", reads=lambda path: path.name in ("a", "b"))
+        manifest.verify(run_dir, reads=lambda path: path.name in ("a", "b"))
 
 
 PARTS: dict[str, Any] = {"stage": "data", "config": {"length": 16, "p": 0.2}, "code": "c0de", "upstream": {}}

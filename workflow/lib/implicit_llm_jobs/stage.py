@@ -22,7 +22,6 @@ from implicit_llm_contracts.runs import (
     IdentityError,
     Input,
     Journal,
-    Level,
     Manifest,
     ManifestError,
     Preempted,
@@ -54,7 +53,6 @@ log = logging.getLogger(__name__)
 class StageRequest:
     """What the command line hands to a stage; `identity` is JSON text or `@file`.
 
-    `verify`: how inputs, and a result that is already there, are checked; sha256 reads every byte of them.
     `reads`: which files of its inputs the stage reads, so that no others are checked or need be there; None for all.
     """
 
@@ -63,7 +61,6 @@ class StageRequest:
     inputs: dict[str, Path] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     log: Path | None = None
-    verify: Level = "sha256"
     reads: Reads | None = None
 
     @property
@@ -107,10 +104,11 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
             log.info("%s/%s: to be computed again", identity.stage, identity.name)
             run.set_result_aside()
             again.unlink()
+        done = None
         if is_main:
-            done = run.find_done(request.verify)
-        else:  # with a request, rank 0 sets aside what is there
-            done = Manifest.find(run.work / MANIFEST) if again is None else None
+            done = run.find_done()
+        elif again is None:  # with a request, rank 0 sets aside what is there
+            done = Manifest.find(run.work / MANIFEST)
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:
@@ -215,7 +213,7 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
     for role, given in inputs.items():
         _check_input(role, given, identity.upstream[role])
         wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))
-        given.manifest.verify(given.dir, request.verify, request.reads)
+        given.manifest.verify(given.dir, request.reads)
     return inputs
 
 

@@ -52,7 +52,6 @@ from implicit_llm_contracts.runs.manifest import (
     IDENTITY_KEYS,
     MANIFEST,
     FileRecord,
-    Level,
     Manifest,
     ManifestError,
     Reads,

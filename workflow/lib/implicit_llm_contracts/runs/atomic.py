@@ -227,16 +227,16 @@ SLURM_WAIT_S = 60.0  # what NFS remembers of a directory at most, by default
 POLL_S = 0.5
 
 
-def wait_for_files(paths: Iterable[Path], wait_s: float | None = None) -> None:
-    """Return when all `paths` are there, or `wait_s` seconds have passed: whoever reads them then says what is missing.
+def wait_for_files(paths: Iterable[Path]) -> None:
+    """Return when all `paths` are there, or too long has passed: whoever reads them then says what is missing.
 
-    By default a minute in a job of Slurm, where others wrote the files on other machines, and not at all elsewhere; the
+    It waits a minute in a job of Slurm, where others wrote the files on other machines, and not at all elsewhere; the
     environment variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
     """
     missing = [path for path in paths if not os.path.exists(path)]  # which takes errors for absence
     if not missing:
         return
-    end = time.monotonic() + (default_wait_s() if wait_s is None else wait_s)
+    end = time.monotonic() + default_wait_s()
     if time.monotonic() < end:
         log.info("waiting for %s to come into sight", missing[0])
     while missing and time.monotonic() < end:

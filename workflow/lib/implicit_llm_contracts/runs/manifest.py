@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.errors import UserError, refuse_if
@@ -27,7 +27,6 @@ from implicit_llm_contracts.runs.identity import Identity
 MANIFEST = "manifest.json"
 FORMAT = 1
 IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # by which a run is known without its code
-Level = Literal["size", "sha256"]
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 
 
@@ -52,12 +51,12 @@ class FileRecord:
         """Measure the file `path`, which lies below `run_dir`."""
         return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
-    def difference(self, path: Path, level: Level) -> str:
+    def difference(self, path: Path) -> str:
         """In what the file at `path` is not as recorded, "" if it is."""
         size = path.stat().st_size if path.is_file() else None
         if size != self.size:
             return f"expected {self.size} bytes, found {'no file' if size is None else size}"
-        digest = sha256_of(path) if level == "sha256" else self.sha256
+        digest = sha256_of(path)
         return "" if digest == self.sha256 else f"expected sha256 {self.sha256[:16]}, found {digest[:16]}"
 
 
@@ -138,14 +137,14 @@ class Manifest:
         except ManifestError:
             return None
 
-    def verify(self, run_dir: Path, level: Level = "size", reads: Reads | None = None) -> None:
+    def verify(self, run_dir: Path, reads: Reads | None = None) -> None:
         """Check every file below `run_dir` against its record, or those that `reads` says yes to.
 
         Raises: ManifestError for the first one that differs; its `path` is that file.
         """
         for record in self.records(reads):
             path = run_dir / record.path
-            difference = record.difference(path, level)
+            difference = record.difference(path)
             if difference:
                 raise ManifestError(f"{path}: {difference}; {_rebuild(run_dir)}", path)
 

@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Level, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, ManifestError
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RunDirectory:
             shutil.rmtree(self._previous, ignore_errors=True)
             os.replace(self.work, self._previous)
 
-    def find_done(self, level: Level) -> Manifest | None:
+    def find_done(self) -> Manifest | None:
         """The manifest of an earlier run of the same identity, if all that it vouches for is still there.
 
         A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
@@ -109,7 +109,7 @@ class RunDirectory:
                 raise ManifestError(
                     f"{path}: expected fingerprint {self.identity.fingerprint[:16]}, found another", path
                 )
-            manifest.verify(self.path, level)
+            manifest.verify(self.path)
         except ManifestError as error:
             if path.exists():
                 log.warning("%s; making it again", str(error).partition(";")[0])

@@ -140,6 +140,6 @@ def _are_equal(one: Path, other: Path) -> bool:
 def _difference(file: RecordedFile) -> str:
     """How the file differs from its record, "" if it does not."""
     try:
-        return file.record.difference(file.path, "sha256")
+        return file.record.difference(file.path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
