@@ -54,11 +54,14 @@ def test_of_many_ends_the_one_that_is_the_reason_counts(
     assert (reason.code, reason.failure_class) == (code, failure_class)
 
 
-def test_slurm_is_taken_at_its_word() -> None:
+def test_slurm_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert Allocation.current() is None
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5", "SLURM_JOB_CPUS_PER_NODE": "32(x4),24"}
-    found = Allocation.current(given)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = Allocation.current()
     assert (found.num_nodes, found.cpus_per_node) == (5, 24)
-    assert Allocation.current({"HOME": "/root"}) is None
 
 
 @pytest.mark.parametrize(

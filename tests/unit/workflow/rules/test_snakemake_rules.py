@@ -1,4 +1,6 @@
+import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,11 +122,10 @@ def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) 
         (["--configfile", "my file.yaml"], "--configfile 'my file.yaml'"),
         (["x" * 100] * 1000, "x"),
     ):
-        environment: dict[str, str] = {}
-        announce(["/usr/bin/snakemake", *words], environment)
-        assert [*environment] == [jobs_side.VARIABLE]
-        assert len(environment[jobs_side.VARIABLE]) < 4000  # what an environment takes
-        monkeypatch.setenv(*environment.popitem())
+        monkeypatch.setenv(jobs_side.VARIABLE, "")  # so that it is as before after the test
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/snakemake", *words])
+        announce()
+        assert len(os.environ[jobs_side.VARIABLE]) < 4000  # what an environment takes
         found = jobs_side.Invocation.current()
         assert found.command.startswith(f"snakemake {command}")
         assert found.started.endswith("+00:00")
@@ -136,8 +137,12 @@ def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) 
     ("words", "profile"),
     [("--profile profiles/gpu -n", "profiles/gpu"), ("demo --profile=gpu", "gpu"), ("--cores 1 demo", "usual")],
 )
-def test_the_profile_is_that_of_the_command_or_of_the_environment(words: str, profile: str) -> None:
-    assert profile_in_use(["snakemake", *words.split()], {"SNAKEMAKE_PROFILE": "usual"}) == profile
+def test_the_profile_is_that_of_the_command_or_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, words: str, profile: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words.split()])
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "usual")
+    assert profile_in_use() == profile
 
 
 def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from implicit_llm_contracts.runs.atomic import write_json
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.runs.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.fill import fill
 
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
@@ -75,10 +76,8 @@ class Fetched:
     def read(cls, path: Path) -> Fetched:
         """Raises: FetchedFilesError for anything but a record."""
         try:
-            values = json.loads(path.read_bytes())
-            sizes = {str(name): int(size) for name, size in values["sizes"].items()}
-            return cls(values["revision"], str(values["commit"]), sizes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return fill(cls, json.loads(path.read_bytes()), path.name)
+        except (OSError, ValueError, ConfigError) as error:
             raise FetchedFilesError(f"{path}: no record of a fetch ({error}); remove it and {FETCH}") from error
 
     def __str__(self) -> str:

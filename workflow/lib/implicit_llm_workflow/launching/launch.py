@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,18 +228,18 @@ class Allocation:
     cpus_per_node: int | None
 
     @classmethod
-    def current(cls, environment: Mapping[str, str] = os.environ) -> Allocation | None:
+    def current(cls) -> Allocation | None:
         """The allocation in which this process runs; None outside of Slurm."""
-        job_id = environment.get("SLURM_JOB_ID")
+        job_id = os.environ.get("SLURM_JOB_ID")
         if job_id is None:
             return None
         counts = [
-            int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+            int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         ]
         return cls(
             job_id,
-            int(environment.get("SLURM_JOB_NUM_NODES", "1")),
-            environment.get("SLURM_JOB_NODELIST", ""),
+            int(os.environ.get("SLURM_JOB_NUM_NODES", "1")),
+            os.environ.get("SLURM_JOB_NODELIST", ""),
             min(counts, default=None),
         )
 

@@ -93,9 +93,7 @@ class Plan:
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
-            hint = nearest(
-                key, self.nodes, f"`implicit-llm status --jobs --config {self.experiment.source}` lists them"
-            )
+            hint = nearest(key, self.nodes, f"`{self.list_command}` lists them")
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
 
@@ -159,6 +157,11 @@ class Plan:
     def profile(self) -> str:
         """The profile of the last driver, or the local one if there was none."""
         return read_object(self.root / DRIVER_RECORD).get("profile") or LOCAL_PROFILE
+
+    @property
+    def list_command(self) -> str:
+        """The shell command that lists the jobs."""
+        return f"implicit-llm status --jobs --config {self.experiment.source}"
 
     def command_for(self, nodes: Iterable[Node] = ()) -> str:
         """The shell command that makes these nodes and what they need; the whole experiment if there are none."""

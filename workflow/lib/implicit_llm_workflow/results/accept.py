@@ -31,7 +31,7 @@ def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
         is_pattern = any(character in target for character in "*?[")
         keys = [key for key in plan.nodes if fnmatchcase(key, target)] if is_pattern else [plan.find(target).key]
         if not keys:
-            raise NotAcceptable(f"{target}: no job matches; `{_list_command(plan)}` lists them")
+            raise NotAcceptable(f"{target}: no job matches; `{plan.list_command}` lists them")
         for key in keys:
             chosen[key] = chosen.get(key, False) or not is_pattern
     return {key: chosen[key] for key in plan.nodes if key in chosen}
@@ -80,14 +80,10 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     """Take back every acceptance of the chosen jobs; which of them had any. Raises: NotAcceptable if none had."""
     having = [key for key in chosen if read_acceptances(plan.run_dir(plan.nodes[key]))]
     if not having:
-        raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{_list_command(plan)}` shows what was")
+        raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{plan.list_command}` shows what was")
     for key in having:
         write_acceptances(plan.run_dir(plan.nodes[key]), [])
     return having
-
-
-def _list_command(plan: Plan) -> str:
-    return f"implicit-llm status --jobs --config {plan.experiment.source}"
 
 
 def _recorded(plan: Plan, key: str) -> Manifest | None:

@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -184,7 +184,7 @@ def check_targets(workflow: Any, plan: Plan) -> None:
                 f"{experiment_path(target)}` with your other options"
             )
         names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
-        hint = nearest(target, [*names, *manifests], f"`implicit-llm status --jobs --config {source}` lists its jobs")
+        hint = nearest(target, [*names, *manifests], f"`{plan.list_command}` lists its jobs")
         raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
@@ -222,23 +222,23 @@ def hold_lock(path: Path) -> TextIO:
 COMMAND_CHARS = 2000
 
 
-def announce(arguments: Sequence[str] = sys.argv, environment: MutableMapping[str, str] = os.environ) -> None:
+def announce() -> None:
     """Describe this invocation in a variable that all its jobs inherit, those on Slurm included.
 
     A job that a later driver takes over keeps what it has inherited. Call it in the main process only: a job that
     Snakemake starts in a process of its own reads the Snakefile too.
     """
-    words = [Path(arguments[0]).name, *arguments[1:]]
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
     about = Invocation(secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), _user())
-    environment[VARIABLE] = json.dumps(asdict(about))
+    os.environ[VARIABLE] = json.dumps(asdict(about))
 
 
-def profile_in_use(arguments: Sequence[str] = sys.argv, environment: Mapping[str, str] = os.environ) -> str | None:
+def profile_in_use() -> str | None:
     """The profile of this call of Snakemake, which does not tell its Snakefile."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", default=environment.get("SNAKEMAKE_PROFILE"))
-    return parser.parse_known_args(arguments[1:])[0].profile
+    parser.add_argument("--profile", default=os.environ.get("SNAKEMAKE_PROFILE"))
+    return parser.parse_known_args(sys.argv[1:])[0].profile
 
 
 def _user() -> str | None:
