@@ -267,19 +267,18 @@ import fcntl, os, socket, sys
 file = open(sys.argv[1], "a+")
 fcntl.flock(file, fcntl.LOCK_EX)
 file.truncate(0)
-file.write(sys.argv[2].format(pid=os.getpid(), host=socket.gethostname()))
+file.write(f"process {os.getpid()} on {socket.gethostname()}\\n")
 file.flush()
 print("held", flush=True)
 sys.stdin.read()
 """
-JOB, DRIVER = "process {pid} on {host}\n", "{pid}\n"
 
 
 @contextmanager
-def held(path: Path, text: str = JOB) -> Iterator[int]:
+def held(path: Path) -> Iterator[int]:
     """Another process holds the lock file meanwhile; gives its pid."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", _HOLD, os.fspath(path), text]
+    command = [sys.executable, "-c", _HOLD, os.fspath(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -15,7 +15,6 @@ from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.experiments import (
-    DRIVER,
     START_S,
     ExperimentFile,
     event,
@@ -363,7 +362,7 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
 ) -> None:
     plan = real_plan(failed)
     write_journal(plan, FREE, event("stage_started", host="here"), metrics(5, 10, loss=2.0), metrics(6, 13, loss=1.5))
-    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock", DRIVER) as driver:
+    with held(plan.run_dir(plan.nodes[FREE]) / "work" / ".lock"), held(plan.root / ".driver.lock") as driver:
         os.utime(plan.root / ".driver.lock", (START_S, START_S))
         out = output(capsys, "status", *where(failed))
     assert re.fullmatch(rf"tiny: 2 of 12 jobs done, .*; driver is process {driver}, since \d+ d", out.splitlines()[0])

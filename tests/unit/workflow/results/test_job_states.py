@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,6 @@ from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 from tests.unit.workflow.experiments import (
-    DRIVER,
-    JOB,
     PEER,
     START_S,
     TEST_SETS,
@@ -138,7 +137,7 @@ def test_a_failure_outranks_a_result_of_before_and_a_fresh_one_outranks_a_failur
 
 def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     finish_with(plan, "data/s3-train", {})
-    with held(plan.root / ".driver.lock", DRIVER) as pid:
+    with held(plan.root / ".driver.lock") as pid:
         states = {key: job.state for key, job in observe(plan).items()}
         driver = driver_of(plan)
     assert (driver.pid, driver.is_alive) == (pid, True)
@@ -159,7 +158,7 @@ def test_what_failed_under_another_driver_is_queued_again_by_the_next(plan: Plan
     finish_with(plan, UNROLLED, {})
     finish_with(plan, "data/s3-train", {})
     write_journal(plan, FREE, STARTED, event("stage_failed", 5, error="ValueError: no"))
-    with held(plan.root / ".driver.lock", DRIVER):
+    with held(plan.root / ".driver.lock"):
         assert look(plan).state == "queued"
         os.utime(plan.root / ".driver.lock", (START_S, START_S))
         assert look(plan).state == "failed"  # it failed five seconds after this driver began
@@ -190,28 +189,32 @@ def test_looking_changes_nothing(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "locks"),
-    [(JOB, socket.gethostname(), None), (DRIVER, None, None), (JOB, socket.gethostname(), "no list of locks")],
+    "locks",
+    [None, "no list of locks"],
 )
 def test_a_holder_is_alive_until_its_process_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, host: str | None, locks: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: str | None
 ) -> None:
     monkeypatch.setattr(job_states, "LOCKS", tmp_path / locks if locks else job_states.LOCKS)
-    with held(tmp_path / "lock", text) as pid:
+    host = socket.gethostname()
+    with held(tmp_path / "lock") as pid:
         assert holder_of(tmp_path / "lock") == Holder(pid, host, True)
-        with pytest.raises(DriverRunning, match=f"process {pid}"):
-            hold_lock(tmp_path / "lock")
+        with pytest.raises(DriverRunning, match=f"process {pid} on {host}"), hold_lock(tmp_path / "lock"):
+            pass
     assert holder_of(tmp_path / "lock") == Holder(pid, host, False)
-    hold_lock(tmp_path / "lock").close()
+    with hold_lock(tmp_path / "lock"):
+        pass
 
 
 def test_a_process_that_lives_and_has_let_go_holds_nothing_and_jobs_do_not_inherit_the_lock(tmp_path: Path) -> None:
-    lock = hold_lock(tmp_path / "lock")
-    assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, True)
+    lock, mine = ExitStack(), (os.getpid(), socket.gethostname())
+    lock.enter_context(hold_lock(tmp_path / "lock"))
+    assert holder_of(tmp_path / "lock") == Holder(*mine, True)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False):
         lock.close()
-        assert holder_of(tmp_path / "lock") == Holder(os.getpid(), None, False)
-        hold_lock(tmp_path / "lock").close()
+        assert holder_of(tmp_path / "lock") == Holder(*mine, False)
+        with hold_lock(tmp_path / "lock"):
+            pass
 
 
 @pytest.mark.parametrize(

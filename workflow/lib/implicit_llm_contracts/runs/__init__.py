@@ -72,6 +72,7 @@ from implicit_llm_contracts.runs.run_directory import (
     RunDirectory,
     experiment_folder,
     job_key,
+    locked,
     run_directories,
     work_directory,
 )

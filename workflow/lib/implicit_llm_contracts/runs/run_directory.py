@@ -17,8 +17,8 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,33 @@ class ResultError(Exception):
     """A stage handed over files that cannot be published: a bug of the stage."""
 
 
+@contextmanager
+def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
+    """Hold the lock of a file; the kernel lets go of it when the process ends, however it ends.
+
+    Raises: what `busy` makes of the text "process 7 on HOST" where another process holds it.
+    """
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        faults.point("run.before_lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
+        os.close(descriptor)
+        raise busy(holder) from None
+    _held_locks.add(descriptor)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        if descriptor in _held_locks:  # not so in a forked child, which gave it up
+            _held_locks.remove(descriptor)
+            os.close(descriptor)
+
+
 class RunDirectory:
     """The run directory `path`, worked in for one identity; `work` holds what belongs to that identity."""
 
@@ -56,33 +83,15 @@ class RunDirectory:
         self.journal = self.work / JOURNAL
         self._previous = self.work.with_name(f"{self.work.name}.previous")
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Be the one live writer; the kernel lets go of the lock when the process ends, however it ends.
+    def lock(self) -> AbstractContextManager[None]:
+        """Be the one live writer. Raises: RunDirectoryBusy, naming the holder."""
 
-        Raises: RunDirectoryBusy, naming the holder.
-        """
-        path = self.path / "work" / ".lock"
-        with storage_errors(path):
-            self.work.mkdir(parents=True, exist_ok=True)
-            faults.point("run.before_lock")
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "another process"
-            os.close(descriptor)
-            message = f"{self.path}: {holder} is writing here (work/.lock); wait for it or stop it, then start again"
-            raise RunDirectoryBusy(message) from None
-        _held_locks.add(descriptor)
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            yield
-        finally:
-            if descriptor in _held_locks:  # not so in a forked child, which gave it up
-                _held_locks.remove(descriptor)
-                os.close(descriptor)
+        def busy(holder: str) -> UserError:
+            return RunDirectoryBusy(
+                f"{self.path}: {holder} is writing here (work/.lock); wait for it or stop it, then start again"
+            )
+
+        return locked(self.path / WORK / ".lock", busy)
 
     def prepare(self) -> None:
         """Clear what a killed writer left; for the holder of the lock."""

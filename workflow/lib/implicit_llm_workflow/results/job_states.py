@@ -47,7 +47,7 @@ STARTING, NO_MESSAGE = "starting", "ended without a message"
 SILENT_S = 600  # a job of another machine counts as ended when it has written nothing for so long
 LOCKS = Path("/proc/locks")
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
-_HOLDER = re.compile(r"(?:process )?(\d+)(?: on (\S+))?\s*")
+_HOLDER = re.compile(r"process (\d+) on (\S+)\s*")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Holder:
     """The process that a lock file names. `is_alive`: None for a process of another machine."""
 
     pid: int
-    host: str | None
+    host: str
     is_alive: bool | None
 
 
@@ -160,7 +160,7 @@ def outputs_of(plan: Plan, node: Node) -> list[str]:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """The holder in a lock file that says "123" or "process 123 on HOST"; None if the file names none.
+    """The holder in a lock file that says "process 123 on HOST"; None if the file names none.
 
     The lock itself is not touched: a reader that tried it would be in the way of a job that starts.
     """
@@ -172,7 +172,7 @@ def holder_of(path: Path) -> Holder | None:
     if match is None:
         return None
     pid, host = int(match[1]), match[2]
-    is_here = host in (None, socket.gethostname())
+    is_here = host == socket.gethostname()
     return Holder(pid, host, _is_locked(pid, inode) if is_here else None)
 
 

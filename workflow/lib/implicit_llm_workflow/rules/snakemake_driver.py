@@ -5,7 +5,6 @@ It also tells the jobs which invocation of Snakemake they belong to, so that the
 """
 
 import argparse
-import fcntl
 import getpass
 import json
 import logging
@@ -16,15 +15,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, write_json
+from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, locked, write_json
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
@@ -56,7 +55,7 @@ class Driver:
 
     def __init__(self, workflow: Any, plan: Plan, logger: logging.Logger) -> None:
         self._workflow, self._plan, self._logger = workflow, plan, logger
-        self._lock: TextIO | None = None
+        self._lock = ExitStack()
         self._forced: set[str] = set()
 
     def force_stale(self) -> None:
@@ -72,7 +71,7 @@ class Driver:
         with errors_in_one_line(self._logger):
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
-                self._lock = hold_lock(plan.root / ".driver.lock")
+                self._lock.enter_context(hold_lock(plan.root / ".driver.lock"))
                 write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
                 plan.write_job_files()
                 plan.record_code()
@@ -196,27 +195,18 @@ def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None])
         say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm status --jobs --config {config}` lists them")
 
 
-def hold_lock(path: Path) -> TextIO:
-    """Take the lock of an experiment; it is held until the file is closed or the process ends, however it ends.
+def hold_lock(path: Path) -> AbstractContextManager[None]:
+    """Hold the lock of an experiment.
 
     Snakemake's own lock outlives a killed driver and has to be removed by hand, so the profiles switch it off.
     Raises: DriverRunning.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held open on purpose)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise DriverRunning(
-            f"{path}: another Snakemake (process {holder}) works on this experiment; wait for it or stop it"
-        ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
+    return locked(
+        path,
+        lambda holder: DriverRunning(
+            f"{path}: another Snakemake ({holder}) works on this experiment; wait for it or stop it"
+        ),
+    )
 
 
 COMMAND_CHARS = 2000
