@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
 from implicit_llm_contracts.runs import (
     TEXT_SUFFIXES,
     Fetched,
@@ -96,7 +97,7 @@ def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:
         yield from _corpus_needs(config["corpus"])
     elif stage == "train" and "revision" in config["model"]:
         yield HubFiles("model", config["model"]["pretrained"], config["model"]["revision"])
-    elif stage == "evaluate":
+    elif stage == "evaluate" and kind == LM_EVAL:
         yield from _evaluation_needs(config)
 
 
@@ -118,17 +119,14 @@ def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
 
 @dataclass(frozen=True)
 class EvaluationDataFile:
-    """workflow/config/prefetch/evaluation-data.yaml: the kinds of evaluation that read data sets, and these by task."""
+    """workflow/config/prefetch/evaluation-data.yaml: the data sets of lm-eval's tasks."""
 
-    kinds: tuple[str, ...]
     tasks: Mapping[str, EvaluationData]
 
 
 def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
     """The data of the tasks that an evaluation names, of all tasks if it names none."""
     values = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
-    if config.get("kind") not in values.kinds:
-        return
     for task in config.get("tasks") or values.tasks:
         if task in values.tasks:
             yield values.tasks[task]

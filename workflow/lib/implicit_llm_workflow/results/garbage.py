@@ -16,12 +16,12 @@ from implicit_llm_contracts.runs import (
     work_directory,
     write_json,
 )
+from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
 from implicit_llm_workflow.results.accept import chosen_jobs
 from implicit_llm_workflow.results.job_states import JOURNAL, SILENT_S, holder_of
 
-STAGES = ("data", "train", "checkpoint", "evaluate", *PAGES)
 FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
 
 
