@@ -270,7 +270,7 @@ def accept(
         raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
     plan = options.make_plan(config, results)
     console = options.wide_console()
-    with hold_lock(plan.root / ".driver.lock"):
+    with hold_lock(plan.driver_lock):
         chosen = chosen_jobs(plan, targets)
         if revoke:
             for key in take_back(plan, chosen):
@@ -359,7 +359,7 @@ def gc(
             "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
         )
     plan, console = options.make_plan(config, results), options.wide_console()
-    with hold_lock(plan.root / ".driver.lock") if payload or remove else nullcontext():
+    with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:
             _free_payload(plan, targets or [], console)
         else:

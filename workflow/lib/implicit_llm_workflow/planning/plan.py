@@ -159,6 +159,11 @@ class Plan:
         return read_object(self.root / DRIVER_RECORD).get("profile") or LOCAL_PROFILE
 
     @property
+    def driver_lock(self) -> Path:
+        """What the Snakemake that works on the experiment holds."""
+        return self.root / ".driver.lock"
+
+    @property
     def list_command(self) -> str:
         """The shell command that lists the jobs."""
         return f"implicit-llm status --jobs --config {self.experiment.source}"

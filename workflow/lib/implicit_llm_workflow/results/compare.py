@@ -28,13 +28,13 @@ from implicit_llm_contracts.runs import (
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
-from implicit_llm_workflow.results.job_states import MODEL_STAGES, run_and_phase
 from implicit_llm_workflow.results.lineage import Lineage, Result, trace
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread_text
 
 CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
 SWEPT = "@"  # in the mode of a number that a sweep gave
+MODEL_STAGES = ("train", "checkpoint")
 _DATA = "data"  # of a summary: settings, not numbers
 
 
@@ -123,6 +123,13 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     if len(labels) != 1:
         raise NotComparable(f"{name}: means several runs; name one of {', '.join(labels)}")
     return next(iter(labels)), [node.key for node in nodes]
+
+
+def run_and_phase(key: str) -> tuple[str, str]:
+    """ "train/a5-s0/free" is a5-s0 and free; an imported checkpoint is a phase of its own name."""
+    stage, _, name = key.partition("/")
+    run, _, phase = name.rpartition("/")
+    return (run, phase) if run else (name, stage)
 
 
 def _names(node: Node) -> Iterator[str]:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
-MODEL_STAGES = ("train", "checkpoint")
-LOG, DRIVER_LOCK = "job.log", ".driver.lock"
+LOG = "job.log"
 JOURNAL = "journal.jsonl"
 TAIL_BYTES = 1 << 18
 STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
@@ -100,16 +99,9 @@ class ObservedJob:
         return None if self.unix_s is None else max(0.0, time.time() - self.unix_s)
 
 
-def run_and_phase(key: str) -> tuple[str, str]:
-    """ "train/a5-s0/free" is a5-s0 and free; an imported checkpoint is a phase of its own name."""
-    stage, _, name = key.partition("/")
-    run, _, phase = name.rpartition("/")
-    return (run, phase) if run else (name, stage)
-
-
 def driver_of(plan: Plan) -> Holder | None:
     """The Snakemake that works, or last worked, on the experiment."""
-    return holder_of(plan.root / DRIVER_LOCK)
+    return holder_of(plan.driver_lock)
 
 
 def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, ObservedJob]:
@@ -118,7 +110,7 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, Observed
     wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
     unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
     submitted = submitted_jobs(plan, unfinished)
-    since = _modified(plan.root / DRIVER_LOCK) if driver is not None and driver.is_alive else None
+    since = _modified(plan.driver_lock) if driver is not None and driver.is_alive else None
     found: dict[str, ObservedJob] = {}
     for key, node in wanted.items():
         is_ready = all(statuses[item].state == "fresh" for item in node.upstream.values())

@@ -21,7 +21,6 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results import job_states
 from implicit_llm_workflow.results.job_states import (
-    DRIVER_LOCK,
     LOG,
     STARTING,
     STATES,
@@ -113,7 +112,7 @@ def headline(snapshot: Snapshot) -> str:
     """How many jobs are done or in another state, and whether a Snakemake works on the experiment."""
     text = "no driver"
     if snapshot.driver is not None and snapshot.is_driven:
-        since = time.time() - (snapshot.plan.root / DRIVER_LOCK).stat().st_mtime
+        since = time.time() - snapshot.plan.driver_lock.stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
     counts = Counter(job.state for job in snapshot.jobs.values())
     others = [f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state]]

@@ -71,7 +71,7 @@ class Driver:
         with errors_in_one_line(self._logger):
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
-                self._lock.enter_context(hold_lock(plan.root / ".driver.lock"))
+                self._lock.enter_context(hold_lock(plan.driver_lock))
                 write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
                 plan.write_job_files()
                 plan.record_code()
