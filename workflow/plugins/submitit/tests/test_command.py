@@ -27,7 +27,7 @@ def make_job(root: Path, rule: str = "train", wildcards: str = "", kind: str | N
     files.submission(1).mkdir(exist_ok=True)
     files.output_log.write_text(f"output of {wildcards}\n")
     files.attempts.touch()
-    write_json(files.outcome(1), {"failure_class": kind})
+    write_json(files.outcome(1), {"failure_class": kind, "exit_code": int(kind is not None)})
     return files
 
 

@@ -80,12 +80,12 @@ def failed(job: Tracked, state: str) -> End:
 )
 def test_a_job_that_ended_without_a_word_is_never_a_success(job: Tracked, state: str, kind: str) -> None:
     failure = failed(job, state)
-    assert (failure.kind, failure.nodes) == (kind, "node3")
+    assert (failure.failure_class, failure.nodes) == (kind, "node3")
 
 
 def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Tracked) -> None:
     job.stderr.write_text("slurmstepd: error: StepId=7.0 exceeded memory limit (2 > 1)\n")
-    assert failed(job, "FAILED").kind == "oom"
+    assert failed(job, "FAILED").failure_class == "oom"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_the_job_wrote_counts_whatever_slurm_says(
     write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said})
     end = Slurm("").end(job)
     assert end is not None
-    assert (end.kind, end.exit_code) == (kind, exit_code)
+    assert (end.failure_class, end.exit_code) == (kind, exit_code)
 
 
 def test_while_slurm_does_not_answer_nothing_is_decided(job: Tracked) -> None:
@@ -139,7 +139,7 @@ def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
     write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said, "asked": "SIGTERM"})
     assert Slurm("PENDING").end(job, 1000) is None  # requeued by Slurm
     failure = failed(job, state)
-    assert (failure.kind, failure.state, failure.exit_code, failure.nodes) == (kind, state, exit_code, "node3")
+    assert (failure.failure_class, failure.state, failure.exit_code, failure.nodes) == (kind, state, exit_code, "node3")
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES.keys() - {"preempted"}))

@@ -153,16 +153,16 @@ class Executor(RemoteExecutor):
         for job, end in zip(jobs, ends, strict=True):
             if end is None:
                 yield job.info
-            elif end.kind is None:
+            elif end.failure_class is None:
                 self._finish(job)
                 self._done += 1
                 self._failed.pop(id(job.info.job), None)
                 self.report_job_success(job.info)
-            elif self._is_submitted_again(job, end.kind, end):
+            elif self._is_submitted_again(job, end.failure_class, end):
                 yield job.info
             else:
                 self._finish(job)
-                self._failed[id(job.info.job)] = f"{job.record.rule} {job.record.wildcards} ({end.kind})"
+                self._failed[id(job.info.job)] = f"{job.record.rule} {job.record.wildcards} ({end.failure_class})"
                 self._settle_reported()
                 self.report_job_error(job.info, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 

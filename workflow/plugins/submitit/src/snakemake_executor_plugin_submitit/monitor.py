@@ -3,13 +3,13 @@
 For a failed job also the message to the user, and whether to submit it again.
 """
 
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -26,8 +26,6 @@ from snakemake_executor_plugin_submitit.store import (
     End,
     JobFiles,
     Record,
-    class_of_state,
-    is_provisional,
     read_attempts,
     read_json,
     tail,
@@ -37,6 +35,7 @@ from snakemake_executor_plugin_submitit.store import (
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
 LAST_LINES = 30
+OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
 
 
 @dataclass(eq=False)
@@ -60,8 +59,9 @@ class Tracked:
         return self.record.cluster == "slurm"
 
     @property
-    def outcome(self) -> dict[str, Any]:
-        return read_json(self.files.outcome(self.record.number))
+    def end(self) -> End | None:
+        """As the job has written it."""
+        return self.files.end(self.record.number)
 
     @property
     def stderr(self) -> Path:
@@ -85,8 +85,7 @@ class Monitor:
 
     def look(self, jobs: Sequence[Tracked]) -> list[End | None]:
         """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
-        outcomes = [job.outcome for job in jobs]
-        ends = [end_of(outcome) if outcome and not is_provisional(outcome) else None for outcome in outcomes]
+        ends = [end if end is not None and not end.is_provisional else None for end in (job.end for job in jobs)]
         rest = [job for job, end in zip(jobs, ends, strict=True) if end is None]
         on_slurm = [job for job in rest if job.is_on_slurm]
         if on_slurm and self.queue.is_due():
@@ -131,30 +130,23 @@ class Monitor:
             job.ended_since = self._clock()
         if self._clock() - job.ended_since < settle_s:
             return None
-        outcome = job.outcome
-        if outcome and not (is_provisional(outcome) and state in SLURM_CLASSES):
-            return end_of(outcome, state)
-        return failure_of(job, state)
+        end = job.end
+        if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
+            return end._replace(state=state)
+        return failure_of(job, state, None if end is None else end.exit_code)
 
 
-def end_of(outcome: dict[str, Any], state: str = "") -> End:
-    kind, code = outcome.get("failure_class"), outcome.get("exit_code")
-    exit_code = code if isinstance(code, int) else None
-    if kind not in CLASSES:
-        kind = None if kind is None and exit_code == 0 else "bug"
-    return End(kind, str(outcome.get("message") or ""), state, exit_code, str(outcome.get("nodes") or ""))
-
-
-def failure_of(job: Tracked, state: str) -> End:
-    """The failure of a job that wrote no outcome, or was killed while it stopped, so that Slurm's state counts."""
+def failure_of(job: Tracked, state: str, exit_code: int | None) -> End:
+    """The failure of a job that did not write how it ended, or was killed while it stopped: Slurm's state counts."""
     begun = [pair for pair in read_attempts(job.files.attempts) if pair[0]["submission"] == job.record.number]
     start, end = begun[-1] if begun else ({"nodes": ""}, None)
     if not state and end is not None and end["asked"] == "SIGINT":
         state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
     if not state and end is not None and end["exit_code"] == PREEMPTED_EXIT:
         state = "PREEMPTED"  # submitit's local controller starts a job at most six times
-    kind = class_of_state(state, tail(job.stderr))
-    exit_code = job.outcome.get("exit_code")
+    kind = SLURM_CLASSES.get(state, "lost")
+    if state not in ("CANCELLED", "PREEMPTED") and OUT_OF_MEMORY.search(tail(job.stderr)):
+        kind = "oom"
     is_fruitful = job.unfruitful is not None and job.unfruitful < UNFRUITFUL_LIMIT
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
@@ -166,7 +158,8 @@ def failure_of(job: Tracked, state: str) -> End:
     }.get(kind, "")
     if job.slurm is not None and job.slurm.exit_code:
         message = f"{message} (exit code {job.slurm.exit_code})"
-    return End(kind, message, state, exit_code, (job.slurm.nodes if job.slurm else "") or start["nodes"])
+    nodes = (job.slurm.nodes if job.slurm else "") or start["nodes"]
+    return End(kind, message, exit_code, nodes, state=state)
 
 
 def is_worth_another(job: Tracked, kind: str, requeue_limit: int) -> bool:
@@ -179,15 +172,15 @@ def is_worth_another(job: Tracked, kind: str, requeue_limit: int) -> bool:
 
 def message(job: Tracked, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
-    assert why.kind is not None
+    assert why.failure_class is not None
     state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
-    facts = [f"class {why.kind}"]
+    facts = [f"class {why.failure_class}"]
     facts += [f"Slurm state {state}"] if job.is_on_slurm else []
     facts += [f"exit code {why.exit_code}"] if why.exit_code is not None else []
     facts += [f"on {why.nodes}"] if why.nodes else []
     lines = [
         f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}",
-        f"next: {CLASSES[why.kind].advice}",
+        f"next: {CLASSES[why.failure_class].advice}",
         f"output: {job.files.output_log}",
         f"submitit: {job.stderr}",
     ]

@@ -8,18 +8,11 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.slurm import PENDING, NoAnswer, SlurmQueue, SlurmState
-from snakemake_executor_plugin_submitit.store import (
-    CLASSES,
-    DEFAULT_FOLDER,
-    JobFiles,
-    Record,
-    is_provisional,
-    read_json,
-)
+from snakemake_executor_plugin_submitit.store import CLASSES, DEFAULT_FOLDER, End, JobFiles, Record
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
 
@@ -58,16 +51,16 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
     Asks Slurm once, and only if something may still run.
     """
-    found: dict[str, tuple[JobFiles, Record, dict[str, Any]]] = {}
+    found: dict[str, tuple[JobFiles, Record, End | None]] = {}
     ids = []
     for path in (folder / "jobs").glob("*/"):
         key, files = path.name.rpartition("-")[2], JobFiles(path)
         known = store.load(files) if keys is None or key in keys else None
         if known is None:
             continue
-        outcome = read_json(files.outcome(known.number))
-        found[key] = (files, known, outcome)
-        if known.cluster == "slurm" and known.is_open and known.job_id and (not outcome or is_provisional(outcome)):
+        end = files.end(known.number)
+        found[key] = (files, known, end)
+        if known.cluster == "slurm" and known.is_open and known.job_id and (end is None or end.is_provisional):
             ids.append(known.job_id)
     states: Mapping[str, SlurmState] | None = {}
     try:
@@ -77,31 +70,29 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
     return {key: _submitted(*job, states) for key, job in found.items()}
 
 
-def _submitted(
-    files: JobFiles, known: Record, outcome: dict[str, Any], states: Mapping[str, SlurmState] | None
-) -> Submitted:
+def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[str, SlurmState] | None) -> Submitted:
     """`states`: None if Slurm gives no answer."""
     current = (states or {}).get(known.job_id, SlurmState(""))
     if current.state == "CANCELLED":  # the driver sees the same some seconds later
-        outcome = {**outcome, "failure_class": "user", "message": "cancelled"}
+        end = End("user", "cancelled", nodes=current.nodes)
     return Submitted(
         job_id=known.job_id,
         cluster=known.cluster,
-        state=_state(known, bool(outcome), current, is_answered=states is not None),
+        state=_state(known, end is not None, current, is_answered=states is not None),
         slurm_state=current.state,
         reason=current.reason,
-        nodes=current.nodes or str(outcome.get("nodes") or ""),
+        nodes=current.nodes or (end.nodes if end else ""),
         submitted_unix_s=known.submitted_unix_s,
-        failure_class=outcome.get("failure_class"),
-        message=" ".join(str(outcome.get("message") or "").split()),
+        failure_class=end.failure_class if end else None,
+        message=" ".join((end.message if end else "").split()),
         output_log=files.output_log,
     )
 
 
-def _state(known: Record, has_outcome: bool, current: SlurmState, *, is_answered: bool) -> State | None:
+def _state(known: Record, has_ended: bool, current: SlurmState, *, is_answered: bool) -> State | None:
     if current.state:
         return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"
-    if not known.is_open or has_outcome:
+    if not known.is_open or has_ended:
         return "ended"
     is_visible = is_answered if known.cluster == "slurm" else known.host == os.uname().nodename
     if not known.job_id or not is_visible:

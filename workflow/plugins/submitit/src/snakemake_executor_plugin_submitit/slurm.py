@@ -15,15 +15,13 @@ import yaml
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
+from snakemake_executor_plugin_submitit.store import SLURM_CLASSES
 
 QUESTION_TIMEOUT_S = 60
 LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
-ENDED = {
-    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"),
-    *("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"),
-}
+ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
 
 
 class NoAnswer(Exception):

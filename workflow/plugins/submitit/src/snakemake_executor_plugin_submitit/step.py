@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -14,20 +15,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snakemake_executor_plugin_submitit import processes, usage
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel, StopSignals
 from snakemake_executor_plugin_submitit.store import (
-    ENV_EXIT,
-    SIGNAL_EARLY_S,
+    CLASSES,
+    PREEMPTED_EXIT,
     STATUS_VARIABLE,
     UNFRUITFUL_LIMIT,
     Attempt,
+    End,
     JobFiles,
     add_attempt,
-    class_of_exit,
-    exit_code_of_command,
     logs_of_all_attempts,
     read_attempts,
     read_json,
@@ -36,11 +36,13 @@ from snakemake_executor_plugin_submitit.store import (
     write_json,
 )
 
-if TYPE_CHECKING:
-    from submitit.core.utils import DelayedSubmission
-
 LOOK_EVERY_S = 0.2
 KILL_WITHIN_S = 0.8  # submitit's local controller kills this process after a second
+SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
+ENV_EXIT = 96  # from our own script, when the setup of the environment fails
+# 137: another process killed it, and the job itself did nothing wrong
+EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
+COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # python -c MAIN FOLDER
 
 
@@ -97,14 +99,16 @@ class JobStep:
         if end is None:
             return
         outcome = decide(self, end)
-        if outcome is None and callable(requeue):
+        if outcome is None:
+            assert callable(requeue)
             try:
                 requeue(signal.SIGUSR2, None)
+                return
             except (OSError, subprocess.SubprocessError) as error:
                 outcome = _outcome(end, "preempted", f"could not be requeued: {error}")
-        write_json(self.files.outcome(self.number), outcome)
+        write_json(self.files.outcome(self.number), outcome._asdict())
 
-    def checkpoint(self) -> DelayedSubmission:
+    def checkpoint(self) -> object:
         """Called by submitit. The same step runs after a requeue, since the job's own files have its progress."""
         from submitit.core.utils import DelayedSubmission
 
@@ -170,8 +174,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         code = wait(process, signals, relay, step.signal_delay_s, used.sample)
         seconds = time.monotonic() - begin
         if code != 0:
-            printed = tail(files.output_log, limit_bytes=1 << 20, since=offset)
-            code = exit_code_of_command(printed) or (code if code > 0 else 128 - code)
+            code = exit_code_of_command(tail(files.output_log, limit_bytes=1 << 20, since=offset), code)
         if usage.oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
@@ -230,13 +233,24 @@ def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
         time.sleep(0.02)
 
 
-def decide(step: JobStep, end: dict[str, Any]) -> dict[str, Any] | None:
-    """The outcome of the submission, or None to start it again."""
+def exit_code_of_command(output: str, code: int) -> int:
+    """The exit code in the last error that the Snakemake in the job printed, else that of the Snakemake itself, which
+    is `code` as in Popen."""
+    errors = COMMAND_EXIT.findall(output)
+    if not errors:
+        return code if code > 0 else 128 - code
+    status, number = errors[-1]
+    return int(status) if status else 128 + int(number)
+
+
+def decide(step: JobStep, end: dict[str, Any]) -> End | None:
+    """How the submission ended, or None to start it again."""
     status = read_json(step.files.status)
     if end["exit_code"] == 0:
-        return _outcome(end, None, "")
+        return _outcome(end, None)
     stated, message = status.get("failure_class"), str(status.get("message") or "")
-    kind = class_of_exit(end["exit_code"], stated)
+    is_class = isinstance(stated, str) and stated in CLASSES  # a job may write anything
+    kind = stated if is_class else EXIT_CLASSES.get(end["exit_code"], "bug")
     if kind == "bug" and stated is None and end["asked"] is not None:
         # it stopped on a signal in its own way; without a checkpoint the next attempt would meet its time limit too
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
@@ -302,10 +316,8 @@ def _waited_s(step: JobStep, earlier: Sequence[Attempt]) -> float:
     return round(max(0.0, now - max([submitted, *((end or start)["unix_s"] for start, end in earlier[-1:])])), 1)
 
 
-def _outcome(end: dict[str, Any], kind: str | None, message: str) -> dict[str, Any]:
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    known = {"exit_code": end["exit_code"], "asked": end["asked"], "nodes": nodes}
-    return {**known, "failure_class": kind, "message": message}
+def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:
+    return End(failure_class, message, end["exit_code"], os.environ.get("SLURM_JOB_NODELIST", ""), end["asked"])
 
 
 def _progress(step: JobStep) -> Any:

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,8 +45,17 @@ class JobFiles:
         self.kept_logs = path / "kept-logs"  # lines of the rule's logs from earlier attempts
 
     def outcome(self, number: int) -> Path:
-        """How submission `number` ended, written once."""
+        """The `End` of submission `number`, written once."""
         return self.path / f"outcome-{number}.json"
+
+    def end(self, number: int) -> "End | None":
+        """How submission `number` ended, None if the job has not written it."""
+        found = read_json(self.outcome(number))
+        known = {name: found[name] for name in End._fields if name in found}
+        stated = found.get("failure_class")
+        is_success = stated is None and found.get("exit_code") == 0
+        known["failure_class"] = stated if is_success or stated in CLASSES else "bug"  # a class of another version
+        return End(**known) if found else None
 
     def submission(self, number: int) -> Path:
         """Submitit's own folder of a submission."""
@@ -204,7 +213,7 @@ def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
             used.add(Path(record.folder))
         elif max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime) < oldest:
             found.append(files.path)
-        elif is_success_deleted and record and read_json(files.outcome(record.number)).get("failure_class", "") is None:
+        elif is_success_deleted and record and (end := files.end(record.number)) and end.failure_class is None:
             found += [files.submission(number) for number in range(1, record.number + 1)]
             found += [files.output_log, files.kept_logs, files.status]
         elif record is not None:
@@ -278,9 +287,6 @@ def _both(copy: Path, log: Path) -> bytes:
 
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
-USER_EXIT = 2
-ENV_EXIT = 96  # from our own script, when the setup of the environment fails
-SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
 UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
 Attempt = tuple[dict[str, Any], dict[str, Any] | None]  # start and end; no end: it was killed or still runs
@@ -321,21 +327,23 @@ SLURM_CLASSES = {
     "CANCELLED": "user",
     "REVOKED": "user",
 }
-# 137: another process killed it, and the job itself did nothing wrong
-_EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", USER_EXIT: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
-_OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
-_COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 
 
 class End(NamedTuple):
-    """How a submission ended. `kind`: the class of its failure, None for success; `state`, `exit_code`: from Slurm and
-    the job's command, "" and None if unknown."""
+    """How a submission ended. `failure_class`: None for success; `exit_code`: of the job's command, None if unknown;
+    `nodes`: in Slurm's notation; `asked`: the signal that asked the job to stop; `state`: in Slurm, "" if unknown."""
 
-    kind: str | None
+    failure_class: str | None
     message: str = ""
-    state: str = ""
     exit_code: int | None = None
     nodes: str = ""
+    asked: str | None = None
+    state: str = ""
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether Slurm decides: after SIGTERM it may requeue the job, or the user has cancelled it."""
+        return self.asked == "SIGTERM" and self.failure_class in ("preempted", "timeout")
 
 
 def add_attempt(path: Path, event: Literal["start", "end"], **facts: Any) -> dict[str, Any]:
@@ -384,29 +392,3 @@ def unfruitful(attempts: list[Attempt], progress: Any) -> int:
             break
         count, after = count + 1, start["progress"]
     return count
-
-
-def exit_code_of_command(output: str) -> int | None:
-    """The exit code of the rule's command, from the last error that the Snakemake in the job printed."""
-    found = _COMMAND_EXIT.findall(output)
-    if not found:
-        return None
-    code, signal = found[-1]
-    return int(code) if code else 128 + int(signal)
-
-
-def class_of_exit(exit_code: int, stated: object) -> str:
-    """The class of a job whose command ended by itself; `stated`: what the job says in its status file."""
-    return stated if isinstance(stated, str) and stated in CLASSES else _EXIT_CLASSES.get(exit_code, "bug")
-
-
-def class_of_state(state: str, stderr: str) -> str:
-    """The class of a job that left no outcome, from its state in Slurm and submitit's stderr."""
-    if state not in ("CANCELLED", "PREEMPTED") and _OUT_OF_MEMORY.search(stderr):
-        return "oom"
-    return SLURM_CLASSES.get(state, "lost")
-
-
-def is_provisional(outcome: Mapping[str, Any]) -> bool:
-    """Whether Slurm decides: after SIGTERM it may requeue the job, or the user has cancelled it."""
-    return outcome.get("asked") == "SIGTERM" and outcome.get("failure_class") in ("preempted", "timeout")

@@ -26,14 +26,7 @@ from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
-from snakemake_executor_plugin_submitit.store import (
-    MORE_MEMORY,
-    JobFiles,
-    Record,
-    is_provisional,
-    read_attempts,
-    read_json,
-)
+from snakemake_executor_plugin_submitit.store import MORE_MEMORY, JobFiles, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 # In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
@@ -128,14 +121,14 @@ class Dispatcher:
                 return None
             found = replace(found, job_id=job_id, state=store.SUBMITTED)
             store.save(job.files, found)
-        outcome = read_json(job.files.outcome(found.number))
-        if outcome.get("failure_class", "") is None:
+        end = job.files.end(found.number)
+        if end is not None and end.failure_class is None:
             if found.key != job.record.key or job.is_forced or not has_all_outputs(job.job):
                 return None
             self.log.info(f"{found.rule}: job {found.job_id} has finished; its outputs are taken over")
             return found
-        if outcome and not is_provisional(outcome):
-            self.log.info(f"{found.rule}: job {found.job_id} has failed ({outcome['failure_class']}); submitted again")
+        if end is not None and not end.is_provisional:
+            self.log.info(f"{found.rule}: job {found.job_id} has failed ({end.failure_class}); submitted again")
             return None
         if not self._is_alive(job.files, found, known):
             if found.cluster == "local":
