@@ -116,7 +116,7 @@ def test_a_job_that_failed_before_its_journal_is_told_by_its_log(plan: Plan) -> 
 
 def test_a_failure_of_former_settings_is_none_of_these(tiny: ExperimentFile) -> None:
     before, submitted = tiny.plan(), "train/implicit-s1/free"
-    files = submit(before, submitted, state="reported", submitted_unix_s=START_S)
+    files = submit(before, submitted, is_open=False, submitted_unix_s=START_S)
     write_json(files.outcome(1), {"exit_code": 2, "failure_class": "user", "message": "no"})
     os.utime(log(before, FREE, "ERROR implicit_llm_jobs.stage: no such input"), (START_S, START_S))
     write_journal(before, UNROLLED, STARTED, event("stage_failed", error="ValueError: no"))
@@ -254,7 +254,7 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     outputs = [str(home / "results" / "tiny" / key / "manifest.json")]
     files = store.job_files(home / store.DEFAULT_FOLDER, rule, outputs)
     values = {"key": "k", "name": "n", "number": 1, "cluster": "slurm", "folder": str(files.submission(1))}
-    store.save(files, store.Record(**{**values, "state": "submitted", "job_id": "12", **changes}))
+    store.save(files, store.Record(**{**values, "job_id": "12", **changes}))
     return files
 
 
@@ -286,7 +286,7 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
     (slurm / "answer").write_text("12|RUNNING||n1|None\n13|PENDING|||Priority\n")
     submit(plan, FREE)
     submit(plan, UNROLLED, job_id="13")
-    submit(plan, "train/implicit-s1/free", job_id="14", state="reported")
+    submit(plan, "train/implicit-s1/free", job_id="14", is_open=False)
     found = submitted_jobs(plan, plan.nodes.values())
     assert {key: job.state for key, job in found.items()} == {
         FREE: "running",
@@ -331,7 +331,7 @@ def test_the_end_of_the_last_submission_is_told_as_the_executor_records_it(
     failure_class: str | None,
     why: str,
 ) -> None:
-    files = submit(plan, FREE, **({} if answer else {"state": "reported"}))
+    files = submit(plan, FREE, is_open=bool(answer))
     if outcome is not None:
         write_json(files.outcome(1), outcome)
     write_journal(plan, FREE, *journal)

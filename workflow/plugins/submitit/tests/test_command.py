@@ -22,7 +22,7 @@ from toy_project import write_program
 def make_job(root: Path, rule: str = "train", wildcards: str = "", kind: str | None = None, **about: Any) -> JobFiles:
     """The files of a job that has ended, and been reported, as its class of failure says."""
     files = store.job_files(root, rule, [rule, wildcards])
-    made = store.Record("k", f"{rule}-{wildcards}", 1, "slurm", str(files.submission(1)), store.REPORTED, job_id="7")
+    made = store.Record("k", f"{rule}-{wildcards}", 1, "slurm", str(files.submission(1)), is_open=False, job_id="7")
     store.save(files, replace(made, rule=rule, wildcards=wildcards, **about))
     files.submission(1).mkdir(exist_ok=True)
     files.output_log.write_text(f"output of {wildcards}\n")
@@ -58,7 +58,7 @@ def test_the_command_prints_the_logs_and_refuses_what_is_not_there(tmp_path: Pat
 
 def test_of_a_successful_job_the_logs_go_and_the_figures_stay(tmp_path: Path) -> None:
     done, failed = make_job(tmp_path, "a"), make_job(tmp_path, "b", kind="bug")
-    running = make_job(tmp_path, "c", state=store.SUBMITTED)
+    running = make_job(tmp_path, "c", is_open=True)
     store.clean(tmp_path, is_success_deleted=True, days=0)
     assert [files.output_log.exists() for files in (done, failed, running)] == [False, True, True]
     assert not done.submission(1).exists()
@@ -68,7 +68,7 @@ def test_of_a_successful_job_the_logs_go_and_the_figures_stay(tmp_path: Path) ->
 
 def test_what_is_old_goes_as_a_whole_unless_it_may_still_run(tmp_path: Path) -> None:
     old = make_job(tmp_path, "a", kind="bug", submitted_unix_s=0.0)
-    running = make_job(tmp_path, "b", submitted_unix_s=0.0, state=store.SUBMITTED)
+    running = make_job(tmp_path, "b", submitted_unix_s=0.0, is_open=True)
     young = make_job(tmp_path, "c")
     for path in (path for files in (old, running) for path in (files.output_log, files.attempts)):
         os.utime(path, (time.time() - 86400 * 40,) * 2)

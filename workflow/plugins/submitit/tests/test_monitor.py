@@ -49,7 +49,7 @@ class Slurm:
 @pytest.fixture
 def job(tmp_path: Path) -> Tracked:
     files = JobFiles(tmp_path / "job")
-    record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), "submitted", "7")
+    record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), job_id="7")
     (tmp_path / "job" / "1").mkdir(parents=True)
     add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
     prepared: Any = SimpleNamespace(files=files)

@@ -111,12 +111,12 @@ def test_what_was_submitted_is_taken_over_by_the_next_driver_also_with_other_res
 def test_the_record_is_there_before_sbatch_is_called(slurm: Slurm) -> None:
     slurm.sbatch(f"cp {slurm.root}/folder/jobs/*/record.json {slurm.root}/before.json; echo 100")
     slurm.start()
-    assert '"state": "submitting"' in (slurm.root / "before.json").read_text()
+    assert '"job_id": ""' in (slurm.root / "before.json").read_text()
 
 
 def test_a_job_whose_driver_died_within_sbatch_is_found_by_its_name(slurm: Slurm) -> None:
     first = slurm.start()
-    store.save(first.files, replace(first.record, state=store.SUBMITTING, job_id=""))
+    store.save(first.files, replace(first.record, job_id=""))
     assert slurm.start().record.job_id == "100"
     assert slurm.submissions == 1
 
@@ -163,12 +163,11 @@ def test_a_job_that_failed_was_killed_or_reported_is_submitted_again(slurm: Slur
     finish(slurm.start(), 1, "bug")
     second = slurm.start()
     assert second.record.number == 2
-    for number, state in enumerate((store.REPORTED, store.CANCELLED), start=3):
-        store.save(second.files, replace(second.record, state=state, number=number - 1))
-        assert slurm.start().record.number == number
+    store.save(second.files, replace(second.record, is_open=False))
+    assert slurm.start().record.number == 3
     slurm.state("CANCELLED")
-    assert slurm.start().record.number == 5
-    assert slurm.submissions == 5
+    assert slurm.start().record.number == 4
+    assert slurm.submissions == 4
 
 
 def test_while_slurm_does_not_answer_a_job_counts_as_alive(slurm: Slurm) -> None:

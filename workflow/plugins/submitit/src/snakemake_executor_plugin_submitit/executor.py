@@ -113,7 +113,7 @@ class Executor(RemoteExecutor):
             return
         self._settle_reported()
         for job in jobs:
-            self._close(job, store.CANCELLED)
+            self._close(job)
         try:
             if ids := sorted({job.record.job_id for job in jobs if job.is_on_slurm}):
                 slurm.ask_slurm(["scancel", *ids])
@@ -222,13 +222,13 @@ class Executor(RemoteExecutor):
         ended, the next driver must find the finished jobs."""
         reported, self._reported = self._reported, []
         for job in reported:
-            self._close(job, store.REPORTED)
+            self._close(job)
 
-    def _close(self, job: Tracked, state: str) -> None:
+    def _close(self, job: Tracked) -> None:
         with job.files.lock():
             current = store.load(job.files)
             if current is not None and current.number == job.record.number:  # not a later submission
-                store.save(job.files, replace(job.record, state=state))
+                store.save(job.files, replace(job.record, is_open=False))
 
 
 def whereabouts(job: Tracked) -> str:

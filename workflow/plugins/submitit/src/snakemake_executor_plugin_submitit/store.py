@@ -24,12 +24,6 @@ STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"  # in the environment of a job: the path
 KEY_DIGITS = 16
 DAY_S = 86400
 
-# What became of the last submission, as far as a driver knows.
-SUBMITTING = "submitting"  # sbatch may have been called or not
-SUBMITTED = "submitted"
-REPORTED = "reported"  # Snakemake knows how it ended
-CANCELLED = "cancelled"
-
 
 class JobFiles:
     """The files of one job, in `<folder>/jobs/<rule>-<hash of the outputs>`."""
@@ -110,8 +104,9 @@ class Record:
     """The last submission of a job.
 
     `key`: hash of the job's content, equal for jobs that make the same outputs with the same parameters, whichever
-    driver submits them; `wildcards`: their values, as part of names; `name`: in Slurm, unique; `job_id`: in Slurm, or
-    the pid of submitit's local controller; `folder`: submitit's; `task`: index within a job array; `started`: start of
+    driver submits them; `wildcards`: their values, as part of names; `name`: in Slurm, unique; `is_open`: Snakemake
+    does not know yet how the job ended; `job_id`: in Slurm, or the pid of submitit's local controller, "" until it is
+    known whether sbatch accepted the job; `folder`: submitit's; `task`: index within a job array; `started`: start of
     the controller, in clock ticks since boot; `excluded`: nodes to avoid; `memory`: factor; `retries`: by failure
     class.
     """
@@ -121,7 +116,7 @@ class Record:
     number: int
     cluster: str
     folder: str
-    state: str = SUBMITTING
+    is_open: bool = True
     job_id: str = ""
     task: int | None = None
     host: str = field(default_factory=socket.gethostname)
@@ -135,11 +130,6 @@ class Record:
     wildcards: str = ""
     requested: dict[str, Any] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether Snakemake does not know yet how the submission ended."""
-        return self.state in (SUBMITTING, SUBMITTED)
 
 
 def save(files: JobFiles, record: Record) -> None:

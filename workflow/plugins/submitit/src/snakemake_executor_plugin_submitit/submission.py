@@ -119,7 +119,7 @@ class Dispatcher:
             job_id = self._find(job.files, found)
             if not job_id:
                 return None
-            found = replace(found, job_id=job_id, state=store.SUBMITTED)
+            found = replace(found, job_id=job_id)
             store.save(job.files, found)
         end = job.files.end(found.number)
         if end is not None and end.failure_class is None:
@@ -187,7 +187,7 @@ class Dispatcher:
         tracked = []
         for job, found in zip(jobs, records, strict=True):
             job_id = main_id if found.task is None else f"{main_id}_{found.task}"
-            found = replace(found, job_id=job_id, started=started, state=store.SUBMITTED)
+            found = replace(found, job_id=job_id, started=started)
             store.save(job.files, found)
             tracked.append(self._tracked(job, found, process))
         return tracked
