@@ -218,7 +218,7 @@ def test_snakemake_and_srun_are_not_told(command: str, is_manager: bool) -> None
 
 def test_a_process_without_a_handler_is_left_alone() -> None:
     with Sentinel() as sentinel, subprocess.Popen(["sleep", "100"]) as process:
-        assert Relay(process.pid, "nowhere", sentinel).send(signal.SIGUSR2) == []
+        assert Relay(process.pid, Path("nowhere"), sentinel).send(signal.SIGUSR2) == []
         assert process.poll() is None
         process.kill()
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,6 @@ from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
     SLURM_CLASSES,
-    STATUS_VARIABLE,
     UNFRUITFUL_LIMIT,
     End,
     JobFiles,
@@ -121,7 +121,7 @@ class Monitor:
     def _by_process(self, job: Tracked) -> End | None:
         if job.process is not None:
             job.process.poll()  # removes it from the process table
-        if processes.is_alive(int(job.record.job_id), job.record.started) or job.files.is_running_here():
+        if processes.is_local_job_alive(job.files, job.record):
             return None
         return self._after_settling(job, "", settle_s=1)
 
@@ -197,11 +197,6 @@ def stop_all(jobs: Sequence[Tracked]) -> None:
 
 
 def processes_of(jobs: Sequence[Tracked]) -> list[psutil.Process]:
-    """The processes below submitit's controllers, and the jobs' orphans."""
-    found: set[psutil.Process] = set()
-    for job in jobs:
-        controller = int(job.record.job_id)
-        if processes.is_alive(controller, job.record.started):
-            found.update(processes.descendants(controller))
-        found.update(processes.with_environment(**{STATUS_VARIABLE: str(job.files.status)}))
-    return [process for process in found if processes.start_ticks(process.pid) is not None]
+    """The processes of local jobs, with submitit's controllers."""
+    found = (processes.of_job(processes.controller(job.record), job.files.status) for job in jobs)
+    return [process for process in {*chain(*found)} if processes.start_ticks(process.pid) is not None]

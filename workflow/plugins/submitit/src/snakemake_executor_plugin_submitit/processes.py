@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE
+from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # write a checkpoint and stop
 END_SIGNALS = (signal.SIGINT,)  # submitit's local controller kills a second later
@@ -37,9 +37,15 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def is_alive(pid: int, started: int | None) -> bool:
-    """Whether this process runs, and not another one with a reused pid."""
-    return started is not None and start_ticks(pid) == started
+def controller(record: Record) -> int | None:
+    """The pid of submitit's controller of a local job; None if it has ended, also if another process has its pid."""
+    pid = int(record.job_id)
+    return pid if record.started is not None and start_ticks(pid) == record.started else None
+
+
+def is_local_job_alive(files: JobFiles, record: Record) -> bool:
+    """Whether a job of this machine runs, also if its controller was killed."""
+    return controller(record) is not None or files.is_running_here()
 
 
 def descendants(root: int) -> list[psutil.Process]:
@@ -68,6 +74,13 @@ def with_environment(**wanted: str | None) -> list[psutil.Process]:
             if given and all(given.get(name) == value for name, value in wanted.items()):
                 found.append(process)
     return found
+
+
+def of_job(root: int | None, status: Path, **environment: str | None) -> list[psutil.Process]:
+    """`root`, the processes below it, and those that have the job's status file in their environment, such as orphans;
+    `environment`: what else these were started with."""
+    below = [] if root is None else descendants(root)
+    return list(dict.fromkeys(below + with_environment(**{STATUS_VARIABLE: str(status)}, **environment)))
 
 
 def kill(found: Iterable[psutil.Process], number: signal.Signals = signal.SIGKILL) -> None:
@@ -131,10 +144,10 @@ class Sentinel:
 class Relay:
     """Passes a signal on to the processes of a job, once to each that catches it, however late it begins to do so.
 
-    `root`: the first process; `status`: the job's status file, which all its processes have in their environment.
+    `root`: the first process; `status`: the job's status file.
     """
 
-    def __init__(self, root: int, status: str, sentinel: Sentinel) -> None:
+    def __init__(self, root: int, status: Path, sentinel: Sentinel) -> None:
         self.root = root
         self.status = status
         self.sentinel = sentinel
@@ -143,8 +156,7 @@ class Relay:
 
     def members(self) -> list[psutil.Process]:
         """The job's processes, also orphans, without the tasks of further steps, which Slurm signals itself."""
-        step = {STATUS_VARIABLE: self.status, "SLURM_STEP_ID": os.environ.get("SLURM_STEP_ID")}
-        return list(dict.fromkeys(descendants(self.root) + with_environment(**step)))
+        return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> list[int]:
         """Returns: the processes that were signalled now. A process gets one signal in all, whichever comes first."""

@@ -78,7 +78,7 @@ def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[
     return Submitted(
         job_id=known.job_id,
         cluster=known.cluster,
-        state=_state(known, end is not None, current, is_answered=states is not None),
+        state=_state(files, known, end is not None, current, is_answered=states is not None),
         slurm_state=current.state,
         reason=current.reason,
         nodes=current.nodes or (end.nodes if end else ""),
@@ -89,7 +89,7 @@ def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[
     )
 
 
-def _state(known: Record, has_ended: bool, current: SlurmState, *, is_answered: bool) -> State | None:
+def _state(files: JobFiles, known: Record, has_ended: bool, current: SlurmState, *, is_answered: bool) -> State | None:
     if current.state:
         return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"
     if not known.is_open or has_ended:
@@ -97,5 +97,5 @@ def _state(known: Record, has_ended: bool, current: SlurmState, *, is_answered: 
     is_visible = is_answered if known.cluster == "slurm" else known.host == os.uname().nodename
     if not known.job_id or not is_visible:
         return None
-    is_alive = known.cluster != "slurm" and processes.is_alive(int(known.job_id), known.started)
+    is_alive = known.cluster != "slurm" and processes.is_local_job_alive(files, known)
     return "running" if is_alive else "ended"

@@ -169,8 +169,8 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             unix_s=round(time.time(), 1),
             waited_s=_waited_s(step, earlier),
         )
-        used = usage.Usage(process.pid, str(files.status), step.gpus)
-        relay = Relay(process.pid, str(files.status), sentinel)
+        used = usage.Usage(process.pid, files.status, step.gpus)
+        relay = Relay(process.pid, files.status, sentinel)
         code = wait(process, signals, relay, step.signal_delay_s, used.sample)
         seconds = time.monotonic() - begin
         if code != 0:

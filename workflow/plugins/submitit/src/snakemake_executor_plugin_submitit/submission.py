@@ -158,7 +158,7 @@ class Dispatcher:
         if found.host != os.uname().nodename:
             message = f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait"
             raise NotSubmitted(message)
-        return processes.is_alive(int(found.job_id), found.started) or files.is_running_here()
+        return processes.is_local_job_alive(files, found)
 
     def _new_record(self, job: Prepared, number: int) -> Record:
         name = store.slurm_name(self.settings.jobname_prefix, job.record.rule, job.record.wildcards)

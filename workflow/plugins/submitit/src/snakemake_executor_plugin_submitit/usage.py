@@ -19,7 +19,6 @@ import psutil
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.store import (
     PREEMPTED_EXIT,
-    STATUS_VARIABLE,
     Attempt,
     JobFiles,
     Record,
@@ -36,10 +35,9 @@ SAMPLED = ("minutes", "mem_mb", "cpus", "gpu_percent", "gpu_mem_mb")
 
 
 class Usage:
-    """What a job uses. `root`: its first process; `status`: its status file, which all its processes have in their
-    environment; `gpus`: how many it requested."""
+    """What a job uses. `root`: its first process; `status`: its status file; `gpus`: how many it requested."""
 
-    def __init__(self, root: int, status: str, gpus: int) -> None:
+    def __init__(self, root: int, status: Path, gpus: int) -> None:
         self.root, self.status, self.gpus = root, status, gpus
         self._children_cpu_s = children_cpu_s()
         self._pause_s, self._next, self._next_of_gpus = SHORTEST_PAUSE_S, 0.0, 0.0
@@ -55,14 +53,14 @@ class Usage:
             return
         self._pause_s = min(LONGEST_PAUSE_S, 1.2 * self._pause_s)
         self._next = now + self._pause_s
-        below, mem_mb = processes.descendants(self.root), 0.0
-        for process in {*below, *processes.with_environment(**{STATUS_VARIABLE: self.status})}:
+        members, mem_mb = processes.of_job(self.root, self.status), 0.0
+        for process in members:
             with suppress(psutil.Error), process.oneshot():
                 mem_mb += process.memory_info().rss / 2**20
                 self._cpu_s[process] = sum(process.cpu_times()[:2])
         self._mem_mb = max(self._mem_mb, mem_mb)
         if self._start_s is None:
-            self._start_s = rule_start_s(below)
+            self._start_s = rule_start_s(members)
         if self.gpus and now >= self._next_of_gpus:
             self._next_of_gpus = now + LONGEST_PAUSE_S
             self._of_gpus += nvidia_gpus() or amd_gpus()
@@ -83,13 +81,13 @@ class Usage:
         return found
 
 
-def rule_start_s(below: Sequence[psutil.Process]) -> float | None:
+def rule_start_s(members: Sequence[psutil.Process]) -> float | None:
     """Seconds from the start of the job, the first of its processes, to the first process below its Snakemake; None:
     there is none yet."""
-    for process in filter(processes.is_manager, below):
+    for process in filter(processes.is_manager, members):
         with suppress(psutil.Error):
             for child in process.children()[:1]:
-                return round(child.create_time() - below[0].create_time(), 1)
+                return round(child.create_time() - members[0].create_time(), 1)
     return None
 
 
