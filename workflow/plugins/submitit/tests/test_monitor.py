@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Tracked:
     (tmp_path / "job" / "1").mkdir(parents=True)
     add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
     prepared: Any = SimpleNamespace(files=files)
-    return Tracked(SimpleNamespace(), prepared, record)  # type: ignore[arg-type]
+    return Tracked(SimpleNamespace(), prepared=prepared, record=record)  # type: ignore[arg-type]
 
 
 def failed(job: Tracked, state: str) -> End:

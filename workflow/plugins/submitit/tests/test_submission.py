@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_submitit import store
+from snakemake_executor_plugin_submitit import store, submission
 from snakemake_executor_plugin_submitit.executor import batches
 from snakemake_executor_plugin_submitit.monitor import Tracked
 from snakemake_executor_plugin_submitit.request import Prepared, prepare
@@ -227,7 +227,13 @@ def test_local_jobs_get_gpus_of_their_own(slurm: Slurm, monkeypatch: pytest.Monk
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5")
     assert visible_gpus() == [2, 3, 5]
     one = slurm.driver(cluster="local")
-    assert [one._take_gpus(count) for count in (2, 1, 1)] == [[2, 3], [5], [2]]  # the last one is shared
+    monkeypatch.setattr(submission, "start_locally", lambda *given: SimpleNamespace(pid=os.getpid()))
+    jobs = [
+        dispatch(one, job(output=[f"{index}"], resources={"gpus": count}))[0][0]
+        for index, count in enumerate((2, 1, 1))
+    ]
+    assert [tracked.record.gpus for tracked in jobs] == [[2, 3], [5], [2]]  # the last one is shared
+    assert one.submit_again(jobs[1], "lost", []).record.gpus == [5]
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,10 +59,9 @@ class Executor(RemoteExecutor):
         self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)
-        interval = self.settings.poll_interval_s
-        self.dispatcher = Dispatcher(self.settings, self.folder, SlurmQueue(interval, self.logger), self.logger)
-        self.monitor = Monitor(SlurmQueue(interval, self.logger), self.settings.lost_after_s)
-        self._tracked: dict[int, Tracked] = {}  # by id(job); `active_jobs` is empty while Snakemake checks them
+        queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
+        self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
+        self.monitor = Monitor(queue, self.settings.lost_after_s)
         self._reported: list[Tracked] = []
         self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
         self._begin_unix_s, self._has_moved = time.time(), False
@@ -85,10 +83,9 @@ class Executor(RemoteExecutor):
         for batch in batches(prepared, self.settings.array_size):
             tracked, failed = self.dispatcher.dispatch(batch, known)
             for found in tracked:
-                self._tracked[id(found.info.job)] = found
                 self._has_moved = True
-                self.report_job_submission(found.info)
-                self.logger.info(f"Job {found.info.job.jobid} is {whereabouts(found)}.")
+                self.report_job_submission(found)
+                self.logger.info(f"Job {found.job.jobid} is {whereabouts(found)}.")
             for given, why in failed:
                 self.report_job_error(SubmittedJobInfo(job=given.job), msg=f"not submitted: {why}. ")
 
@@ -104,10 +101,11 @@ class Executor(RemoteExecutor):
         return ""
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        jobs = list(self._tracked.values())
+        # `active_jobs` is empty while Snakemake checks them; a job without an id is about to be submitted
+        jobs = [job for job in list(self.dispatcher.jobs.values()) if job.record.job_id]
         if not jobs:
             return
-        self._failed.update((id(job.info.job), f"{job.record.rule} stopped by the user") for job in jobs)
+        self._failed.update((id(job.job), f"{job.record.rule} stopped by the user") for job in jobs)
         if self.settings.on_interrupt == "detach":
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
@@ -115,11 +113,11 @@ class Executor(RemoteExecutor):
         for job in jobs:
             self._close(job)
         try:
-            if ids := sorted({job.record.job_id for job in jobs if job.is_on_slurm}):
+            if ids := sorted({job.record.job_id for job in jobs if job.record.is_on_slurm}):
                 slurm.ask_slurm(["scancel", *ids])
         except NoAnswer as error:
             self.logger.warning(f"Jobs may still run: {error}")
-        stop_all([job for job in jobs if not job.is_on_slurm])
+        stop_all([job for job in jobs if not job.record.is_on_slurm])
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -137,51 +135,47 @@ class Executor(RemoteExecutor):
 
     # Called by Snakemake's waiting thread.
 
-    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+    async def check_active_jobs(self, active_jobs: list[Tracked]) -> AsyncGenerator[Tracked, None]:
         if not active_jobs:  # also before __post_init__ is done
             return
         self._settle_reported()
-        jobs = [self._tracked[id(info.job)] for info in active_jobs if id(info.job) in self._tracked]
-        self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(jobs) / LOOKS_PER_S)
-        ends: list[End | None] = [None] * len(jobs)
+        self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
+        ends: list[End | None] = [None] * len(active_jobs)
         try:
-            ends = self.monitor.look(jobs)
+            ends = self.monitor.look(active_jobs)
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
         has_moved, self._has_moved = self._has_moved or any(ends), False
-        self.notifier.look([job.files for job in jobs], has_moved)
-        for job, end in zip(jobs, ends, strict=True):
+        self.notifier.look([job.files for job in active_jobs], has_moved)
+        for job, end in zip(active_jobs, ends, strict=True):
             if end is None:
-                yield job.info
+                yield job
             elif end.failure_class is None:
                 self._finish(job)
                 self._done += 1
-                self._failed.pop(id(job.info.job), None)
-                self.report_job_success(job.info)
-            elif self._is_submitted_again(job, end.failure_class, end):
-                yield job.info
+                self._failed.pop(id(job.job), None)
+                self.report_job_success(job)
+            elif another := self._submitted_again(job, end.failure_class, end):
+                yield another
             else:
                 self._finish(job)
-                self._failed[id(job.info.job)] = f"{job.record.rule} {job.record.wildcards} ({end.failure_class})"
+                self._failed[id(job.job)] = f"{job.record.rule} {job.record.wildcards} ({end.failure_class})"
                 self._settle_reported()
-                self.report_job_error(job.info, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
+                self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
-    def _is_submitted_again(self, job: Tracked, kind: str, why: End) -> bool:
-        """Submit the job again if its failure class allows it."""
-        if not job.is_on_slurm:
+    def _submitted_again(self, job: Tracked, kind: str, why: End) -> Tracked | None:
+        """The job's next submission, if its failure class allows one."""
+        if not job.record.is_on_slurm:
             stop_all([job])  # it may have left processes behind
         try:
             if not is_worth_another(job, kind, self.settings.requeue_limit):
-                return False
+                return None
             another = self.dispatcher.submit_again(job, kind, [why.nodes] if why.nodes and kind in ELSEWHERE else [])
         except Exception as error:
-            self.logger.warning(f"Job {job.info.job.jobid} could not be submitted again: {error}")
-            return False
-        another.info = job.info
-        another.info.external_jobid = another.record.job_id
-        self._tracked[id(job.info.job)] = another
+            self.logger.warning(f"Job {job.job.jobid} could not be submitted again: {error}")
+            return None
         self.logger.warning(f"{message(job, why)}\nSubmitted again: {whereabouts(another)}.")
-        return True
+        return another
 
     def _check_rules(self) -> None:
         """Check resources, partition, account and qos of each rule before anything is submitted.
@@ -213,8 +207,7 @@ class Executor(RemoteExecutor):
                 raise WorkflowError(f"rule {rule}: {error}") from error
 
     def _finish(self, job: Tracked) -> None:
-        self._tracked.pop(id(job.info.job), None)
-        self.dispatcher.gpus_in_use.difference_update(job.record.gpus)
+        del self.dispatcher.jobs[id(job.job)]
         self._reported.append(job)
 
     def _settle_reported(self) -> None:
@@ -228,11 +221,11 @@ class Executor(RemoteExecutor):
         with job.files.lock():
             current = store.load(job.files)
             if current is not None and current.number == job.record.number:  # not a later submission
-                store.save(job.files, replace(job.record, is_open=False))
+                job.save(is_open=False)
 
 
 def whereabouts(job: Tracked) -> str:
-    return f"{'Slurm job' if job.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
+    return f"{'Slurm job' if job.record.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
 
 
 def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared]]:

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import psutil
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.request import Prepared
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState
 from snakemake_executor_plugin_submitit.store import (
@@ -39,12 +40,11 @@ OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", 
 
 
 @dataclass(eq=False)
-class Tracked:
+class Tracked(SubmittedJobInfo):
     """A job that Snakemake waits for. `silent_since`: Slurm does not know it; `ended_since`: ended without outcome."""
 
-    info: SubmittedJobInfo
-    prepared: Prepared
-    record: Record
+    prepared: Prepared = field(kw_only=True)
+    record: Record = field(kw_only=True)
     process: subprocess.Popen[bytes] | None = None
     silent_since: float | None = None
     ended_since: float | None = None
@@ -54,9 +54,11 @@ class Tracked:
     def files(self) -> JobFiles:
         return self.prepared.files
 
-    @property
-    def is_on_slurm(self) -> bool:
-        return self.record.cluster == "slurm"
+    def save(self, **changes: Any) -> None:
+        """Change the record, also that on disk."""
+        self.record = replace(self.record, **changes)
+        self.external_jobid = self.record.job_id
+        store.save(self.files, self.record)
 
     @property
     def end(self) -> End | None:
@@ -87,11 +89,11 @@ class Monitor:
         """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
         ends = [end if end is not None and not end.is_provisional else None for end in (job.end for job in jobs)]
         rest = [job for job, end in zip(jobs, ends, strict=True) if end is None]
-        on_slurm = [job for job in rest if job.is_on_slurm]
+        on_slurm = [job for job in rest if job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
             self._ask(on_slurm)
         return [
-            end or (self._by_slurm(job) if job.is_on_slurm else self._by_process(job))
+            end or (self._by_slurm(job) if job.record.is_on_slurm else self._by_process(job))
             for job, end in zip(jobs, ends, strict=True)
         ]
 
@@ -175,7 +177,7 @@ def message(job: Tracked, why: End) -> str:
     assert why.failure_class is not None
     state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
     facts = [f"class {why.failure_class}"]
-    facts += [f"Slurm state {state}"] if job.is_on_slurm else []
+    facts += [f"Slurm state {state}"] if job.record.is_on_slurm else []
     facts += [f"exit code {why.exit_code}"] if why.exit_code is not None else []
     facts += [f"on {why.nodes}"] if why.nodes else []
     lines = [

@@ -131,6 +131,10 @@ class Record:
     requested: dict[str, Any] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
 
+    @property
+    def is_on_slurm(self) -> bool:
+        return self.cluster == "slurm"
+
 
 def save(files: JobFiles, record: Record) -> None:
     write_json(files.record, asdict(record))

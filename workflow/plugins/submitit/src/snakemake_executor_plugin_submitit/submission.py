@@ -18,15 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
-
 from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
 from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
-from snakemake_executor_plugin_submitit.store import MORE_MEMORY, JobFiles, Record, read_attempts
+from snakemake_executor_plugin_submitit.store import MORE_MEMORY, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 # In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
@@ -54,13 +52,13 @@ class Dispatcher:
         self.settings = settings
         self.folder = folder
         self.queue = queue
-        self.gpus_in_use: set[int] = set()
+        self.jobs: dict[int, Tracked] = {}  # those that Snakemake waits for, by id(job)
 
     def known(self, jobs: Sequence[Prepared]) -> dict[str, SlurmState | None]:
         """The states of earlier submissions of these jobs, in one question to Slurm."""
         earlier = [store.load(job.files) for job in jobs]
-        ids = [found.job_id for found in earlier if found and found.job_id and found.is_open]
-        return self._states(ids) if ids and self.settings.cluster == "slurm" else {}
+        ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
+        return self._states(ids) if ids else {}
 
     def _states(self, ids: Sequence[str]) -> dict[str, SlurmState | None]:
         """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
@@ -77,135 +75,136 @@ class Dispatcher:
 
         No other driver can decide about the same jobs meanwhile.
         """
-        tracked, failed, rest, records = [], [], [], []
+        tracked: list[Tracked] = []
+        failed, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
                 locks.enter_context(job.files.lock())
                 earlier = store.load(job.files)
-                try:
-                    adopted = self._adopt(job, earlier, known) if earlier and earlier.is_open else None
-                except (NotSubmitted, NoAnswer) as error:
-                    failed.append((job, str(error)))
-                    continue
-                if adopted is None:
-                    job.files.reset()
-                    rest.append(job)
-                    records.append(self._new_record(job, earlier.number + 1 if earlier else 1))
-                else:
-                    tracked.append(self._tracked(job, adopted))
+                if earlier and earlier.is_open:
+                    found = Tracked(job.job, earlier.job_id, prepared=job, record=earlier)
+                    try:
+                        is_adopted = self._is_adopted(found, known)
+                    except (NotSubmitted, NoAnswer) as error:
+                        failed.append((job, str(error)))
+                        continue
+                    if is_adopted:
+                        tracked.append(found)
+                        self.jobs[id(job.job)] = found
+                        continue
+                job.files.reset()
+                rest.append(self._new(job, earlier.number + 1 if earlier else 1))
             if rest:
                 try:
-                    tracked += self._start(rest, records)
+                    self._start(rest)
+                    tracked += rest
                 except NotSubmitted as error:
-                    failed += [(job, str(error)) for job in rest]
+                    for job in rest:
+                        failed.append((job.prepared, str(error)))
+                        del self.jobs[id(job.job)]
         return tracked, failed
 
     def submit_again(self, job: Tracked, kind: str, nodes: Sequence[str]) -> Tracked:
         """Submit a failed job again; it continues from its checkpoint. Raises: NotSubmitted."""
         old = job.record
-        self.gpus_in_use.difference_update(old.gpus)
+        another = self._new(
+            job.prepared,
+            old.number + 1,
+            excluded=list(dict.fromkeys([*old.excluded, *nodes])),
+            memory=old.memory * (MORE_MEMORY if kind == "oom" else 1.0),
+            retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
+        )
         with job.files.lock():
-            new = replace(
-                self._new_record(job.prepared, old.number + 1),
-                excluded=list(dict.fromkeys([*old.excluded, *nodes])),
-                memory=old.memory * (MORE_MEMORY if kind == "oom" else 1.0),
-                retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
-            )
-            return self._start([job.prepared], [new])[0]
+            self._start([another])
+        return another
 
-    def _adopt(self, job: Prepared, found: Record, known: dict[str, SlurmState | None]) -> Record | None:
-        """The record of the job's earlier submission, if it runs or has finished. Raises: NotSubmitted, NoAnswer."""
-        if not found.job_id:  # its driver died during the submission
-            job_id = self._find(job.files, found)
+    def _is_adopted(self, job: Tracked, known: dict[str, SlurmState | None]) -> bool:
+        """Whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
+        if not job.record.job_id:  # its driver died during the submission
+            job_id = self._find(job)
             if not job_id:
-                return None
-            found = replace(found, job_id=job_id)
-            store.save(job.files, found)
-        end = job.files.end(found.number)
+                return False
+            job.save(job_id=job_id)
+        found, end, has_same_key = job.record, job.end, job.record.key == job.prepared.record.key
         if end is not None and end.failure_class is None:
-            if found.key != job.record.key or job.is_forced or not has_all_outputs(job.job):
-                return None
+            if not has_same_key or job.prepared.is_forced or not has_all_outputs(job.job):
+                return False
             self.log.info(f"{found.rule}: job {found.job_id} has finished; its outputs are taken over")
-            return found
+            return True
         if end is not None and not end.is_provisional:
             self.log.info(f"{found.rule}: job {found.job_id} has failed ({end.failure_class}); submitted again")
-            return None
-        if not self._is_alive(job.files, found, known):
-            if found.cluster == "local":
-                stop_all([self._tracked(job, found)])  # it may have left processes behind
-            return None
-        if found.key != job.record.key:
-            cancel = "scancel" if found.cluster == "slurm" else "kill"
+            return False
+        if not self._is_alive(job, known):
+            if not found.is_on_slurm:
+                stop_all([job])  # it may have left processes behind
+            return False
+        if not has_same_key:
+            cancel = "scancel" if found.is_on_slurm else "kill"
             raise NotSubmitted(
                 f"job {found.job_id} still makes these outputs with other parameters; "
                 f"wait for it or type `{cancel} {found.job_id}`, then start again"
             )
         self.log.info(f"{found.rule}: job {found.job_id} is pending or running; taken over")
-        return found
+        return True
 
-    def _find(self, files: JobFiles, found: Record) -> str | None:
+    def _find(self, job: Tracked) -> str | None:
         """The id of a submission whose record has none, None if there is no such job."""
-        if found.cluster != "slurm":
+        found, files = job.record, job.files
+        if not found.is_on_slurm:
             starts = [start["job_id"] for start, _ in read_attempts(files.attempts)]
             return starts[-1] if starts and files.is_running_here() else None
         job_id = find_by_name(found.name, found.submitted_unix_s)
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
-    def _is_alive(self, files: JobFiles, found: Record, known: dict[str, SlurmState | None]) -> bool:
-        if found.cluster == "slurm":
+    def _is_alive(self, job: Tracked, known: dict[str, SlurmState | None]) -> bool:
+        found = job.record
+        if found.is_on_slurm:
             state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
             return state is None or not state.is_ended
         if found.host != os.uname().nodename:
             message = f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait"
             raise NotSubmitted(message)
-        return processes.is_local_job_alive(files, found)
+        return processes.is_local_job_alive(job.files, found)
 
-    def _new_record(self, job: Prepared, number: int) -> Record:
+    def _new(self, job: Prepared, number: int, **changes: Any) -> Tracked:
+        """A submission that has not begun; `changes` of its record."""
         name = store.slurm_name(self.settings.jobname_prefix, job.record.rule, job.record.wildcards)
         folder = str(job.files.submission(number))
-        return replace(job.record, name=name, number=number, folder=folder, submitted_unix_s=time.time())
+        record = replace(job.record, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
+        return Tracked(job.job, prepared=job, record=record)
 
-    def _start(self, jobs: Sequence[Prepared], records: Sequence[Record]) -> list[Tracked]:
+    def _start(self, jobs: Sequence[Tracked]) -> None:
         """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
-        first, folder = jobs[0], Path(records[0].folder)
+        first = jobs[0]
         if len(jobs) > 1:
-            folder = self.folder / "arrays" / uuid.uuid4().hex
             name = store.slurm_name(self.settings.jobname_prefix, first.record.rule)
-            records = [replace(found, folder=str(folder), name=name, task=task) for task, found in enumerate(records)]
-        if self.settings.cluster == "local":
-            gpus = self._take_gpus(first.step.gpus)
-            records = [replace(found, gpus=gpus) for found in records]  # one: there are no arrays
-        for job, found in zip(jobs, records, strict=True):
-            store.save(job.files, found)
-        write_steps(folder, [replace(job.step, number=found.number) for job, found in zip(jobs, records, strict=True)])
-        process, started = None, None
-        if self.settings.cluster == "local":
-            process = start_locally(folder, first.step, gpus)
-            main_id, started = str(process.pid), processes.start_ticks(process.pid)
+            folder = str(self.folder / "arrays" / uuid.uuid4().hex)
+            for task, job in enumerate(jobs):
+                job.record = replace(job.record, name=name, folder=folder, task=task)
+        gpus = [] if first.record.is_on_slurm else self._free_gpus(first)
+        for job in jobs:
+            job.save(gpus=gpus)
+            self.jobs[id(job.job)] = job
+        write_steps(Path(first.record.folder), [replace(job.prepared.step, number=job.record.number) for job in jobs])
+        started = None
+        if first.record.is_on_slurm:
+            main_id = submit_to_slurm(jobs)
         else:
-            main_id = submit_to_slurm(folder, first, records)
-        tracked = []
-        for job, found in zip(jobs, records, strict=True):
-            job_id = main_id if found.task is None else f"{main_id}_{found.task}"
-            found = replace(found, job_id=job_id, started=started)
-            store.save(job.files, found)
-            tracked.append(self._tracked(job, found, process))
-        return tracked
+            first.process = start_locally(Path(first.record.folder), first.prepared.step, gpus)
+            main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
+        for job in jobs:
+            job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
 
-    def _take_gpus(self, count: int) -> list[int]:
+    def _free_gpus(self, job: Tracked) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
+        count = job.prepared.step.gpus
+        others = [other for other in list(self.jobs.values()) if other.job is not job.job]
         every = visible_gpus() or list(range(count))
-        free = [gpu for gpu in every if gpu not in self.gpus_in_use]
+        free = [gpu for gpu in every if not any(gpu in other.record.gpus for other in others)]
         if len(free) < count:
             self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
             free = every
-        self.gpus_in_use.update(free[:count])
         return free[:count]
-
-    def _tracked(self, job: Prepared, found: Record, process: subprocess.Popen[bytes] | None = None) -> Tracked:
-        info = SubmittedJobInfo(job=job.job, external_jobid=found.job_id)
-        self.gpus_in_use.update(found.gpus)
-        return Tracked(info=info, prepared=job, record=found, process=process)
 
 
 def visible_gpus() -> list[int]:
@@ -243,16 +242,16 @@ def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subproces
     )
 
 
-def submit_to_slurm(folder: Path, job: Prepared, records: Sequence[Record]) -> str:
-    """Submit the steps in `folder`, one or an array, with the options of the first. Returns: the id.
+def submit_to_slurm(jobs: Sequence[Tracked]) -> str:
+    """Submit one job or an array, with the options of the first, whose folder has all steps. Returns: the id.
 
     Raises: NotSubmitted.
     """
-    first = records[0]
-    request = {**with_changes(job.request, first.excluded, first.memory), "job-name": first.name}
-    if len(records) > 1:
-        request["comment"] = job.record.rule
-    write_script(folder, request, len(records))
+    first, folder = jobs[0].record, Path(jobs[0].record.folder)
+    request = {**with_changes(jobs[0].prepared.request, first.excluded, first.memory), "job-name": first.name}
+    if len(jobs) > 1:
+        request["comment"] = first.rule
+    write_script(folder, request, len(jobs))
     return submit_script(folder / SCRIPT, lambda: find_by_name(first.name, first.submitted_unix_s))
 
 
