@@ -17,7 +17,8 @@ import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_submitit.executor import Notifier
-from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, Tracked, is_worth_another, message
+from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, is_worth_another, message
+from snakemake_executor_plugin_submitit.request import Job
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, add_attempt, write_json
@@ -39,7 +40,7 @@ class Slurm:
             raise NoAnswer("sacct failed")
         return {} if self.state is None else {"7": SlurmState(self.state, "0:9", "node3")}
 
-    def end(self, job: Tracked, seconds: float = 0) -> End | None:
+    def end(self, job: Job, seconds: float = 0) -> End | None:
         """How the job has ended when it is looked at so many seconds later."""
         self.now += seconds
         monitor = Monitor(self, lost_after_s=600, clock=lambda: self.now)  # type: ignore[arg-type]
@@ -47,16 +48,16 @@ class Slurm:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Tracked:
+def job(tmp_path: Path) -> Job:
     files = JobFiles(tmp_path / "job")
     record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), job_id="7")
     (tmp_path / "job" / "1").mkdir(parents=True)
     add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
-    prepared: Any = SimpleNamespace(files=files)
-    return Tracked(SimpleNamespace(), prepared=prepared, record=record)  # type: ignore[arg-type]
+    step: Any = SimpleNamespace(files=files)
+    return Job(SimpleNamespace(), step=step, template=record, record=record)  # type: ignore[arg-type]
 
 
-def failed(job: Tracked, state: str) -> End:
+def failed(job: Job, state: str) -> End:
     """How a job has failed whose Slurm says only this."""
     slurm = Slurm(state)
     assert slurm.end(job) is None  # its last file may not be visible yet
@@ -78,12 +79,12 @@ def failed(job: Tracked, state: str) -> End:
         ("CANCELLED", "user"),
     ],
 )
-def test_a_job_that_ended_without_a_word_is_never_a_success(job: Tracked, state: str, kind: str) -> None:
+def test_a_job_that_ended_without_a_word_is_never_a_success(job: Job, state: str, kind: str) -> None:
     failure = failed(job, state)
     assert (failure.failure_class, failure.nodes) == (kind, "node3")
 
 
-def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Tracked) -> None:
+def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Job) -> None:
     job.stderr.write_text("slurmstepd: error: StepId=7.0 exceeded memory limit (2 > 1)\n")
     assert failed(job, "FAILED").failure_class == "oom"
 
@@ -93,7 +94,7 @@ def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Track
     [(0, None, None), (1, "user", "user"), (1, "moon", "bug")],  # moon: a class of another version
 )
 def test_what_the_job_wrote_counts_whatever_slurm_says(
-    job: Tracked, exit_code: int, said: str | None, kind: str | None
+    job: Job, exit_code: int, said: str | None, kind: str | None
 ) -> None:
     write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said})
     end = Slurm("").end(job)
@@ -101,19 +102,19 @@ def test_what_the_job_wrote_counts_whatever_slurm_says(
     assert (end.failure_class, end.exit_code) == (kind, exit_code)
 
 
-def test_while_slurm_does_not_answer_nothing_is_decided(job: Tracked) -> None:
+def test_while_slurm_does_not_answer_nothing_is_decided(job: Job) -> None:
     slurm = Slurm("")
     assert [slurm.end(job, 600) for _ in range(100)] == [None] * 100
 
 
-def test_an_end_is_not_believed_while_slurm_does_not_answer_any_more(job: Tracked) -> None:
+def test_an_end_is_not_believed_while_slurm_does_not_answer_any_more(job: Job) -> None:
     slurm = Slurm("PREEMPTED")
     for state in ("PREEMPTED", "", "PENDING"):
         slurm.state = state
         assert slurm.end(job, 1000) is None
 
 
-def test_a_job_that_slurm_does_not_know_is_lost_after_a_while_unless_it_is_seen_again(job: Tracked) -> None:
+def test_a_job_that_slurm_does_not_know_is_lost_after_a_while_unless_it_is_seen_again(job: Job) -> None:
     slurm = Slurm(None)
     assert slurm.end(job) is None
     slurm.state = "RUNNING"
@@ -134,7 +135,7 @@ def test_a_job_that_slurm_does_not_know_is_lost_after_a_while_unless_it_is_seen_
     ],
 )
 def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
-    job: Tracked, exit_code: int, said: str, state: str, kind: str
+    job: Job, exit_code: int, said: str, state: str, kind: str
 ) -> None:
     write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said, "asked": "SIGTERM"})
     assert Slurm("PENDING").end(job, 1000) is None  # requeued by Slurm
@@ -143,18 +144,18 @@ def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES.keys() - {"preempted"}))
-def test_each_class_has_one_retry_rule(job: Tracked, kind: str) -> None:
+def test_each_class_has_one_retry_rule(job: Job, kind: str) -> None:
     assert is_worth_another(job, kind, requeue_limit=50) is (kind in ("oom", "node_fail", "lost"))
     job.record = replace(job.record, retries={kind: 1})
     assert not is_worth_another(job, kind, requeue_limit=50)
 
 
-def test_a_preempted_job_is_started_again_up_to_the_limit(job: Tracked) -> None:
+def test_a_preempted_job_is_started_again_up_to_the_limit(job: Job) -> None:
     assert is_worth_another(job, "preempted", requeue_limit=1)
     assert not is_worth_another(job, "preempted", requeue_limit=0)
 
 
-def test_the_message_has_all_that_helps(job: Tracked) -> None:
+def test_the_message_has_all_that_helps(job: Job) -> None:
     job.files.output_log.write_text("first\nlast words\n")
     text = message(job, failed(job, "TIMEOUT"))
     assert "class timeout, Slurm state TIMEOUT, on node3: killed at its time limit (exit code 0:9)\n" in text

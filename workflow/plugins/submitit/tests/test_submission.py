@@ -12,8 +12,7 @@ import pytest
 
 from snakemake_executor_plugin_submitit import store, submission
 from snakemake_executor_plugin_submitit.executor import batches
-from snakemake_executor_plugin_submitit.monitor import Tracked
-from snakemake_executor_plugin_submitit.request import Prepared, prepare
+from snakemake_executor_plugin_submitit.request import Job, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import Cluster, NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import digest, private_folder, write_json
@@ -68,7 +67,7 @@ class Slurm:
     def driver(self, **settings: Any) -> Dispatcher:
         return Dispatcher(ExecutorSettings(**settings), private_folder(self.root / "folder"), SlurmQueue(1, LOG), LOG)
 
-    def start(self, *, is_forced: bool = False, **changes: Any) -> Tracked:
+    def start(self, *, is_forced: bool = False, **changes: Any) -> Job:
         """A job, by a driver of its own."""
         (tracked,), failed = dispatch(self.driver(), job(**changes), is_forced=is_forced)
         assert not failed
@@ -88,16 +87,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(tmp_path)
 
 
-def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Prepared]:
+def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Job]:
     return [prepare(job, "true", driver.folder, driver.settings, is_forced) for job in jobs]
 
 
-def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Tracked], list[Any]]:
+def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Job], list[Any]]:
     given = prepared(driver, *jobs, is_forced=is_forced)
     return driver.dispatch(given, driver.known(given))
 
 
-def finish(tracked: Tracked, exit_code: int, kind: str | None) -> None:
+def finish(tracked: Job, exit_code: int, kind: str | None) -> None:
     write_json(tracked.files.outcome(tracked.record.number), {"exit_code": exit_code, "failure_class": kind})
 
 

@@ -20,8 +20,8 @@ from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
 from snakemake_executor_plugin_submitit import slurm, store, usage
-from snakemake_executor_plugin_submitit.monitor import Monitor, Tracked, is_worth_another, message, stop_all
-from snakemake_executor_plugin_submitit.request import Prepared, members, not_understood, prepare, sbatch_request
+from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
+from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import PLACE, Cluster, NoAnswer, SlurmQueue, check_place, read_cluster
 from snakemake_executor_plugin_submitit.store import ELSEWHERE, End, JobFiles
@@ -62,7 +62,7 @@ class Executor(RemoteExecutor):
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
         self.monitor = Monitor(queue, self.settings.lost_after_s)
-        self._reported: list[Tracked] = []
+        self._reported: list[Job] = []
         self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
         self._begin_unix_s, self._has_moved = time.time(), False
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
@@ -81,13 +81,13 @@ class Executor(RemoteExecutor):
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
         known = self.dispatcher.known(prepared)
         for batch in batches(prepared, self.settings.array_size):
-            tracked, failed = self.dispatcher.dispatch(batch, known)
-            for found in tracked:
+            started, failed = self.dispatcher.dispatch(batch, known)
+            for found in started:
                 self._has_moved = True
                 self.report_job_submission(found)
                 self.logger.info(f"Job {found.job.jobid} is {whereabouts(found)}.")
             for given, why in failed:
-                self.report_job_error(SubmittedJobInfo(job=given.job), msg=f"not submitted: {why}. ")
+                self.report_job_error(given, msg=f"not submitted: {why}. ")
 
     def run_job(self, job: Any) -> None:
         self.run_jobs([job])
@@ -135,7 +135,7 @@ class Executor(RemoteExecutor):
 
     # Called by Snakemake's waiting thread.
 
-    async def check_active_jobs(self, active_jobs: list[Tracked]) -> AsyncGenerator[Tracked, None]:
+    async def check_active_jobs(self, active_jobs: list[Job]) -> AsyncGenerator[Job, None]:
         if not active_jobs:  # also before __post_init__ is done
             return
         self._settle_reported()
@@ -163,7 +163,7 @@ class Executor(RemoteExecutor):
                 self._settle_reported()
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
-    def _submitted_again(self, job: Tracked, kind: str, why: End) -> Tracked | None:
+    def _submitted_again(self, job: Job, kind: str, why: End) -> Job | None:
         """The job's next submission, if its failure class allows one."""
         if not job.record.is_on_slurm:
             stop_all([job])  # it may have left processes behind
@@ -206,7 +206,7 @@ class Executor(RemoteExecutor):
             except WorkflowError as error:
                 raise WorkflowError(f"rule {rule}: {error}") from error
 
-    def _finish(self, job: Tracked) -> None:
+    def _finish(self, job: Job) -> None:
         del self.dispatcher.jobs[id(job.job)]
         self._reported.append(job)
 
@@ -217,20 +217,20 @@ class Executor(RemoteExecutor):
         for job in reported:
             self._close(job)
 
-    def _close(self, job: Tracked) -> None:
+    def _close(self, job: Job) -> None:
         with job.files.lock():
             current = store.load(job.files)
             if current is not None and current.number == job.record.number:  # not a later submission
                 job.save(is_open=False)
 
 
-def whereabouts(job: Tracked) -> str:
+def whereabouts(job: Job) -> str:
     return f"{'Slurm job' if job.record.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
 
 
-def batches(jobs: Sequence[Prepared], array_size: int) -> Iterator[list[Prepared]]:
+def batches(jobs: Sequence[Job], array_size: int) -> Iterator[list[Job]]:
     """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
-    groups: dict[str, list[Prepared]] = {}
+    groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
         wants = {name: value for name, value in job.request.items() if name != "comment"}
         is_array = array_size > 1 and job.is_small

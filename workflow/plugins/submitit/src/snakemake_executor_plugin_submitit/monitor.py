@@ -5,32 +5,22 @@ For a failed job also the message to the user, and whether to submit it again.
 
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 import psutil
-from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
-from snakemake_executor_plugin_submitit import processes, store
-from snakemake_executor_plugin_submitit.request import Prepared
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit.request import Job
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
     SLURM_CLASSES,
-    UNFRUITFUL_LIMIT,
     End,
-    JobFiles,
-    Record,
     read_attempts,
-    read_json,
     tail,
-    unfruitful,
 )
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -39,53 +29,13 @@ LAST_LINES = 30
 OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
 
 
-@dataclass(eq=False)
-class Tracked(SubmittedJobInfo):
-    """A job that Snakemake waits for. `silent_since`: Slurm does not know it; `ended_since`: ended without outcome."""
-
-    prepared: Prepared = field(kw_only=True)
-    record: Record = field(kw_only=True)
-    process: subprocess.Popen[bytes] | None = None
-    silent_since: float | None = None
-    ended_since: float | None = None
-    slurm: SlurmState | None = None
-
-    @property
-    def files(self) -> JobFiles:
-        return self.prepared.files
-
-    def save(self, **changes: Any) -> None:
-        """Change the record, also that on disk."""
-        self.record = replace(self.record, **changes)
-        self.external_jobid = self.record.job_id
-        store.save(self.files, self.record)
-
-    @property
-    def end(self) -> End | None:
-        """As the job has written it."""
-        return self.files.end(self.record.number)
-
-    @property
-    def stderr(self) -> Path:
-        """Of submitit."""
-        from submitit.core.utils import JobPaths
-
-        return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
-
-    @property
-    def unfruitful(self) -> int | None:
-        """Attempts in a row without progress; None for a job that states none."""
-        progress = read_json(self.files.status).get("progress")
-        return None if progress is None else unfruitful(read_attempts(self.files.attempts), progress)
-
-
 class Monitor:
     def __init__(self, queue: SlurmQueue, lost_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue = queue
         self.lost_after_s = lost_after_s
         self._clock = clock
 
-    def look(self, jobs: Sequence[Tracked]) -> list[End | None]:
+    def look(self, jobs: Sequence[Job]) -> list[End | None]:
         """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
         ends = [end if end is not None and not end.is_provisional else None for end in (job.end for job in jobs)]
         rest = [job for job, end in zip(jobs, ends, strict=True) if end is None]
@@ -97,7 +47,7 @@ class Monitor:
             for job, end in zip(jobs, ends, strict=True)
         ]
 
-    def _ask(self, jobs: Sequence[Tracked]) -> None:
+    def _ask(self, jobs: Sequence[Job]) -> None:
         try:
             states = self.queue.ask(job.record.job_id for job in jobs)
         except NoAnswer:
@@ -111,7 +61,7 @@ class Monitor:
             elif job.silent_since is None:
                 job.silent_since = self._clock()
 
-    def _by_slurm(self, job: Tracked) -> End | None:
+    def _by_slurm(self, job: Job) -> End | None:
         if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s")
         if job.slurm is None or not job.slurm.is_ended:
@@ -120,14 +70,14 @@ class Monitor:
         # wait for a second answer: between an end and a requeue Slurm shows the end
         return self._after_settling(job, job.slurm.state, max(SETTLE_S, 1.5 * self.queue.interval_s))
 
-    def _by_process(self, job: Tracked) -> End | None:
+    def _by_process(self, job: Job) -> End | None:
         if job.process is not None:
             job.process.poll()  # removes it from the process table
         if processes.is_local_job_alive(job.files, job.record):
             return None
         return self._after_settling(job, "", settle_s=1)
 
-    def _after_settling(self, job: Tracked, state: str, settle_s: float) -> End | None:
+    def _after_settling(self, job: Job, state: str, settle_s: float) -> End | None:
         if job.ended_since is None:
             job.ended_since = self._clock()
         if self._clock() - job.ended_since < settle_s:
@@ -138,7 +88,7 @@ class Monitor:
         return failure_of(job, state, None if end is None else end.exit_code)
 
 
-def failure_of(job: Tracked, state: str, exit_code: int | None) -> End:
+def failure_of(job: Job, state: str, exit_code: int | None) -> End:
     """The failure of a job that did not write how it ended, or was killed while it stopped: Slurm's state counts."""
     begun = [pair for pair in read_attempts(job.files.attempts) if pair[0]["submission"] == job.record.number]
     start, end = begun[-1] if begun else ({"nodes": ""}, None)
@@ -149,7 +99,7 @@ def failure_of(job: Tracked, state: str, exit_code: int | None) -> End:
     kind = SLURM_CLASSES.get(state, "lost")
     if state not in ("CANCELLED", "PREEMPTED") and OUT_OF_MEMORY.search(tail(job.stderr)):
         kind = "oom"
-    is_fruitful = job.unfruitful is not None and job.unfruitful < UNFRUITFUL_LIMIT
+    is_fruitful = job.files.progress() is not None and not job.files.is_unfruitful()
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
         kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
     message = {
@@ -164,15 +114,15 @@ def failure_of(job: Tracked, state: str, exit_code: int | None) -> End:
     return End(kind, message, exit_code, nodes, state=state)
 
 
-def is_worth_another(job: Tracked, kind: str, requeue_limit: int) -> bool:
+def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
     """The one retry rule of each class. A preempted job continues as long as it makes progress."""
     limit = CLASSES[kind].retries
     if limit is not None:
         return job.record.retries.get(kind, 0) < limit
-    return len(read_attempts(job.files.attempts)) <= requeue_limit and (job.unfruitful or 0) < UNFRUITFUL_LIMIT
+    return len(read_attempts(job.files.attempts)) <= requeue_limit and not job.files.is_unfruitful()
 
 
-def message(job: Tracked, why: End) -> str:
+def message(job: Job, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
     assert why.failure_class is not None
     state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
@@ -190,7 +140,7 @@ def message(job: Tracked, why: End) -> str:
     return "\n".join([*lines, *(["last lines:"] if last else []), *(f"    {line}" for line in last)])
 
 
-def stop_all(jobs: Sequence[Tracked]) -> None:
+def stop_all(jobs: Sequence[Job]) -> None:
     """Send SIGTERM to every process of the jobs, and SIGKILL to those left after a while."""
     found = processes_of(jobs)
     processes.kill(found, signal.SIGTERM)
@@ -198,7 +148,7 @@ def stop_all(jobs: Sequence[Tracked]) -> None:
     processes.kill(processes_of(jobs))
 
 
-def processes_of(jobs: Sequence[Tracked]) -> list[psutil.Process]:
+def processes_of(jobs: Sequence[Job]) -> list[psutil.Process]:
     """The processes of local jobs, with submitit's controllers."""
     found = (processes.of_job(processes.controller(job.record), job.files.status) for job in jobs)
     return [process for process in {*chain(*found)} if processes.start_ticks(process.pid) is not None]

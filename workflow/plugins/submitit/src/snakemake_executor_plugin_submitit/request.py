@@ -5,17 +5,20 @@ import math
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
+from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import Cluster, Partition, choose
+from snakemake_executor_plugin_submitit.slurm import Cluster, Partition, SlurmState, choose
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, Record, digest, job_files
+from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
 # Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
 _OPTIONS = {
@@ -47,22 +50,48 @@ _SBATCH = {
 }
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to be submitted. `record`, `step`: what every submission of it has in common; `request`:
-    options of sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not
-    count."""
+@dataclass(eq=False)
+class Job(SubmittedJobInfo):
+    """A job of Snakemake, `job`, and its last submission.
 
-    job: Any
-    record: Record
-    step: JobStep
-    request: dict[str, Any]
-    is_small: bool
-    is_forced: bool
+    `step`, `template`: of the step and the record, what all its submissions have in common; `request`: options of
+    sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not count.
+    Of the last submission `record`; `process` of this machine; `slurm`, None if unknown; `silent_since`: Slurm does not
+    know it; `ended_since`: ended without a word.
+    """
+
+    step: JobStep = field(kw_only=True)
+    template: Record = field(kw_only=True)
+    record: Record = field(kw_only=True)
+    request: dict[str, Any] = field(default_factory=dict)
+    is_small: bool = False
+    is_forced: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    slurm: SlurmState | None = None
+    silent_since: float | None = None
+    ended_since: float | None = None
 
     @property
     def files(self) -> JobFiles:
         return self.step.files
+
+    @property
+    def end(self) -> End | None:
+        """As the job has written it."""
+        return self.files.end(self.record.number)
+
+    @property
+    def stderr(self) -> Path:
+        """Of submitit."""
+        from submitit.core.utils import JobPaths
+
+        return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
+
+    def save(self, **changes: Any) -> None:
+        """Change the record, also that on disk."""
+        self.record = replace(self.record, **changes)
+        self.external_jobid = self.record.job_id or None
+        store.save(self.files, self.record)
 
 
 def prepare(
@@ -72,7 +101,7 @@ def prepare(
     settings: ExecutorSettings,
     is_forced: bool = False,
     cluster: Cluster = Cluster(),  # noqa: B008  immutable
-) -> Prepared:
+) -> Job:
     """Raises: WorkflowError for resources that cannot be requested."""
     resources: Mapping[str, Any] = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
@@ -108,7 +137,7 @@ def prepare(
     has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
-    record = Record(
+    template = Record(
         key=digest([job.name, outputs, params]),
         name="",
         number=0,
@@ -119,7 +148,16 @@ def prepare(
         requested=requested,
         logs=[os.path.abspath(log) for log in job.log or ()],
     )
-    return Prepared(job, record, step, request, bool(request) and has_one_task and is_short, is_forced)
+    is_small = bool(request) and has_one_task and is_short
+    return Job(
+        job,
+        step=step,
+        template=template,
+        record=template,
+        request=request,
+        is_small=is_small,
+        is_forced=is_forced,
+    )
 
 
 def members(job: Any) -> list[Any]:

@@ -32,7 +32,6 @@ from snakemake_executor_plugin_submitit.store import (
     read_attempts,
     read_json,
     tail,
-    unfruitful,
     write_json,
 )
 
@@ -133,7 +132,8 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     Returns: the end as `add_attempt` describes it, None if this process is being killed too, so that nothing can be
     decided here.
     """
-    files, earlier, before = step.files, read_attempts(step.files.attempts), _progress(step)
+    files = step.files
+    earlier, before = read_attempts(files.attempts), files.progress()
     attempt = len(earlier) + 1
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
@@ -188,7 +188,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             asked=asked.name if asked else None,
             seconds=round(seconds, 1),
             is_time_limit=asked is not None and seconds >= limit_s,
-            progress=_progress(step),
+            progress=files.progress(),
             unix_s=round(time.time(), 1),
             used=used.figures(),
         )
@@ -256,7 +256,7 @@ def decide(step: JobStep, end: dict[str, Any]) -> End | None:
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
-    if unfruitful(read_attempts(step.files.attempts), end["progress"]) >= UNFRUITFUL_LIMIT:
+    if step.files.is_unfruitful():
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
         # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
@@ -318,7 +318,3 @@ def _waited_s(step: JobStep, earlier: Sequence[Attempt]) -> float:
 
 def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:
     return End(failure_class, message, end["exit_code"], os.environ.get("SLURM_JOB_NODELIST", ""), end["asked"])
-
-
-def _progress(step: JobStep) -> Any:
-    return read_json(step.files.status).get("progress")

@@ -89,6 +89,14 @@ class JobFiles:
                 times.append(path.stat().st_mtime)
         return max(times)
 
+    def progress(self) -> Any:
+        """As the job has stated it, None if it states none."""
+        return read_json(self.status).get("progress")
+
+    def is_unfruitful(self) -> bool:
+        """Whether the job runs to its time limit again and again without progress."""
+        return unfruitful(read_attempts(self.attempts), self.progress()) >= UNFRUITFUL_LIMIT
+
     def reset(self) -> None:
         """Forget earlier attempts, since the next job does not continue them; only the efficiency report keeps them."""
         if self.attempts.exists():

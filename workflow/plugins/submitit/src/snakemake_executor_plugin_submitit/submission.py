@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_submitit import processes, store
-from snakemake_executor_plugin_submitit.monitor import Tracked, stop_all
-from snakemake_executor_plugin_submitit.request import Prepared, has_all_outputs, with_changes
+from snakemake_executor_plugin_submitit.monitor import stop_all
+from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
-from snakemake_executor_plugin_submitit.store import MORE_MEMORY, read_attempts
+from snakemake_executor_plugin_submitit.store import MORE_MEMORY, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 # In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
@@ -52,9 +52,9 @@ class Dispatcher:
         self.settings = settings
         self.folder = folder
         self.queue = queue
-        self.jobs: dict[int, Tracked] = {}  # those that Snakemake waits for, by id(job)
+        self.jobs: dict[int, Job] = {}  # those that Snakemake waits for, by id(job)
 
-    def known(self, jobs: Sequence[Prepared]) -> dict[str, SlurmState | None]:
+    def known(self, jobs: Sequence[Job]) -> dict[str, SlurmState | None]:
         """The states of earlier submissions of these jobs, in one question to Slurm."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
@@ -69,65 +69,63 @@ class Dispatcher:
         return {job_id: states.get(job_id, SlurmState("COMPLETED")) for job_id in ids}
 
     def dispatch(
-        self, batch: Sequence[Prepared], known: dict[str, SlurmState | None]
-    ) -> tuple[list[Tracked], list[tuple[Prepared, str]]]:
+        self, batch: Sequence[Job], known: dict[str, SlurmState | None]
+    ) -> tuple[list[Job], list[tuple[Job, str]]]:
         """Take over the jobs, or submit them together. Returns: the jobs, and those that failed with the reason.
 
         No other driver can decide about the same jobs meanwhile.
         """
-        tracked: list[Tracked] = []
-        failed, rest = [], []
+        started, failed, rest = [], [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
                 locks.enter_context(job.files.lock())
                 earlier = store.load(job.files)
-                if earlier and earlier.is_open:
-                    found = Tracked(job.job, earlier.job_id, prepared=job, record=earlier)
-                    try:
-                        is_adopted = self._is_adopted(found, known)
-                    except (NotSubmitted, NoAnswer) as error:
-                        failed.append((job, str(error)))
+                try:
+                    if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
+                        self.jobs[id(job.job)] = job
+                        started.append(job)
                         continue
-                    if is_adopted:
-                        tracked.append(found)
-                        self.jobs[id(job.job)] = found
-                        continue
+                except (NotSubmitted, NoAnswer) as error:
+                    failed.append((job, str(error)))
+                    continue
                 job.files.reset()
-                rest.append(self._new(job, earlier.number + 1 if earlier else 1))
+                job.record = self._new_record(job, earlier.number + 1 if earlier else 1)
+                rest.append(job)
             if rest:
                 try:
                     self._start(rest)
-                    tracked += rest
+                    started += rest
                 except NotSubmitted as error:
                     for job in rest:
-                        failed.append((job.prepared, str(error)))
+                        failed.append((job, str(error)))
                         del self.jobs[id(job.job)]
-        return tracked, failed
+        return started, failed
 
-    def submit_again(self, job: Tracked, kind: str, nodes: Sequence[str]) -> Tracked:
+    def submit_again(self, job: Job, kind: str, nodes: Sequence[str]) -> Job:
         """Submit a failed job again; it continues from its checkpoint. Raises: NotSubmitted."""
         old = job.record
-        another = self._new(
-            job.prepared,
+        record = self._new_record(
+            job,
             old.number + 1,
             excluded=list(dict.fromkeys([*old.excluded, *nodes])),
             memory=old.memory * (MORE_MEMORY if kind == "oom" else 1.0),
             retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
         )
+        another = Job(job.job, step=job.step, template=job.template, record=record, request=job.request)
         with job.files.lock():
             self._start([another])
         return another
 
-    def _is_adopted(self, job: Tracked, known: dict[str, SlurmState | None]) -> bool:
+    def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState | None]) -> bool:
         """Whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
-        if not job.record.job_id:  # its driver died during the submission
-            job_id = self._find(job)
-            if not job_id:
-                return False
-            job.save(job_id=job_id)
-        found, end, has_same_key = job.record, job.end, job.record.key == job.prepared.record.key
+        job.record = earlier
+        job_id = earlier.job_id or self._find(job)  # without an id its driver died during the submission
+        if not job_id:
+            return False
+        job.save(job_id=job_id)
+        found, end, has_same_key = job.record, job.end, earlier.key == job.template.key
         if end is not None and end.failure_class is None:
-            if not has_same_key or job.prepared.is_forced or not has_all_outputs(job.job):
+            if not has_same_key or job.is_forced or not has_all_outputs(job.job):
                 return False
             self.log.info(f"{found.rule}: job {found.job_id} has finished; its outputs are taken over")
             return True
@@ -147,7 +145,7 @@ class Dispatcher:
         self.log.info(f"{found.rule}: job {found.job_id} is pending or running; taken over")
         return True
 
-    def _find(self, job: Tracked) -> str | None:
+    def _find(self, job: Job) -> str | None:
         """The id of a submission whose record has none, None if there is no such job."""
         found, files = job.record, job.files
         if not found.is_on_slurm:
@@ -156,7 +154,7 @@ class Dispatcher:
         job_id = find_by_name(found.name, found.submitted_unix_s)
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
-    def _is_alive(self, job: Tracked, known: dict[str, SlurmState | None]) -> bool:
+    def _is_alive(self, job: Job, known: dict[str, SlurmState | None]) -> bool:
         found = job.record
         if found.is_on_slurm:
             state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
@@ -166,14 +164,13 @@ class Dispatcher:
             raise NotSubmitted(message)
         return processes.is_local_job_alive(job.files, found)
 
-    def _new(self, job: Prepared, number: int, **changes: Any) -> Tracked:
-        """A submission that has not begun; `changes` of its record."""
-        name = store.slurm_name(self.settings.jobname_prefix, job.record.rule, job.record.wildcards)
+    def _new_record(self, job: Job, number: int, **changes: Any) -> Record:
+        """The record of a submission that has not begun."""
+        name = store.slurm_name(self.settings.jobname_prefix, job.template.rule, job.template.wildcards)
         folder = str(job.files.submission(number))
-        record = replace(job.record, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
-        return Tracked(job.job, prepared=job, record=record)
+        return replace(job.template, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
 
-    def _start(self, jobs: Sequence[Tracked]) -> None:
+    def _start(self, jobs: Sequence[Job]) -> None:
         """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
         first = jobs[0]
         if len(jobs) > 1:
@@ -185,19 +182,19 @@ class Dispatcher:
         for job in jobs:
             job.save(gpus=gpus)
             self.jobs[id(job.job)] = job
-        write_steps(Path(first.record.folder), [replace(job.prepared.step, number=job.record.number) for job in jobs])
+        write_steps(Path(first.record.folder), [replace(job.step, number=job.record.number) for job in jobs])
         started = None
         if first.record.is_on_slurm:
             main_id = submit_to_slurm(jobs)
         else:
-            first.process = start_locally(Path(first.record.folder), first.prepared.step, gpus)
+            first.process = start_locally(Path(first.record.folder), first.step, gpus)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
         for job in jobs:
             job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
 
-    def _free_gpus(self, job: Tracked) -> list[int]:
+    def _free_gpus(self, job: Job) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
-        count = job.prepared.step.gpus
+        count = job.step.gpus
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
         every = visible_gpus() or list(range(count))
         free = [gpu for gpu in every if not any(gpu in other.record.gpus for other in others)]
@@ -242,13 +239,13 @@ def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subproces
     )
 
 
-def submit_to_slurm(jobs: Sequence[Tracked]) -> str:
+def submit_to_slurm(jobs: Sequence[Job]) -> str:
     """Submit one job or an array, with the options of the first, whose folder has all steps. Returns: the id.
 
     Raises: NotSubmitted.
     """
     first, folder = jobs[0].record, Path(jobs[0].record.folder)
-    request = {**with_changes(jobs[0].prepared.request, first.excluded, first.memory), "job-name": first.name}
+    request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
     if len(jobs) > 1:
         request["comment"] = first.rule
     write_script(folder, request, len(jobs))
