@@ -101,9 +101,8 @@ def used_by(folder: Path, command: str, gpus: int = 0) -> dict[str, float]:
     files = JobFiles(folder / "job")
     files.path.mkdir()
     JobStep(files, 1, command, str(folder), (), 3600.0, 60.0, 5, gpus=gpus)()
-    ((_, end),) = store.read_attempts(files.attempts)
-    assert end is not None
-    return end["used"]
+    (attempt,) = store.read_attempts(files.attempts)
+    return attempt["used"]
 
 
 def test_a_job_measures_its_memory_its_processor_time_and_the_start_of_its_rule(tmp_path: Path) -> None:

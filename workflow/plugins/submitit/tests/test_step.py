@@ -18,7 +18,7 @@ import pytest
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import Attempt, JobFiles, read_attempts, read_json, unfruitful, write_json
+from snakemake_executor_plugin_submitit.store import JobFiles, read_attempts, read_json, unfruitful, write_json
 from toy_project import write_program
 
 Requeued = type("Requeued", (Exception,), {})
@@ -189,9 +189,8 @@ def test_a_signal_reaches_the_training_once_also_before_it_is_ready(tmp_path: Pa
     with pytest.raises(Requeued):
         in_background(step, (tmp_path / when).exists, signal.SIGUSR2)
     assert (tmp_path / "got").read_text() == "1"
-    ((_, end),) = read_attempts(step.files.attempts)
-    assert end is not None
-    assert (end["asked"], end["exit_code"], end["is_time_limit"]) == ("SIGUSR2", 75, False)
+    (attempt,) = read_attempts(step.files.attempts)
+    assert (attempt["asked"], attempt["exit_code"], attempt["is_time_limit"]) == ("SIGUSR2", 75, False)
 
 
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -232,7 +231,7 @@ def test_attempts_without_progress_up_to_the_time_limit_are_counted_from_the_las
     before: list[object], end: object, count: int, is_time_limit: bool
 ) -> None:
     """Attempts that began with each of `before`, the last one ending with `end`."""
-    done: list[Attempt] = [({"progress": item}, {"is_time_limit": is_time_limit}) for item in before]
+    done = [{"progress": item, "is_time_limit": is_time_limit} for item in before]
     assert unfruitful(done, end) == (count if is_time_limit else 0)
 
 
@@ -268,8 +267,8 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     def send_to_shell() -> bool:
         is_there = (tmp_path / "handler-is-there").exists()
         if is_there:
-            ((start, _),) = read_attempts(step.files.attempts)
-            processes.kill(processes.descendants(start["pid"]), signal.SIGTERM)
+            (attempt,) = read_attempts(step.files.attempts)
+            processes.kill(processes.descendants(attempt["pid"]), signal.SIGTERM)
         return is_there
 
     in_background(step, send_to_shell, signal.SIGTERM)

@@ -90,11 +90,11 @@ class Monitor:
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:
     """The failure of a job that did not write how it ended, or was killed while it stopped: Slurm's state counts."""
-    begun = [pair for pair in read_attempts(job.files.attempts) if pair[0]["submission"] == job.record.number]
-    start, end = begun[-1] if begun else ({"nodes": ""}, None)
-    if not state and end is not None and end["asked"] == "SIGINT":
-        state = "TIMEOUT" if end["is_time_limit"] else "CANCELLED"
-    if not state and end is not None and end["exit_code"] == PREEMPTED_EXIT:
+    begun = [one for one in read_attempts(job.files.attempts) if one["submission"] == job.record.number]
+    last = begun[-1] if begun else {}
+    if not state and last.get("asked") == "SIGINT":
+        state = "TIMEOUT" if last["is_time_limit"] else "CANCELLED"
+    elif not state and last.get("exit_code") == PREEMPTED_EXIT:
         state = "PREEMPTED"  # submitit's local controller starts a job at most six times
     kind = SLURM_CLASSES.get(state, "lost")
     if state not in ("CANCELLED", "PREEMPTED") and OUT_OF_MEMORY.search(tail(job.stderr)):
@@ -110,7 +110,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
     }.get(kind, "")
     if job.slurm is not None and job.slurm.exit_code:
         message = f"{message} (exit code {job.slurm.exit_code})"
-    nodes = (job.slurm.nodes if job.slurm else "") or start["nodes"]
+    nodes = (job.slurm.nodes if job.slurm else "") or last.get("nodes", "")
     return End(kind, message, exit_code, nodes, state=state)
 
 

@@ -24,7 +24,6 @@ from snakemake_executor_plugin_submitit.store import (
     PREEMPTED_EXIT,
     STATUS_VARIABLE,
     UNFRUITFUL_LIMIT,
-    Attempt,
     End,
     JobFiles,
     add_attempt,
@@ -309,11 +308,12 @@ def job_id() -> str:
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
 
 
-def _waited_s(step: JobStep, earlier: Sequence[Attempt]) -> float:
+def _waited_s(step: JobStep, earlier: Sequence[dict[str, Any]]) -> float:
     """Seconds since the job was submitted, or since its last attempt."""
     now = time.time()
     submitted = float(read_json(step.files.record).get("submitted_unix_s") or now)
-    return round(max(0.0, now - max([submitted, *((end or start)["unix_s"] for start, end in earlier[-1:])])), 1)
+    ends = [attempt["unix_s"] + attempt.get("seconds", 0) for attempt in earlier[-1:]]
+    return round(max(0.0, now - max([submitted, *ends])), 1)
 
 
 def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:

@@ -291,8 +291,6 @@ def _both(copy: Path, log: Path) -> bytes:
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
 UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
-Attempt = tuple[dict[str, Any], dict[str, Any] | None]  # start and end; no end: it was killed or still runs
-
 
 class FailureClass(NamedTuple):
     """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user."""
@@ -365,9 +363,10 @@ def add_attempt(path: Path, event: Literal["start", "end"], **facts: Any) -> dic
     return written
 
 
-def read_attempts(*paths: Path) -> list[Attempt]:
-    """The attempts in the files. Lines that a crash cut off are skipped."""
-    found: list[Attempt] = []
+def read_attempts(*paths: Path) -> list[dict[str, Any]]:
+    """The attempts in the files: each what its start says, with what its end adds to that, unless the job was killed or
+    still runs. Lines that a crash cut off are skipped."""
+    found: list[dict[str, Any]] = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
@@ -375,13 +374,13 @@ def read_attempts(*paths: Path) -> list[Attempt]:
             except ValueError:
                 continue
             if event["event"] == "start":
-                found.append((event, None))
+                found.append(event)
             elif found:
-                found[-1] = (found[-1][0], event)
+                found[-1] = event | found[-1]
     return found
 
 
-def unfruitful(attempts: list[Attempt], progress: Any) -> int:
+def unfruitful(attempts: list[dict[str, Any]], progress: Any) -> int:
     """How many of the last attempts in a row ran to their time limit without progress.
 
     An attempt without an end was killed. `progress` is the job's current one; a job that states none is not counted.
@@ -389,8 +388,8 @@ def unfruitful(attempts: list[Attempt], progress: Any) -> int:
     if progress is None:
         return 0
     count, after = 0, progress
-    for start, end in reversed(attempts):
-        if after != start["progress"] or (end is not None and not end["is_time_limit"]):
+    for attempt in reversed(attempts):
+        if after != attempt["progress"] or not attempt.get("is_time_limit", True):
             break
-        count, after = count + 1, start["progress"]
+        count, after = count + 1, attempt["progress"]
     return count

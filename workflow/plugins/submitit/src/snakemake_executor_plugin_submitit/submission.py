@@ -149,8 +149,8 @@ class Dispatcher:
         """The id of a submission whose record has none, None if there is no such job."""
         found, files = job.record, job.files
         if not found.is_on_slurm:
-            starts = [start["job_id"] for start, _ in read_attempts(files.attempts)]
-            return starts[-1] if starts and files.is_running_here() else None
+            ids = [attempt["job_id"] for attempt in read_attempts(files.attempts)]
+            return ids[-1] if ids and files.is_running_here() else None
         job_id = find_by_name(found.name, found.submitted_unix_s)
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 

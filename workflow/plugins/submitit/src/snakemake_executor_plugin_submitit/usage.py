@@ -19,7 +19,6 @@ import psutil
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.store import (
     PREEMPTED_EXIT,
-    Attempt,
     JobFiles,
     Record,
     load_all,
@@ -162,27 +161,26 @@ class RuleUse:
             found["threads"] = min(self.requested["threads"], max(1, math.ceil(cpus)))
         return found
 
-    def add(self, files: JobFiles, record: Record, done: Sequence[Attempt]) -> None:
+    def add(self, files: JobFiles, record: Record, done: Sequence[dict[str, Any]]) -> None:
         """Add the attempts of one job."""
         self.jobs += 1
         for name, value in record.requested.items():  # the largest request, if they differ
             before = self.requested.get(name)
             self.requested[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
-        for start, end in done:
-            self.waiting_hours += start["waited_s"] / 3600
-            if end is not None:
-                seconds = end["seconds"]
-            elif not record.is_open and start is done[-1][0]:  # killed: it was alive when it last printed something
-                seconds = max(0.0, files.last_change() - start["unix_s"])
-            else:
-                continue
+        for attempt in done:
+            self.waiting_hours += attempt["waited_s"] / 3600
+            seconds = attempt.get("seconds")
+            if seconds is None:
+                if record.is_open or attempt is not done[-1]:
+                    continue
+                # killed: it was alive when it last printed something
+                seconds = max(0.0, files.last_change() - attempt["unix_s"])
+            used = {"minutes": seconds / 60, **attempt.get("used", {})}
             self.hours += seconds / 3600
-            used = {} if end is None else end["used"]
-            self.start_hours += (used.get("start_s") or 0.0) / 3600
-            if end is None or end["exit_code"] not in (0, PREEMPTED_EXIT):
+            self.start_hours += used.get("start_s", 0.0) / 3600
+            if attempt.get("exit_code") not in (0, PREEMPTED_EXIT):
                 self.failure_hours += seconds / 3600
                 continue
-            used = {**used, "minutes": seconds / 60}
             if seconds and "cpu_s" in used:
                 used["cpus"] = used["cpu_s"] / seconds
             for name in SAMPLED:
@@ -216,7 +214,7 @@ def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
     rules: dict[str, RuleUse] = {}
     for files, record in load_all(folder):
         every = read_attempts(files.history, files.attempts)
-        done = [(start, end) for start, end in every if start["unix_s"] >= since_unix_s]
+        done = [attempt for attempt in every if attempt["unix_s"] >= since_unix_s]
         if record is not None and done:
             rules.setdefault(record.rule, RuleUse(record.rule)).add(files, record, done)
     return list(rules.values())
