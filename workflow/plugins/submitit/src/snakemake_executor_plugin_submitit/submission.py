@@ -27,7 +27,7 @@ from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
 from snakemake_executor_plugin_submitit.store import MORE_MEMORY, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
-# In sbatch's message if the controller was not reached or is busy. The job may have been accepted nevertheless.
+# In sbatch's message if the controller was not reached or is busy, so that it may accept the job the next time.
 TRANSIENT = (
     *("timed out", "unable to contact", "temporarily", "connection refused", "try again"),
     *("communication", "resending"),
@@ -38,10 +38,6 @@ UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better ru
 
 class NotSubmitted(Exception):
     """The job cannot be submitted; the message says why, and what to do."""
-
-
-class TransientError(NotSubmitted):
-    """sbatch may accept the job the next time."""
 
 
 class Dispatcher:
@@ -282,36 +278,29 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
     NoAnswer, sbatch is not called again.
     Returns: the job's id. Raises: NotSubmitted.
     """
-    error = NotSubmitted("sbatch was not called")
-    is_to_call = True
+    refusal, doubt = "", ""
     for pause_s in (*pauses_s, 0):
-        if is_to_call:
-            try:
-                return _sbatch(path)
-            except NotSubmitted as refusal:
-                error = refusal
         try:
-            found = find()
-        except NoAnswer as silence:
-            is_to_call = False
-            error = TransientError(f"{error}; whether the job was accepted is unknown ({silence})")
-        else:
-            if found is not None:
+            if not doubt:
+                return sbatch(path)
+        except NoAnswer as error:
+            refusal = str(error)
+        try:
+            if found := find():
                 return found
-            is_to_call = True
-            if not isinstance(error, TransientError):
-                raise error
+            doubt = ""
+        except NoAnswer as error:
+            doubt = f"; whether the job was accepted is unknown ({error})"
+        if not doubt and not any(text in refusal.lower() for text in TRANSIENT):
+            break
         time.sleep(pause_s)
-    raise error
+    raise NotSubmitted(refusal + doubt)
 
 
-def _sbatch(path: Path) -> str:
-    try:
-        answer = ask_slurm(["sbatch", "--parsable", str(path)], SBATCH_TIMEOUT_S)
-    except NoAnswer as error:
-        kind = TransientError if any(text in str(error).lower() for text in TRANSIENT) else NotSubmitted
-        raise kind(str(error)) from error
+def sbatch(path: Path) -> str:
+    """The job's id. Raises: NoAnswer."""
+    answer = ask_slurm(["sbatch", "--parsable", str(path)], SBATCH_TIMEOUT_S)
     job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
     if not job_id.isdigit():
-        raise NotSubmitted(f"sbatch printed no job id: {answer}")
+        raise NoAnswer(f"sbatch printed no job id: {answer}")
     return job_id
