@@ -21,21 +21,10 @@ from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
 # Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
+_WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
 _OPTIONS = {
-    "partition": "partition",
-    "slurm_partition": "partition",
-    "account": "account",
-    "slurm_account": "account",
-    "qos": "qos",
-    "slurm_qos": "qos",
-    "reservation": "reservation",
-    "slurm_reservation": "reservation",
-    "constraint": "constraint",
-    "slurm_constraint": "constraint",
-    "exclude": "exclude",
-    "clusters": "clusters",
-    "gres": "gres",
-    "cpus_per_gpu": "cpus-per-gpu",
+    **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
+    **{"exclude": "exclude", "clusters": "clusters", "gres": "gres", "cpus_per_gpu": "cpus-per-gpu"},
 }
 _OWN = {
     *("runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "gpus", "gpu", "gpu_model"),
