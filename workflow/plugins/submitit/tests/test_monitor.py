@@ -172,19 +172,23 @@ def told(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_stall_is_told_once_and_again_after_something_has_moved(tmp_path: Path) -> None:
-    clock, job = mock.Mock(return_value=1000.0), JobFiles(tmp_path)
+    clock, job = mock.Mock(return_value=1000.0), JobFiles(tmp_path / "job")
     one = notifier(f'[ "$SUBMITIT_EVENT" ] && (cat; echo) >> {tmp_path}/told', clock, stalled_after_min=30)
+    job.path.mkdir()
     job.output_log.touch()
-    os.utime(job.output_log, (2000, 2000))
+    for path in (job.path, job.output_log):
+        os.utime(path, (2000, 2000))
     for now in (2000 + 29 * 60, 2000 + 31 * 60, 2000 + 40 * 60):
         clock.return_value = float(now)
-        one.look([job], has_moved=False)
+        one.look([job])
     (message,) = told(tmp_path)
     assert (message["event"], message["jobs"]) == ("stalled", 1)
     assert message["text"].endswith(": no change for 31 minutes; 1 jobs are pending or running")
-    one.look([job], has_moved=True)
-    clock.return_value += 31 * 60
-    one.look([job], has_moved=False)
+    os.utime(job.output_log, (clock.return_value,) * 2)
+    clock.return_value += 29 * 60
+    one.look([job])
+    clock.return_value += 2 * 60
+    one.look([job])
     assert len(told(tmp_path)) == 2
 
 

@@ -64,7 +64,7 @@ class Executor(RemoteExecutor):
         self.monitor = Monitor(queue, self.settings.lost_after_s)
         self._reported: list[Job] = []
         self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
-        self._begin_unix_s, self._has_moved = time.time(), False
+        self._begin_unix_s = time.time()
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
     # Called by Snakemake's scheduler.
@@ -83,7 +83,6 @@ class Executor(RemoteExecutor):
         for batch in batches(prepared, self.settings.array_size):
             started, failed = self.dispatcher.dispatch(batch, known)
             for found in started:
-                self._has_moved = True
                 self.report_job_submission(found)
                 self.logger.info(f"Job {found.job.jobid} is {whereabouts(found)}.")
             for given, why in failed:
@@ -145,8 +144,7 @@ class Executor(RemoteExecutor):
             ends = self.monitor.look(active_jobs)
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
-        has_moved, self._has_moved = self._has_moved or any(ends), False
-        self.notifier.look([job.files for job in active_jobs], has_moved)
+        self.notifier.look([job.files for job in active_jobs])
         for job, end in zip(active_jobs, ends, strict=True):
             if end is None:
                 yield job
@@ -278,17 +276,17 @@ class Notifier:
             except Exception as error:  # an impossible URL raises one of many, with the URL in its text
                 self._log.warning(f"--submitit-notify-url: {type(error).__name__}")
 
-    def look(self, jobs: Sequence[JobFiles], has_moved: bool) -> None:
+    def look(self, jobs: Sequence[JobFiles]) -> None:
         """Notify once if for a while no job was submitted, ended, printed or made progress."""
-        now = self._clock()
-        if has_moved:
-            self._moved, self._is_stalled = now, False
-        limit_s = 60 * self._settings.stalled_after_min
-        if not limit_s or self._is_stalled or now - self._looked < LOOK_EVERY_S:
+        now, limit_s = self._clock(), 60 * self._settings.stalled_after_min
+        if not limit_s or now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        self._moved = max([self._moved, *(files.last_change() for files in jobs)])
-        if now - self._moved >= limit_s:
+        changes = [max(files.last_change(), files.path.stat().st_mtime) for files in jobs]  # there: the record is new
+        moved = max([self._moved, *changes])
+        self._is_stalled = self._is_stalled and moved == self._moved
+        self._moved = moved
+        if now - moved >= limit_s and not self._is_stalled:
             self._is_stalled = True
             text = f"no change for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs are pending or running"
             self._log.warning(text)
