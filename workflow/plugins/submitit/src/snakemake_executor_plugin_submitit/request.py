@@ -95,8 +95,8 @@ def prepare(
     resources: Mapping[str, Any] = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
     wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
-    limit_min = time_limit_min(resources, settings)
-    is_short, request = limit_min <= settings.array_runtime_min, {}
+    asked = requested(resources, job.threads, settings)
+    is_short, request = asked["runtime"] <= settings.array_runtime_min, {}
     if settings.cluster == "slurm":
         request = sbatch_request(resources, job.threads, settings, cluster.partitions)
         request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
@@ -108,21 +108,12 @@ def prepare(
         command=command,
         workdir=os.getcwd(),
         logs=tuple(str(log) for log in job.log or ()),
-        limit_s=60.0 * limit_min,
-        signal_delay_s=signal_delay_s(limit_min, settings),
+        limit_s=60.0 * asked["runtime"],
+        signal_delay_s=signal_delay_s(asked["runtime"], settings),
         requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
-        setup=str(resources.get("setup") or ""),
-        venv=str(resources.get("venv") or ""),
-        container=str(resources.get("container") or ""),
-        gpus=gpu_count(resources),
+        gpus=asked["gpu"],
+        **{name: str(resources.get(name) or "") for name in ("setup", "venv", "container")},
     )
-    requested = {
-        "runtime": limit_min,
-        "threads": cpu_count(resources, job.threads),
-        "mem_mb": int(resources.get("mem_mb") or 0),
-        "extra_mem_mb": settings.extra_mem_mb,
-        "gpu": step.gpus,
-    }
     has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
@@ -134,7 +125,7 @@ def prepare(
         folder="",
         rule=job.name,
         wildcards=wildcards,
-        requested=requested,
+        requested=asked,
         logs=[os.path.abspath(log) for log in job.log or ()],
     )
     is_small = bool(request) and has_one_task and is_short
@@ -164,26 +155,25 @@ def has_all_outputs(job: Any) -> bool:
     return all(os.path.getmtime(path) <= oldest for path in inputs - outputs if os.path.exists(path))
 
 
-def time_limit_min(resources: Mapping[str, Any], settings: ExecutorSettings) -> int:
-    limit = math.ceil(float(resources.get("runtime") or settings.timeout_min))
-    if limit < 1:
-        raise WorkflowError(f"resource runtime={limit}: give a time limit of at least one minute")
-    return limit
+def requested(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, int]:
+    """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, extra_mem_mb, and gpu, also if only
+    `gres` names them, as in `gpu:4` or `gpu:h100:4`. Raises: WorkflowError."""
+    runtime = math.ceil(float(resources.get("runtime") or settings.timeout_min))
+    if runtime < 1:
+        raise WorkflowError(f"resource runtime={runtime}: give a time limit of at least one minute")
+    in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
+    return {
+        "runtime": runtime,
+        "threads": int(resources.get("cpus_per_task") or threads or 1),
+        "mem_mb": int(resources.get("mem_mb") or 0),
+        "extra_mem_mb": settings.extra_mem_mb,
+        "gpu": int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0),
+    }
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
     """At most a third of the time limit."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
-
-
-def cpu_count(resources: Mapping[str, Any], threads: int) -> int:
-    return int(resources.get("cpus_per_task") or threads or 1)
-
-
-def gpu_count(resources: Mapping[str, Any]) -> int:
-    """GPUs of each node, also if only `gres` names them, as in `gpu:4` or `gpu:h100:4`."""
-    in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
-    return int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0)
 
 
 def sbatch_request(
@@ -195,12 +185,12 @@ def sbatch_request(
     Slurm decides on how many nodes they run. `partitions`: to choose from for a job that names none.
     Raises: WorkflowError for resources that cannot be requested.
     """
-    limit = time_limit_min(resources, settings)
+    asked = requested(resources, threads, settings)
     tasks, nodes, tasks_per_node = (int(resources.get(name) or 0) for name in ("tasks", "nodes", "tasks_per_node"))
     request: dict[str, Any] = {
-        "time": limit,
-        "signal": f"B:USR2@{signal_delay_s(limit, settings)}",  # to our process, which passes it on
-        "cpus-per-task": cpu_count(resources, threads),
+        "time": asked["runtime"],
+        "signal": f"B:USR2@{signal_delay_s(asked['runtime'], settings)}",  # to our process, which passes it on
+        "cpus-per-task": asked["threads"],
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
@@ -212,11 +202,11 @@ def sbatch_request(
     }
     if resources.get("mem_mb_per_cpu"):
         request["mem-per-cpu"] = f"{int(resources['mem_mb_per_cpu'])}M"
-    elif resources.get("mem_mb"):
-        request["mem"] = f"{int(resources['mem_mb']) + settings.extra_mem_mb}M"
-    if gpu_count(resources) and not resources.get("gres"):
+    elif asked["mem_mb"]:
+        request["mem"] = f"{asked['mem_mb'] + settings.extra_mem_mb}M"
+    if asked["gpu"] and not resources.get("gres"):
         model = resources.get("gpu_model")
-        request["gpus-per-node"] = f"{model}:{gpu_count(resources)}" if model else gpu_count(resources)
+        request["gpus-per-node"] = f"{model}:{asked['gpu']}" if model else asked["gpu"]
     request.update({option: resources[name] for name, option in _OPTIONS.items() if resources.get(name)})
     request = {option: value for option, value in request.items() if value is not None}
     request.update(sbatch_options(settings.extra or "", "--submitit-extra"))
@@ -227,11 +217,11 @@ def sbatch_request(
         request.pop("requeue", None)
     if partitions and "partition" not in request:
         wanted = {
-            "runtime": limit,
-            "threads": cpu_count(resources, threads) * (tasks_per_node or 1),
-            "mem_mb": int(resources.get("mem_mb") or 0) + settings.extra_mem_mb,
+            "runtime": asked["runtime"],
+            "threads": asked["threads"] * (tasks_per_node or 1),
+            "mem_mb": asked["mem_mb"] + settings.extra_mem_mb,
             "nodes": nodes or 1,
-            "gpu": gpu_count(resources),
+            "gpu": asked["gpu"],
             "gpu_model": resources.get("gpu_model"),
             "constraint": str(request.get("constraint", "")),
         }
