@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import store, submission
-from snakemake_executor_plugin_submitit.executor import batches
 from snakemake_executor_plugin_submitit.request import Job, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import Cluster, NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import digest, private_folder, write_json
-from snakemake_executor_plugin_submitit.submission import Dispatcher, NotSubmitted, submit_script, visible_gpus
+from snakemake_executor_plugin_submitit.submission import Dispatcher, NotSubmitted, batches, submit_script, visible_gpus
 from toy_project import write_program
 
 LOG = logging.getLogger("test")
@@ -92,8 +91,8 @@ def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Jo
 
 
 def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Job], list[Any]]:
-    given = prepared(driver, *jobs, is_forced=is_forced)
-    return driver.dispatch(given, driver.known(given))
+    done = list(driver.dispatch(prepared(driver, *jobs, is_forced=is_forced)))
+    return [given for given, why in done if not why], [(given, why) for given, why in done if why]
 
 
 def finish(tracked: Job, exit_code: int, kind: str | None) -> None:
@@ -189,12 +188,11 @@ def test_other_parameters_are_refused_while_the_job_runs_and_submitted_after_it(
 def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slurm) -> None:
     one = slurm.driver()
     (first,), _ = dispatch(one, job(resources={"mem_mb": 1000, "exclude": "n7"}))
-    one.submit_again(first, "node_fail", ["n[1-2]"])
-    again = one.submit_again(first, "oom", ["n3"])
+    again = one.submit_again(one.submit_again(first, "node_fail", "n[1-2]"), "oom", "n3")
     script = (Path(again.record.folder) / "submission.sh").read_text()
     assert "--mem=1500M" in script
-    assert "--exclude=n7,n3" in script
-    assert again.record.retries == {"oom": 1}
+    assert "--exclude='n7,n[1-2]'" in script
+    assert again.record.retries == {"node_fail": 1, "oom": 1}
 
 
 def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) -> None:
@@ -205,8 +203,8 @@ def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) ->
     given = prepared(one, *jobs)
     assert sorted(len(batch) for batch in batches(given, 3)) == [1, 1, 1, 1, 1, 3]
     assert all(len(batch) == 1 for batch in batches(given, 0))
-    tracked, _ = one.dispatch(given[:3], one.known(given[:3]))
-    assert [one.record.job_id for one in tracked] == ["100_0", "100_1", "100_2"]
+    tracked = [found for found, _ in one.dispatch(given[:3])]
+    assert [found.record.job_id for found in tracked] == ["100_0", "100_1", "100_2"]
     assert slurm.submissions == 1
     assert "#SBATCH --array=0-2" in (Path(tracked[0].record.folder) / "submission.sh").read_text()
 
@@ -216,7 +214,7 @@ def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slur
     scripts, cluster = [], Cluster(needs_srun=True)
     for runtime in (10, 11):
         given = job(output=[f"{runtime}"], resources={"runtime": runtime})
-        (tracked,), _ = one.dispatch([prepare(given, "true", one.folder, one.settings, False, cluster)], {})
+        ((tracked, _),) = one.dispatch([prepare(given, "true", one.folder, one.settings, False, cluster)])
         scripts.append((Path(tracked.record.folder) / "submission.sh").read_text())
     assert ["exec srun" in script for script in scripts] == ["--signal=USR2" in script for script in scripts]
     assert ["exec srun" in script for script in scripts] == [False, True]
@@ -232,7 +230,7 @@ def test_local_jobs_get_gpus_of_their_own(slurm: Slurm, monkeypatch: pytest.Monk
         for index, count in enumerate((2, 1, 1))
     ]
     assert [tracked.record.gpus for tracked in jobs] == [[2, 3], [5], [2]]  # the last one is shared
-    assert one.submit_again(jobs[1], "lost", []).record.gpus == [5]
+    assert one.submit_again(jobs[1], "lost", "").record.gpus == [5]
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another
 from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import PLACE, Cluster, NoAnswer, SlurmQueue, check_place, read_cluster
-from snakemake_executor_plugin_submitit.store import ELSEWHERE, End, JobFiles
+from snakemake_executor_plugin_submitit.store import End, JobFiles
 from snakemake_executor_plugin_submitit.submission import Dispatcher
 
 common_settings = CommonSettings(
@@ -37,7 +37,6 @@ common_settings = CommonSettings(
     auto_deploy_default_storage_provider=False,  # it would call pip before every job
     init_seconds_before_status_checks=1,
 )
-LARGEST_ARRAY = 500  # each of its jobs has an open file, its lock, during the submission
 # The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. Only
 # this option overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
@@ -79,14 +78,12 @@ class Executor(RemoteExecutor):
                 prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.cluster))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
-        known = self.dispatcher.known(prepared)
-        for batch in batches(prepared, self.settings.array_size):
-            started, failed = self.dispatcher.dispatch(batch, known)
-            for found in started:
-                self.report_job_submission(found)
-                self.logger.info(f"Job {found.job.jobid} is {whereabouts(found)}.")
-            for given, why in failed:
-                self.report_job_error(given, msg=f"not submitted: {why}. ")
+        for started, why in self.dispatcher.dispatch(prepared):
+            if why:
+                self.report_job_error(started, msg=f"not submitted: {why}. ")
+            else:
+                self.report_job_submission(started)
+                self.logger.info(f"Job {started.job.jobid} is {whereabouts(started)}.")
 
     def run_job(self, job: Any) -> None:
         self.run_jobs([job])
@@ -168,7 +165,7 @@ class Executor(RemoteExecutor):
         try:
             if not is_worth_another(job, kind, self.settings.requeue_limit):
                 return None
-            another = self.dispatcher.submit_again(job, kind, [why.nodes] if why.nodes and kind in ELSEWHERE else [])
+            another = self.dispatcher.submit_again(job, kind, why.nodes)
         except Exception as error:
             self.logger.warning(f"Job {job.job.jobid} could not be submitted again: {error}")
             return None
@@ -224,19 +221,6 @@ class Executor(RemoteExecutor):
 
 def whereabouts(job: Job) -> str:
     return f"{'Slurm job' if job.record.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
-
-
-def batches(jobs: Sequence[Job], array_size: int) -> Iterator[list[Job]]:
-    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
-    groups: dict[str, list[Job]] = {}
-    for index, job in enumerate(jobs):
-        wants = {name: value for name, value in job.request.items() if name != "comment"}
-        is_array = array_size > 1 and job.is_small
-        groups.setdefault(store.digest([job.record.rule, wants] if is_array else index), []).append(job)
-    size = max(1, min(array_size, LARGEST_ARRAY))
-    for group in groups.values():
-        for first in range(0, len(group), size):
-            yield group[first : first + size]
 
 
 Event = Literal["done", "failed", "stalled"]

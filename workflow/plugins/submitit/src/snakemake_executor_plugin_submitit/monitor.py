@@ -37,15 +37,11 @@ class Monitor:
 
     def look(self, jobs: Sequence[Job]) -> list[End | None]:
         """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
-        ends = [end if end is not None and not end.is_provisional else None for end in (job.end for job in jobs)]
-        rest = [job for job, end in zip(jobs, ends, strict=True) if end is None]
-        on_slurm = [job for job in rest if job.record.is_on_slurm]
+        ends = [job.end for job in jobs]
+        on_slurm = [job for job, end in zip(jobs, ends, strict=True) if end is None and job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
             self._ask(on_slurm)
-        return [
-            end or (self._by_slurm(job) if job.record.is_on_slurm else self._by_process(job))
-            for job, end in zip(jobs, ends, strict=True)
-        ]
+        return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
 
     def _ask(self, jobs: Sequence[Job]) -> None:
         try:
@@ -61,28 +57,26 @@ class Monitor:
             elif job.silent_since is None:
                 job.silent_since = self._clock()
 
-    def _by_slurm(self, job: Job) -> End | None:
+    def _without_word(self, job: Job) -> End | None:
+        """How a job has ended that has not written it, or in a way about which Slurm decides."""
         if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s")
-        if job.slurm is None or not job.slurm.is_ended:
-            job.ended_since = None
-            return None
-        # wait for a second answer: between an end and a requeue Slurm shows the end
-        return self._after_settling(job, job.slurm.state, max(SETTLE_S, 1.5 * self.queue.interval_s))
-
-    def _by_process(self, job: Job) -> End | None:
         if job.process is not None:
             job.process.poll()  # removes it from the process table
-        if processes.is_local_job_alive(job.files, job.record):
+        if job.record.is_on_slurm:
+            is_ended, state = job.slurm is not None and job.slurm.is_ended, job.slurm.state if job.slurm else ""
+            # wait for a second answer: between an end and a requeue Slurm shows the end
+            settle_s = max(SETTLE_S, 1.5 * self.queue.interval_s)
+        else:
+            is_ended, state, settle_s = not processes.is_local_job_alive(job.files, job.record), "", 1
+        if not is_ended:
+            job.ended_since = None
             return None
-        return self._after_settling(job, "", settle_s=1)
-
-    def _after_settling(self, job: Job, state: str, settle_s: float) -> End | None:
         if job.ended_since is None:
             job.ended_since = self._clock()
         if self._clock() - job.ended_since < settle_s:
             return None
-        end = job.end
+        end = job.files.end(job.record.number)
         if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
             return end._replace(state=state)
         return failure_of(job, state, None if end is None else end.exit_code)

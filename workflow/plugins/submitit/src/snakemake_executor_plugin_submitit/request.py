@@ -66,8 +66,9 @@ class Job(SubmittedJobInfo):
 
     @property
     def end(self) -> End | None:
-        """As the job has written it."""
-        return self.files.end(self.record.number)
+        """As the job has written it, unless Slurm decides."""
+        end = self.files.end(self.record.number)
+        return None if end and end.is_provisional else end
 
     @property
     def stderr(self) -> Path:
@@ -273,6 +274,6 @@ def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float
     if excluded:
         changed["exclude"] = ",".join(filter(None, [str(changed.get("exclude") or ""), *excluded]))
     for key in ("mem", "mem-per-cpu"):
-        if key in changed:
-            changed[key] = f"{math.ceil(int(str(changed[key]).removesuffix('M')) * memory)}M"
+        if key in changed:  # with any suffix
+            changed[key] = re.sub(r"\d+", lambda number: str(math.ceil(int(number[0]) * memory)), str(changed[key]))
     return changed

@@ -293,20 +293,23 @@ UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
 
 class FailureClass(NamedTuple):
-    """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user."""
+    """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user;
+    `is_elsewhere`: again on other nodes; `memory`: factor of the next request."""
 
     retries: int | None
     advice: str
+    is_elsewhere: bool = False
+    memory: float = 1.0
 
 
 CLASSES = {
     "preempted": FailureClass(None, "start the workflow again, or raise --submitit-requeue-limit"),
     "timeout": FailureClass(0, "raise the resource 'runtime', or write checkpoints more often"),
-    "oom": FailureClass(  # again with more memory
-        1, "raise the resource 'mem_mb' (it includes Snakemake itself, about 200 MB) or use smaller batches"
+    "oom": FailureClass(
+        1, "raise the resource 'mem_mb' (it includes Snakemake itself, about 200 MB) or use smaller batches", memory=1.5
     ),
-    "node_fail": FailureClass(1, "report the node to the administrators of the cluster"),  # again on other nodes
-    "lost": FailureClass(1, "look for the job with `sacct`, then start the workflow again"),  # again on other nodes
+    "node_fail": FailureClass(1, "report the node to the administrators of the cluster", is_elsewhere=True),
+    "lost": FailureClass(1, "look for the job with `sacct`, then start the workflow again", is_elsewhere=True),
     "hang": FailureClass(0, "look at the stacks in the log"),
     "non_finite": FailureClass(0, "look at the log; the last good checkpoint is kept"),
     "env": FailureClass(0, "fix the environment of the node"),
@@ -314,8 +317,6 @@ CLASSES = {
     "user": FailureClass(0, "see the message"),
     "bug": FailureClass(0, "see the log"),
 }
-ELSEWHERE = ("node_fail", "lost")
-MORE_MEMORY = 1.5
 
 SLURM_CLASSES = {
     "TIMEOUT": "timeout",

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,10 @@ from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, wit
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
-from snakemake_executor_plugin_submitit.store import MORE_MEMORY, Record, read_attempts
+from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
+LARGEST_ARRAY = 500  # each of its jobs has an open file, its lock, during the submission
 # In sbatch's message if the controller was not reached or is busy, so that it may accept the job the next time.
 TRANSIENT = (
     *("timed out", "unable to contact", "temporarily", "connection refused", "try again"),
@@ -50,11 +51,13 @@ class Dispatcher:
         self.queue = queue
         self.jobs: dict[int, Job] = {}  # those that Snakemake waits for, by id(job)
 
-    def known(self, jobs: Sequence[Job]) -> dict[str, SlurmState | None]:
-        """The states of earlier submissions of these jobs, in one question to Slurm."""
+    def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
+        """Take over the jobs or submit them. Yields: each job, with the reason if it failed."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
-        return self._states(ids) if ids else {}
+        known = self._states(ids) if ids else {}  # in one question
+        for batch in batches(jobs, self.settings.array_size):
+            yield from self._dispatch(batch, known)
 
     def _states(self, ids: Sequence[str]) -> dict[str, SlurmState | None]:
         """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
@@ -64,14 +67,9 @@ class Dispatcher:
             return dict.fromkeys(ids)
         return {job_id: states.get(job_id, SlurmState("COMPLETED")) for job_id in ids}
 
-    def dispatch(
-        self, batch: Sequence[Job], known: dict[str, SlurmState | None]
-    ) -> tuple[list[Job], list[tuple[Job, str]]]:
-        """Take over the jobs, or submit them together. Returns: the jobs, and those that failed with the reason.
-
-        No other driver can decide about the same jobs meanwhile.
-        """
-        started, failed, rest = [], [], []
+    def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState | None]) -> list[tuple[Job, str]]:
+        """Take over some of the jobs, submit the others together; no other driver can decide about them meanwhile."""
+        done, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
                 locks.enter_context(job.files.lock())
@@ -79,32 +77,31 @@ class Dispatcher:
                 try:
                     if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
                         self.jobs[id(job.job)] = job
-                        started.append(job)
+                        done.append((job, ""))
                         continue
                 except (NotSubmitted, NoAnswer) as error:
-                    failed.append((job, str(error)))
+                    done.append((job, str(error)))
                     continue
                 job.files.reset()
                 job.record = self._new_record(job, earlier.number + 1 if earlier else 1)
                 rest.append(job)
-            if rest:
-                try:
-                    self._start(rest)
-                    started += rest
-                except NotSubmitted as error:
-                    for job in rest:
-                        failed.append((job, str(error)))
-                        del self.jobs[id(job.job)]
-        return started, failed
+            try:
+                self._start(rest)
+                why = ""
+            except NotSubmitted as error:
+                why = str(error)
+                for job in rest:
+                    del self.jobs[id(job.job)]
+        return done + [(job, why) for job in rest]
 
-    def submit_again(self, job: Job, kind: str, nodes: Sequence[str]) -> Job:
-        """Submit a failed job again; it continues from its checkpoint. Raises: NotSubmitted."""
-        old = job.record
+    def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
+        """Submit a job that failed on `nodes` again; it continues from its checkpoint. Raises: NotSubmitted."""
+        old, rule = job.record, CLASSES[kind]
         record = self._new_record(
             job,
             old.number + 1,
-            excluded=list(dict.fromkeys([*old.excluded, *nodes])),
-            memory=old.memory * (MORE_MEMORY if kind == "oom" else 1.0),
+            excluded=list(dict.fromkeys([*old.excluded, *([nodes] if nodes and rule.is_elsewhere else [])])),
+            memory=old.memory * rule.memory,
             retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
         )
         another = Job(job.job, step=job.step, template=job.template, record=record, request=job.request)
@@ -120,12 +117,12 @@ class Dispatcher:
             return False
         job.save(job_id=job_id)
         found, end, has_same_key = job.record, job.end, earlier.key == job.template.key
-        if end is not None and end.failure_class is None:
+        if end and end.failure_class is None:
             if not has_same_key or job.is_forced or not has_all_outputs(job.job):
                 return False
             self.log.info(f"{found.rule}: job {found.job_id} has finished; its outputs are taken over")
             return True
-        if end is not None and not end.is_provisional:
+        if end:
             self.log.info(f"{found.rule}: job {found.job_id} has failed ({end.failure_class}); submitted again")
             return False
         if not self._is_alive(job, known):
@@ -168,6 +165,8 @@ class Dispatcher:
 
     def _start(self, jobs: Sequence[Job]) -> None:
         """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
+        if not jobs:
+            return
         first = jobs[0]
         if len(jobs) > 1:
             name = store.slurm_name(self.settings.jobname_prefix, first.record.rule)
@@ -198,6 +197,16 @@ class Dispatcher:
             self.log.warning(f"{count} GPUs requested, {len(free)} of this machine are free; jobs share them")
             free = every
         return free[:count]
+
+
+def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
+    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
+    groups: dict[str, list[Job]] = {}
+    for index, job in enumerate(jobs):
+        wants = {name: value for name, value in job.request.items() if name != "comment"}
+        groups.setdefault(store.digest([job.record.rule, wants] if job.is_small else index), []).append(job)
+    size = max(1, min(array_size, LARGEST_ARRAY))
+    return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
 
 
 def visible_gpus() -> list[int]:
