@@ -119,6 +119,19 @@ def test_a_job_whose_driver_died_within_sbatch_is_found_by_its_name(slurm: Slurm
     assert slurm.submissions == 1
 
 
+def test_a_job_whose_driver_died_within_sbatch_and_that_slurm_has_forgotten_is_found_by_its_own_files(
+    slurm: Slurm,
+) -> None:
+    first = slurm.start()
+    store.save(first.files, replace(first.record, job_id=""))
+    store.add_attempt(first.files.attempts, "start", submission=1, job_id="100")
+    finish(first, 0, None)
+    slurm.answers("squeue")
+    Path("a").touch()
+    assert slurm.start().record.job_id == "100"
+    assert slurm.submissions == 1
+
+
 @pytest.mark.parametrize("answer", [ACCEPT_AND_FAIL, "echo mumble"], ids=["error", "nonsense"])
 def test_a_job_that_was_accepted_although_sbatch_failed_is_found_by_its_name(slurm: Slurm, answer: str) -> None:
     slurm.sbatch(answer)

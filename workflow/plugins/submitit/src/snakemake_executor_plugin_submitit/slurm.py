@@ -122,21 +122,16 @@ def _expand(shown: str) -> list[str]:
     return [f"{match[1]}_{i}" for first, _, last in ranges for i in range(int(first), int(last or first) + 1)]
 
 
-def find_by_name(name: str, since_unix_s: float, tries: int = 3, pause_s: float = 2.0) -> str | None:
-    """The id of the job, or of the array, with this name; None if Slurm has none.
+def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
+    """The id of the job, or of the array, with this name; None if it has ended minutes ago, or there is none.
 
     Raises: NoAnswer.
     """
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_unix_s - 3600))
     for last in reversed(range(tries)):
-        answer = ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name])
-        if not answer.strip():
-            with suppress(NoAnswer):
-                answer = ask_slurm(["sacct", "-X", "-n", "-P", "-o", "JobID,JobName%200", "--name", name, "-S", start])
-        for line in answer.splitlines():
+        for line in ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name]).splitlines():
             job_id, _, found = line.partition("|")
             if found == name:
-                return job_id.partition("_")[0]
+                return job_id
         if last:
             time.sleep(pause_s)
     return None

@@ -140,11 +140,11 @@ class Dispatcher:
 
     def _find(self, job: Job) -> str | None:
         """The id of a submission whose record has none, None if there is no such job."""
-        found, files = job.record, job.files
-        if not found.is_on_slurm:
-            ids = [attempt["job_id"] for attempt in read_attempts(files.attempts)]
-            return ids[-1] if ids and files.is_running_here() else None
-        job_id = find_by_name(found.name, found.submitted_unix_s)
+        found = job.record
+        for attempt in read_attempts(job.files.attempts):
+            if attempt["submission"] == found.number:
+                return attempt["job_id"]
+        job_id = find_by_name(found.name) if found.is_on_slurm else None
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
     def _is_alive(self, job: Job, known: dict[str, SlurmState | None]) -> bool:
@@ -254,7 +254,7 @@ def submit_to_slurm(jobs: Sequence[Job]) -> str:
     if len(jobs) > 1:
         request["comment"] = first.rule
     write_script(folder, request, len(jobs))
-    return submit_script(folder / SCRIPT, lambda: find_by_name(first.name, first.submitted_unix_s))
+    return submit_script(folder / SCRIPT, lambda: find_by_name(first.name))
 
 
 def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
