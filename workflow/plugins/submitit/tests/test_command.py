@@ -100,7 +100,8 @@ def add_attempt(files: JobFiles, number: int, seconds: float, exit_code: int = 0
 def used_by(folder: Path, command: str, gpus: int = 0) -> dict[str, float]:
     files = JobFiles(folder / "job")
     files.path.mkdir()
-    JobStep(files, 1, command, str(folder), (), 3600.0, 60.0, 5, gpus=gpus)()
+    record = store.Record("k", "n", 1, "slurm", str(files.submission(1)), requested={"runtime": 60, "gpu": gpus})
+    JobStep(files, record, command, str(folder), 60.0, 5)()
     (attempt,) = store.read_attempts(files.attempts)
     return attempt["used"]
 

@@ -54,7 +54,7 @@ def job(tmp_path: Path) -> Job:
     (tmp_path / "job" / "1").mkdir(parents=True)
     add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
     step: Any = SimpleNamespace(files=files)
-    return Job(SimpleNamespace(), step=step, template=record, record=record)  # type: ignore[arg-type]
+    return Job(SimpleNamespace(), step=step, record=record)  # type: ignore[arg-type]
 
 
 def failed(job: Job, state: str) -> End:

@@ -18,17 +18,19 @@ import pytest
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, read_attempts, read_json, unfruitful, write_json
+from snakemake_executor_plugin_submitit.store import JobFiles, Record, read_attempts, read_json, unfruitful, write_json
 from toy_project import write_program
 
 Requeued = type("Requeued", (Exception,), {})
 
 
-def make_step(path: Path, command: str, **changes: object) -> JobStep:
+def make_step(path: Path, command: str, gpus: int = 0, logs: tuple[str, ...] = (), **changes: Any) -> JobStep:
     files = JobFiles(path / "job")
     files.path.mkdir(exist_ok=True)
-    values = {"logs": (), "limit_s": 3600.0, "signal_delay_s": 60.0, "requeue_limit": 5, **changes}
-    return JobStep(files=files, number=1, command=command, workdir=str(path), **values)  # type: ignore[arg-type]
+    requested, written = {"runtime": 60, "gpu": gpus}, [str(path / log) for log in logs]
+    record = Record("key", "name", 1, "slurm", str(files.submission(1)), requested=requested, logs=written)
+    values = {"signal_delay_s": 60.0, "requeue_limit": 5, **changes}
+    return JobStep(files, record, command, str(path), **values)
 
 
 @contextmanager

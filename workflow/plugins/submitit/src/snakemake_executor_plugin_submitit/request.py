@@ -43,14 +43,13 @@ _SBATCH = {
 class Job(SubmittedJobInfo):
     """A job of Snakemake, `job`, and its last submission.
 
-    `step`, `template`: of the step and the record, what all its submissions have in common; `request`: options of
-    sbatch, {} on this machine; `is_small`: may be a task of a job array; `is_forced`: earlier results do not count.
+    `step`: what all its submissions have in common; `request`: options of sbatch, {} on this machine; `is_small`: may
+    be a task of a job array; `is_forced`: earlier results do not count.
     Of the last submission `record`; `process` of this machine; `slurm`, None if unknown; `silent_since`: Slurm does not
     know it; `ended_since`: ended without a word.
     """
 
     step: JobStep = field(kw_only=True)
-    template: Record = field(kw_only=True)
     record: Record = field(kw_only=True)
     request: dict[str, Any] = field(default_factory=dict)
     is_small: bool = False
@@ -103,22 +102,10 @@ def prepare(
         request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
         if cluster.needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
-    step = JobStep(
-        files=job_files(folder, job.name, outputs),
-        number=0,
-        command=command,
-        workdir=os.getcwd(),
-        logs=tuple(str(log) for log in job.log or ()),
-        limit_s=60.0 * asked["runtime"],
-        signal_delay_s=signal_delay_s(asked["runtime"], settings),
-        requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
-        gpus=asked["gpu"],
-        **{name: str(resources.get(name) or "") for name in ("setup", "venv", "container")},
-    )
     has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
-    template = Record(
+    record = Record(
         key=digest([job.name, outputs, params]),
         name="",
         number=0,
@@ -129,16 +116,17 @@ def prepare(
         requested=asked,
         logs=[os.path.abspath(log) for log in job.log or ()],
     )
-    is_small = bool(request) and has_one_task and is_short
-    return Job(
-        job,
-        step=step,
-        template=template,
-        record=template,
-        request=request,
-        is_small=is_small,
-        is_forced=is_forced,
+    step = JobStep(
+        files=job_files(folder, job.name, outputs),
+        record=record,
+        command=command,
+        workdir=os.getcwd(),
+        signal_delay_s=signal_delay_s(asked["runtime"], settings),
+        requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
+        **{name: str(resources.get(name) or "") for name in ("setup", "venv", "container")},
     )
+    is_small = bool(request) and has_one_task and is_short
+    return Job(job, step=step, record=record, request=request, is_small=is_small, is_forced=is_forced)
 
 
 def members(job: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_submitit.store import (
     UNFRUITFUL_LIMIT,
     End,
     JobFiles,
+    Record,
     add_attempt,
     logs_of_all_attempts,
     read_attempts,
@@ -70,22 +71,19 @@ def pickle_path(folder: Path, task: int) -> Path:
 class JobStep:
     """One submission of a job; submitit pickles it and calls it on the node, again after a requeue.
 
-    `command`: a line of shell; `logs`: of the rule, relative to `workdir`; `setup`: lines of shell before the command;
-    `venv`: a virtual environment, `container`: an Apptainer image, "" for none; `gpus`: of this node.
+    `command`: a line of shell; `setup`: lines of shell before it; `venv`: a virtual environment, `container`: an
+    Apptainer image, "" for none.
     """
 
     files: JobFiles
-    number: int
+    record: Record
     command: str
     workdir: str
-    logs: tuple[str, ...]
-    limit_s: float
     signal_delay_s: float
     requeue_limit: int
     setup: str = ""
     venv: str = ""
     container: str = ""
-    gpus: int = 0
 
     def __call__(self) -> None:
         """Run the job once. Does not return if the job is requeued: then submitit ends the process."""
@@ -104,7 +102,7 @@ class JobStep:
                 return
             except (OSError, subprocess.SubprocessError) as error:
                 outcome = _outcome(end, "preempted", f"could not be requeued: {error}")
-        write_json(self.files.outcome(self.number), outcome._asdict())
+        write_json(self.files.outcome(self.record.number), outcome._asdict())
 
     def checkpoint(self) -> object:
         """Called by submitit. The same step runs after a requeue, since the job's own files have its progress."""
@@ -117,7 +115,7 @@ def is_superseded(step: JobStep) -> bool:
     """Whether another submission of the job replaces this one: Slurm accepted two, or the driver submitted it again."""
     current, own = read_json(step.files.record), job_id()
     is_other = bool(current.get("job_id")) and bool(own) and current["job_id"] != own
-    if current and (current.get("number") != step.number or is_other):
+    if current and (current.get("number") != step.record.number or is_other):
         message = f"job {own} ends: {current.get('job_id')} (submission {current.get('number')}) replaces it\n"
         with open(step.files.output_log, "a", encoding="utf-8") as output:
             output.write(message)
@@ -136,8 +134,8 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     attempt = len(earlier) + 1
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
-    files.outcome(step.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
-    logs = [os.path.join(step.workdir, log) for log in step.logs] if earlier else []
+    files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
+    logs = step.record.logs if earlier else []
     begin, kills = time.monotonic(), usage.oom_kills()
     with (
         StopSignals() as signals,
@@ -159,7 +157,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             files.attempts,
             "start",
             attempt=attempt,
-            submission=step.number,
+            submission=step.record.number,
             job_id=job_id(),
             host=socket.gethostname(),
             nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
@@ -168,7 +166,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             unix_s=round(time.time(), 1),
             waited_s=_waited_s(step, earlier),
         )
-        used = usage.Usage(process.pid, files.status, step.gpus)
+        used = usage.Usage(process.pid, files.status, step.record.requested["gpu"])
         relay = Relay(process.pid, files.status, sentinel)
         code = wait(process, signals, relay, step.signal_delay_s, used.sample)
         seconds = time.monotonic() - begin
@@ -178,7 +176,8 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
         asked = signal.SIGINT if signals.is_ended else signals.asked
-        limit_s = step.limit_s - step.signal_delay_s - SIGNAL_EARLY_S  # a signal before it is that of a preemption
+        # a signal before that is one of a preemption
+        limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
             "end",
@@ -289,7 +288,7 @@ def in_container(step: JobStep) -> str:
     command = step.command.replace(sys.executable, "python")
     image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])
-    gpu_options = ["--nv", "--rocm"] if step.gpus else []  # without its driver each only warns
+    gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without its driver each only warns
     options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]
     return shlex.join(["apptainer", "exec", *options, image, "bash", "-c", command])
 
@@ -310,10 +309,8 @@ def job_id() -> str:
 
 def _waited_s(step: JobStep, earlier: Sequence[dict[str, Any]]) -> float:
     """Seconds since the job was submitted, or since its last attempt."""
-    now = time.time()
-    submitted = float(read_json(step.files.record).get("submitted_unix_s") or now)
     ends = [attempt["unix_s"] + attempt.get("seconds", 0) for attempt in earlier[-1:]]
-    return round(max(0.0, now - max([submitted, *ends])), 1)
+    return round(max(0.0, time.time() - max([step.record.submitted_unix_s, *ends])), 1)
 
 
 def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:

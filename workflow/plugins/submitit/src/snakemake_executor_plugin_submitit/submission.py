@@ -104,7 +104,7 @@ class Dispatcher:
             memory=old.memory * rule.memory,
             retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
         )
-        another = Job(job.job, step=job.step, template=job.template, record=record, request=job.request)
+        another = Job(job.job, step=job.step, record=record, request=job.request)
         with job.files.lock():
             self._start([another])
         return another
@@ -116,7 +116,7 @@ class Dispatcher:
         if not job_id:
             return False
         job.save(job_id=job_id)
-        found, end, has_same_key = job.record, job.end, earlier.key == job.template.key
+        found, end, has_same_key = job.record, job.end, earlier.key == job.step.record.key
         if end and end.failure_class is None:
             if not has_same_key or job.is_forced or not has_all_outputs(job.job):
                 return False
@@ -159,9 +159,9 @@ class Dispatcher:
 
     def _new_record(self, job: Job, number: int, **changes: Any) -> Record:
         """The record of a submission that has not begun."""
-        name = store.slurm_name(self.settings.jobname_prefix, job.template.rule, job.template.wildcards)
-        folder = str(job.files.submission(number))
-        return replace(job.template, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
+        plain, folder = job.step.record, str(job.files.submission(number))
+        name = store.slurm_name(self.settings.jobname_prefix, plain.rule, plain.wildcards)
+        return replace(plain, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
 
     def _start(self, jobs: Sequence[Job]) -> None:
         """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
@@ -177,7 +177,7 @@ class Dispatcher:
         for job in jobs:
             job.save(gpus=gpus)
             self.jobs[id(job.job)] = job
-        write_steps(Path(first.record.folder), [replace(job.step, number=job.record.number) for job in jobs])
+        write_steps(Path(first.record.folder), [replace(job.step, record=job.record) for job in jobs])
         started = None
         if first.record.is_on_slurm:
             main_id = submit_to_slurm(jobs)
@@ -189,7 +189,7 @@ class Dispatcher:
 
     def _free_gpus(self, job: Job) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
-        count = job.step.gpus
+        count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
         every = visible_gpus() or list(range(count))
         free = [gpu for gpu in every if not any(gpu in other.record.gpus for other in others)]
@@ -223,7 +223,7 @@ def write_steps(folder: Path, steps: Sequence[JobStep]) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for task, step in enumerate(steps):
         delayed = DelayedSubmission(step)
-        delayed.set_timeout(step.limit_s / 60, UNLIMITED)  # type: ignore[arg-type]
+        delayed.set_timeout(step.record.requested["runtime"], UNLIMITED)
         delayed.dump(pickle_path(folder, task))
 
 
@@ -239,7 +239,7 @@ def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subproces
         folder,
         shlex.join(step_command(folder)),
         cuda_devices=",".join(map(str, gpus)),
-        timeout_min=int(step.limit_s / 60),
+        timeout_min=step.record.requested["runtime"],
         signal_delay_s=int(step.signal_delay_s),
     )
 
