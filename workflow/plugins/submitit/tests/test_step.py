@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
-from snakemake_executor_plugin_submitit.processes import Relay, Sentinel
+from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import JobFiles, Record, read_attempts, read_json, unfruitful, write_json
 from toy_project import write_program
@@ -218,8 +218,10 @@ def test_snakemake_and_srun_are_not_told(command: str, is_manager: bool) -> None
 
 
 def test_a_process_without_a_handler_is_left_alone() -> None:
-    with Sentinel() as sentinel, subprocess.Popen(["sleep", "100"]) as process:
-        assert Relay(process.pid, Path("nowhere"), sentinel).send(signal.SIGUSR2) == []
+    with sentinel() as watched, subprocess.Popen(["sleep", "100"]) as process:
+        relay = Relay(process.pid, Path("nowhere"), watched)
+        relay.send(signal.SIGUSR2)
+        assert not relay.is_awaited()
         assert process.poll() is None
         process.kill()
 

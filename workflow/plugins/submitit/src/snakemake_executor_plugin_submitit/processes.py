@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -104,11 +103,9 @@ class StopSignals:
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
         self.is_ended = False
-        self.previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in STOP_SIGNALS + END_SIGNALS:
-            self.previous[number] = signal.signal(number, self._receive)
+        self.previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS + END_SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -123,34 +120,22 @@ class StopSignals:
             self.asked = received
 
 
-class Sentinel:
-    """A process that does nothing: if a signal killed it, Slurm sent that signal to all processes of the step."""
-
-    def __enter__(self) -> Sentinel:
-        self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def died_of(self, number: signal.Signals, seconds: float = 0.5) -> bool:
-        """Whether the signal killed it; it may arrive there a little later than in this process."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds) == -number
-        return False
+def sentinel() -> subprocess.Popen[bytes]:
+    """A process that does nothing until its context closes its input: if a signal killed it, Slurm sent that signal to
+    all processes of the step."""
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 class Relay:
     """Passes a signal on to the processes of a job, once to each that catches it, however late it begins to do so.
 
-    `root`: the first process; `status`: the job's status file.
+    `root`: the first process; `status`: the job's status file; `watched`: a sentinel.
     """
 
-    def __init__(self, root: int, status: Path, sentinel: Sentinel) -> None:
+    def __init__(self, root: int, status: Path, watched: subprocess.Popen[bytes]) -> None:
         self.root = root
         self.status = status
-        self.sentinel = sentinel
+        self.watched = watched
         self._signalled: set[psutil.Process] = set()
         self._is_first = True
 
@@ -158,19 +143,19 @@ class Relay:
         """The job's processes, also orphans, without the tasks of further steps, which Slurm signals itself."""
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
-    def send(self, number: signal.Signals) -> list[int]:
-        """Returns: the processes that were signalled now. A process gets one signal in all, whichever comes first."""
-        is_known = self._is_first and self.sentinel.died_of(number)
-        self._is_first = False
-        sent = []
+    def send(self, number: signal.Signals) -> None:
+        """Signal those that got no signal yet. A process gets one in all, whichever comes first."""
+        is_sent_to_all = False
+        if self._is_first:
+            self._is_first = False
+            with suppress(subprocess.TimeoutExpired):  # it may arrive there a little later than in this process
+                is_sent_to_all = self.watched.wait(0.5) == -number
         for process in self.members():
             if process in self._signalled or not catches(process.pid, number) or is_manager(process):
                 continue
             self._signalled.add(process)
-            if not is_known:
+            if not is_sent_to_all:
                 kill([process], number)
-                sent.append(process.pid)
-        return sent
 
     def is_awaited(self) -> bool:
         """Whether a process that was signalled is still at work."""

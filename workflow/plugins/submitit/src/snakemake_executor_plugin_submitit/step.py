@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_submitit import processes, usage
-from snakemake_executor_plugin_submitit.processes import Relay, Sentinel, StopSignals
+from snakemake_executor_plugin_submitit.processes import Relay, StopSignals, sentinel
 from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
@@ -139,7 +139,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     begin, kills = time.monotonic(), usage.oom_kills()
     with (
         StopSignals() as signals,
-        Sentinel() as sentinel,
+        sentinel() as watched,
         logs_of_all_attempts(logs, files.kept_logs),
         open(files.output_log, "ab") as output,
     ):
@@ -167,7 +167,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             waited_s=_waited_s(step, earlier),
         )
         used = usage.Usage(process.pid, files.status, step.record.requested["gpu"])
-        relay = Relay(process.pid, files.status, sentinel)
+        relay = Relay(process.pid, files.status, watched)
         code = wait(process, signals, relay, step.signal_delay_s, used.sample)
         seconds = time.monotonic() - begin
         if code != 0:
