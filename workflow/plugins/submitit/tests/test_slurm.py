@@ -78,12 +78,8 @@ def test_the_accounting_is_asked_about_jobs_that_squeue_has_forgotten(programs: 
     programs.answer("sacct", "7|PREEMPTED|0:0|n1", "8|CANCELLED by 1000|0:15|n2")
     found = SlurmQueue(1, LOG).ask(["7", "8"])
     assert found["7"].state == "PENDING"  # between its end and its requeue, sacct shows the end
-    assert (found["8"].state, found["8"].exit_code, found["8"].nodes, found["8"].is_ended) == (
-        "CANCELLED",
-        "0:15",
-        "n2",
-        True,
-    )
+    assert (found["8"].state, found["8"].exit_code, found["8"].nodes) == ("CANCELLED", "0:15", "n2")
+    assert [found[job].is_alive for job in ("7", "8")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import psutil
 
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.request import Job
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import UNKNOWN, NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
@@ -47,35 +47,30 @@ class Monitor:
         try:
             states = self.queue.ask(job.record.job_id for job in jobs)
         except NoAnswer:
-            for job in jobs:
-                job.slurm = None  # its state may have changed
-            return
+            states = None
         for job in jobs:
-            job.slurm = states.get(job.record.job_id)
-            if job.slurm is not None:
-                job.silent_since = None
-            elif job.silent_since is None:
-                job.silent_since = self._clock()
+            job.slurm = None if states is None else states.get(job.record.job_id, UNKNOWN)
 
     def _without_word(self, job: Job) -> End | None:
         """How a job has ended that has not written it, or in a way about which Slurm decides."""
-        if job.silent_since is not None and self._clock() - job.silent_since >= self.lost_after_s:
-            return End("lost", f"Slurm has not known job {job.record.job_id} for {self.lost_after_s:.0f} s")
-        if job.process is not None:
-            job.process.poll()  # removes it from the process table
         if job.record.is_on_slurm:
-            is_ended, state = job.slurm is not None and job.slurm.is_ended, job.slurm.state if job.slurm else ""
+            state = job.slurm.state if job.slurm else ""
+            is_over = job.slurm is not None and not job.slurm.is_alive
             # wait for a second answer: between an end and a requeue Slurm shows the end
-            settle_s = max(SETTLE_S, 1.5 * self.queue.interval_s)
+            settle_s = self.lost_after_s if job.slurm is UNKNOWN else max(SETTLE_S, 1.5 * self.queue.interval_s)
         else:
-            is_ended, state, settle_s = not processes.is_local_job_alive(job.files, job.record), "", 1
-        if not is_ended:
-            job.ended_since = None
+            if job.process is not None:
+                job.process.poll()  # removes it from the process table
+            state, is_over, settle_s = "", not processes.is_local_job_alive(job.files, job.record), 1
+        if not is_over:
+            job.doubt = None
             return None
-        if job.ended_since is None:
-            job.ended_since = self._clock()
-        if self._clock() - job.ended_since < settle_s:
+        if job.doubt is None or job.doubt[0] != state:
+            job.doubt = (state, self._clock())
+        if self._clock() - job.doubt[1] < settle_s:
             return None
+        if job.slurm is UNKNOWN:
+            return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")
         end = job.files.end(job.record.number)
         if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
             return end._replace(state=state)

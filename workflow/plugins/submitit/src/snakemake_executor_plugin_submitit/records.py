@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from snakemake_executor_plugin_submitit import processes, store
-from snakemake_executor_plugin_submitit.slurm import PENDING, NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit.slurm import PENDING, UNKNOWN, NoAnswer, SlurmQueue, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, DEFAULT_FOLDER, End, JobFiles, Record
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
@@ -72,7 +72,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
 def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[str, SlurmState] | None) -> Submitted:
     """`states`: None if Slurm gives no answer."""
-    current = (states or {}).get(known.job_id, SlurmState(""))
+    current = (states or {}).get(known.job_id, UNKNOWN)
     if current.state == "CANCELLED":  # the driver sees the same some seconds later
         end = End("user", "cancelled", nodes=current.nodes)
     return Submitted(
@@ -90,8 +90,10 @@ def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[
 
 
 def _state(files: JobFiles, known: Record, has_ended: bool, current: SlurmState, *, is_answered: bool) -> State | None:
+    if current.state in PENDING:
+        return "queued"
     if current.state:
-        return "queued" if current.state in PENDING else "ended" if current.is_ended else "running"
+        return "running" if current.is_alive else "ended"
     if not known.is_open or has_ended:
         return "ended"
     is_visible = is_answered if known.cluster == "slurm" else known.host == os.uname().nodename

@@ -45,8 +45,8 @@ class Job(SubmittedJobInfo):
 
     `step`: what all its submissions have in common; `request`: options of sbatch, {} on this machine; `is_small`: may
     be a task of a job array; `is_forced`: earlier results do not count.
-    Of the last submission `record`; `process` of this machine; `slurm`, None if unknown; `silent_since`: Slurm does not
-    know it; `ended_since`: ended without a word.
+    Of the last submission `record`; `process` of this machine; `slurm`, None if it gives no answer; `doubt`: the state
+    in which the job seems to be over, and since when.
     """
 
     step: JobStep = field(kw_only=True)
@@ -56,8 +56,7 @@ class Job(SubmittedJobInfo):
     is_forced: bool = False
     process: subprocess.Popen[bytes] | None = None
     slurm: SlurmState | None = None
-    silent_since: float | None = None
-    ended_since: float | None = None
+    doubt: tuple[str, float] | None = None
 
     @property
     def files(self) -> JobFiles:

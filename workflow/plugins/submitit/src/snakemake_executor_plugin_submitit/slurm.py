@@ -29,7 +29,8 @@ class NoAnswer(Exception):
 
 
 class SlurmState(NamedTuple):
-    """`state`: in PENDING, RUNNING or ENDED; `exit_code`: of the batch script; `nodes`: in Slurm's notation."""
+    """`state`: in PENDING, RUNNING or ENDED, "" if Slurm does not know the job; `exit_code`: of the batch script;
+    `nodes`: in Slurm's notation."""
 
     state: str
     exit_code: str = ""
@@ -37,8 +38,11 @@ class SlurmState(NamedTuple):
     reason: str = ""
 
     @property
-    def is_ended(self) -> bool:
-        return self.state in ENDED
+    def is_alive(self) -> bool:
+        return self.state in PENDING | RUNNING
+
+
+UNKNOWN = SlurmState("")
 
 
 class SlurmQueue:
@@ -79,7 +83,7 @@ class SlurmQueue:
             if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
                 return self._sacct(ids)
             # between an end and a requeue the accounting shows the end, so only jobs that still run are believed
-            recorded = {job_id: state for job_id, state in self._sacct(ids).items() if not state.is_ended}
+            recorded = {job_id: state for job_id, state in self._sacct(ids).items() if state.is_alive}
             if not recorded:
                 raise
             return recorded

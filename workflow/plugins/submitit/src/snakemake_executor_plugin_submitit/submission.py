@@ -22,7 +22,7 @@ from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import stop_all
 from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
+from snakemake_executor_plugin_submitit.slurm import UNKNOWN, NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
 from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
 
@@ -60,12 +60,12 @@ class Dispatcher:
             yield from self._dispatch(batch, known)
 
     def _states(self, ids: Sequence[str]) -> dict[str, SlurmState | None]:
-        """None: Slurm gives no answer, so the job may run. A job that Slurm has forgotten has ended."""
+        """None: Slurm gives no answer, so the job may run."""
         try:
             states = self.queue.ask(ids)
         except NoAnswer:
             return dict.fromkeys(ids)
-        return {job_id: states.get(job_id, SlurmState("COMPLETED")) for job_id in ids}
+        return {job_id: states.get(job_id, UNKNOWN) for job_id in ids}
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState | None]) -> list[tuple[Job, str]]:
         """Take over some of the jobs, submit the others together; no other driver can decide about them meanwhile."""
@@ -151,7 +151,7 @@ class Dispatcher:
         found = job.record
         if found.is_on_slurm:
             state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
-            return state is None or not state.is_ended
+            return state is None or state.is_alive
         if found.host != os.uname().nodename:
             message = f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait"
             raise NotSubmitted(message)
