@@ -20,8 +20,7 @@ State = Literal["queued", "running", "ended"]
 ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items()}
 """What a user can do about a failure, by its class."""
 
-_SILENT = logging.getLogger(f"{__name__}.silent")  # the answer shows if a question failed
-_SILENT.disabled = True
+SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows if a question failed
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,18 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
     Asks Slurm once, and only if something may still run.
     """
-    found: dict[str, tuple[JobFiles, Record, End | None]] = {}
-    ids = []
-    for path in (folder / "jobs").glob("*/"):
-        key, files = path.name.rpartition("-")[2], JobFiles(path)
-        known = store.load(files) if keys is None or key in keys else None
-        if known is None:
-            continue
-        end = files.end(known.number)
-        found[key] = (files, known, end)
-        if known.cluster == "slurm" and known.is_open and known.job_id and (end is None or end.is_provisional):
-            ids.append(known.job_id)
+    found = {}
+    for files, known in store.load_all(folder, keys):
+        if known is not None:
+            found[files.key] = (files, known, files.end(known.number))
+    ids = [
+        known.job_id
+        for _, known, end in found.values()
+        if known.is_on_slurm and known.is_open and known.job_id and (end is None or end.is_provisional)
+    ]
     states: Mapping[str, SlurmState] | None = {}
     try:
-        states = SlurmQueue(interval_s=0, log=_SILENT).ask(ids) if ids else {}
+        states = SlurmQueue(0, SILENT).ask(ids) if ids else {}
     except NoAnswer:
         states = None
     return {key: _submitted(*job, states) for key, job in found.items()}
@@ -75,29 +72,26 @@ def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[
     current = (states or {}).get(known.job_id, UNKNOWN)
     if current.state == "CANCELLED":  # the driver sees the same some seconds later
         end = End("user", "cancelled", nodes=current.nodes)
+    state: State | None = "ended"
+    if current.state in PENDING:
+        state = "queued"
+    elif current.is_alive:
+        state = "running"
+    elif known.is_open and end is None and not current.state:
+        is_visible = states is not None if known.is_on_slurm else known.host == os.uname().nodename
+        if not known.job_id or not is_visible:
+            state = None
+        elif not known.is_on_slurm and processes.is_local_job_alive(files, known):
+            state = "running"
     return Submitted(
         job_id=known.job_id,
         cluster=known.cluster,
-        state=_state(files, known, end is not None, current, is_answered=states is not None),
+        state=state,
         slurm_state=current.state,
         reason=current.reason,
         nodes=current.nodes or (end.nodes if end else ""),
         submitted_unix_s=known.submitted_unix_s,
         failure_class=end.failure_class if end else None,
-        message=" ".join((end.message if end else "").split()),
+        message=" ".join(end.message.split()) if end else "",
         output_log=files.output_log,
     )
-
-
-def _state(files: JobFiles, known: Record, has_ended: bool, current: SlurmState, *, is_answered: bool) -> State | None:
-    if current.state in PENDING:
-        return "queued"
-    if current.state:
-        return "running" if current.is_alive else "ended"
-    if not known.is_open or has_ended:
-        return "ended"
-    is_visible = is_answered if known.cluster == "slurm" else known.host == os.uname().nodename
-    if not known.job_id or not is_visible:
-        return None
-    is_alive = known.cluster != "slurm" and processes.is_local_job_alive(files, known)
-    return "running" if is_alive else "ended"

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +37,10 @@ class JobFiles:
         self.output_log = path / "output.log"  # what all attempts printed
         self.running = path / "running"  # locked while the job runs
         self.kept_logs = path / "kept-logs"  # lines of the rule's logs from earlier attempts
+
+    @property
+    def key(self) -> str:
+        return self.path.name.rpartition("-")[2]
 
     def outcome(self, number: int) -> Path:
         """The `End` of submission `number`, written once."""
@@ -136,7 +140,7 @@ class Record:
     gpus: list[int] = field(default_factory=list)
     rule: str = ""
     wildcards: str = ""
-    requested: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, int] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)
 
     @property
@@ -156,10 +160,10 @@ def load(files: JobFiles) -> Record | None:
         return None
 
 
-def load_all(folder: Path) -> list[tuple[JobFiles, Record | None]]:
-    """The jobs ever submitted from `folder`, sorted by name."""
+def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
+    """The jobs ever submitted from `folder`, sorted by name; only those of `keys` if given."""
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
-    return [(files, load(files)) for files in every]
+    return [(files, load(files)) for files in every if keys is None or files.key in keys]
 
 
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:

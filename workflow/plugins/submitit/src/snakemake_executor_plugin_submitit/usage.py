@@ -144,7 +144,7 @@ class RuleUse:
     waiting_hours: float = 0.0
     start_hours: float = 0.0
     failure_hours: float = 0.0
-    requested: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SAMPLED})
 
     @property
@@ -165,8 +165,7 @@ class RuleUse:
         """Add the attempts of one job."""
         self.jobs += 1
         for name, value in record.requested.items():  # the largest request, if they differ
-            before = self.requested.get(name)
-            self.requested[name] = max(value, before) if isinstance(value, int) and isinstance(before, int) else value
+            self.requested[name] = max(value, self.requested.get(name, 0))
         for attempt in done:
             self.waiting_hours += attempt["waited_s"] / 3600
             seconds = attempt.get("seconds")
