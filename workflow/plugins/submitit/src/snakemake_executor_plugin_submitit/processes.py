@@ -21,8 +21,9 @@ import psutil
 
 from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record
 
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)  # write a checkpoint and stop
-END_SIGNALS = (signal.SIGINT,)  # submitit's local controller kills a second later
+# Each is graver than those before it: write a checkpoint and stop; Slurm waits no longer; submitit's local controller
+# kills a second later.
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 def start_ticks(pid: int) -> int | None:
@@ -98,14 +99,16 @@ def is_manager(process: psutil.Process) -> bool:
 
 
 class StopSignals:
-    """Context in which signals are only noted; afterwards the previous handlers are back."""
+    """Context in which the gravest signal is only noted; afterwards the previous handlers are back."""
 
-    def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
-        self.is_ended = False
+    asked: signal.Signals | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.asked == signal.SIGINT
 
     def __enter__(self) -> StopSignals:
-        self.previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS + END_SIGNALS}
+        self.previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -114,10 +117,7 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         received = signal.Signals(number)
-        if received in END_SIGNALS:
-            self.is_ended = True
-        elif self.asked != signal.SIGTERM:  # SIGUSR2 may be followed by SIGTERM, after which Slurm waits no longer
-            self.asked = received
+        self.asked = max(received, self.asked or received, key=STOP_SIGNALS.index)
 
 
 def sentinel() -> subprocess.Popen[bytes]:

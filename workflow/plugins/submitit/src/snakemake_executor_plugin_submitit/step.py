@@ -131,7 +131,6 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     """
     files = step.files
     earlier, before = read_attempts(files.attempts), files.progress()
-    attempt = len(earlier) + 1
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
     files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
@@ -156,14 +155,12 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         add_attempt(
             files.attempts,
             "start",
-            attempt=attempt,
             submission=step.record.number,
             job_id=job_id(),
             host=socket.gethostname(),
             nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
             pid=process.pid,
             progress=before,
-            unix_s=round(time.time(), 1),
             waited_s=_waited_s(step, earlier),
         )
         used = usage.Usage(process.pid, files.status, step.record.requested["gpu"])
@@ -175,19 +172,16 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if usage.oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        asked = signal.SIGINT if signals.is_ended else signals.asked
         # a signal before that is one of a preemption
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
             "end",
-            attempt=attempt,
             exit_code=code,
-            asked=asked.name if asked else None,
+            asked=signals.asked.name if signals.asked else None,
             seconds=round(seconds, 1),
-            is_time_limit=asked is not None and seconds >= limit_s,
+            is_time_limit=signals.asked is not None and seconds >= limit_s,
             progress=files.progress(),
-            unix_s=round(time.time(), 1),
             used=used.figures(),
         )
     return None if signals.is_ended else end
@@ -259,7 +253,7 @@ def decide(step: JobStep, end: dict[str, Any]) -> End | None:
     if end["asked"] == "SIGTERM":
         # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
         return _outcome(end, "preempted", "stopped by SIGTERM")
-    done = end["attempt"] - 1
+    done = len(read_attempts(step.files.attempts)) - 1
     if done >= step.requeue_limit:
         return _outcome(end, "timeout" if end["is_time_limit"] else "preempted", f"requeued {done} times, the limit")
     return None

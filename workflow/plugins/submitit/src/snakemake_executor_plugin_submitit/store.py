@@ -354,13 +354,13 @@ class End(NamedTuple):
 def add_attempt(path: Path, event: Literal["start", "end"], **facts: Any) -> dict[str, Any]:
     """Append to a job's attempts and return it.
 
-    Both have `attempt` and `unix_s`, and `progress` as the job stated it.
+    Both have `unix_s`, and `progress` as the job stated it.
     A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process, and `waited_s` since the
     submission or the end of the last attempt.
     An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`,
     `is_time_limit`, and `used`, see usage.py.
     """
-    written = {"event": event, **facts}
+    written = {"event": event, "unix_s": round(time.time(), 1), **facts}
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(written, sort_keys=True) + "\n")
         file.flush()
