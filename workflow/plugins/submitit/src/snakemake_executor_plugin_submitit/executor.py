@@ -136,40 +136,42 @@ class Executor(RemoteExecutor):
             return
         self._settle_reported()
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
-        ends: list[End | None] = [None] * len(active_jobs)
         try:
             ends = self.monitor.look(active_jobs)
+            self.notifier.look([job.files for job in active_jobs])
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
-        self.notifier.look([job.files for job in active_jobs])
+            ends = [None] * len(active_jobs)
         for job, end in zip(active_jobs, ends, strict=True):
-            if end is None:
-                yield job
-            elif end.failure_class is None:
-                self._finish(job)
+            another = None if end is None else self._submitted_again(job, end)
+            if end is None or another is not None:
+                yield another or job
+                continue
+            del self.dispatcher.jobs[id(job.job)]
+            self._reported.append(job)
+            if end.failure_class is None:
                 self._done += 1
                 self._failed.pop(id(job.job), None)
                 self.report_job_success(job)
-            elif another := self._submitted_again(job, end.failure_class, end):
-                yield another
             else:
-                self._finish(job)
                 self._failed[id(job.job)] = f"{job.record.rule} {job.record.wildcards} ({end.failure_class})"
                 self._settle_reported()
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
-    def _submitted_again(self, job: Job, kind: str, why: End) -> Job | None:
-        """The job's next submission, if its failure class allows one."""
+    def _submitted_again(self, job: Job, end: End) -> Job | None:
+        """The job's next submission, if it has failed and its class allows one."""
+        if end.failure_class is None:
+            return None
         if not job.record.is_on_slurm:
             stop_all([job])  # it may have left processes behind
         try:
-            if not is_worth_another(job, kind, self.settings.requeue_limit):
+            if not is_worth_another(job, end.failure_class, self.settings.requeue_limit):
                 return None
-            another = self.dispatcher.submit_again(job, kind, why.nodes)
+            another = self.dispatcher.submit_again(job, end.failure_class, end.nodes)
         except Exception as error:
             self.logger.warning(f"Job {job.job.jobid} could not be submitted again: {error}")
             return None
-        self.logger.warning(f"{message(job, why)}\nSubmitted again: {whereabouts(another)}.")
+        self.logger.warning(f"{message(job, end)}\nSubmitted again: {whereabouts(another)}.")
         return another
 
     def _check_rules(self) -> None:
@@ -190,9 +192,8 @@ class Executor(RemoteExecutor):
                 for name in not_understood(resources.keys(), readers, list(limits)):
                     self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
                 if self.is_on_slurm:
-                    sbatch_request(
-                        resources, job.threads, self.settings, self.cluster.partitions
-                    )  # does one accept it?
+                    # does a partition accept it?
+                    sbatch_request(resources, job.threads, self.settings, self.cluster.partitions)
                     request = sbatch_request(resources, job.threads, self.settings)  # as the user named them
                     place = tuple(request.get(name) for name in PLACE)
                     if place not in checked:
@@ -200,10 +201,6 @@ class Executor(RemoteExecutor):
                         checked.add(place)
             except WorkflowError as error:
                 raise WorkflowError(f"rule {rule}: {error}") from error
-
-    def _finish(self, job: Job) -> None:
-        del self.dispatcher.jobs[id(job.job)]
-        self._reported.append(job)
 
     def _settle_reported(self) -> None:
         """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they
@@ -236,7 +233,7 @@ class Notifier:
             raise WorkflowError("--submitit-notify-url: not an http or https URL")
         self._settings, self._log, self._clock = settings, log, clock
         self._moved = self._looked = clock()
-        self._is_stalled = False
+        self._told = 0.0  # of the last stall, when something moved before it
 
     def send(self, event: Event, text: str, **facts: Any) -> None:
         """Run the command with SUBMITIT_EVENT and SUBMITIT_TEXT in its environment, and JSON on its standard input.
@@ -267,11 +264,9 @@ class Notifier:
             return
         self._looked = now
         changes = [max(files.last_change(), files.path.stat().st_mtime) for files in jobs]  # there: the record is new
-        moved = max([self._moved, *changes])
-        self._is_stalled = self._is_stalled and moved == self._moved
-        self._moved = moved
-        if now - moved >= limit_s and not self._is_stalled:
-            self._is_stalled = True
+        self._moved = max([self._moved, *changes])
+        if now - self._moved >= limit_s and self._moved != self._told:
+            self._told = self._moved
             text = f"no change for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs are pending or running"
             self._log.warning(text)
             self.send("stalled", text, jobs=len(jobs))

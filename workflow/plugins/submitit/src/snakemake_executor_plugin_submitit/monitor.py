@@ -115,12 +115,14 @@ def message(job: Job, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
     assert why.failure_class is not None
     state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
-    facts = [f"class {why.failure_class}"]
-    facts += [f"Slurm state {state}"] if job.record.is_on_slurm else []
-    facts += [f"exit code {why.exit_code}"] if why.exit_code is not None else []
-    facts += [f"on {why.nodes}"] if why.nodes else []
+    facts = [
+        f"class {why.failure_class}",
+        f"Slurm state {state}" if job.record.is_on_slurm else "",
+        "" if why.exit_code is None else f"exit code {why.exit_code}",
+        f"on {why.nodes}" if why.nodes else "",
+    ]
     lines = [
-        f"job {job.record.job_id} failed: {', '.join(facts)}{': ' + why.message if why.message else ''}",
+        f"job {job.record.job_id} failed: {', '.join(filter(None, facts))}{': ' + why.message if why.message else ''}",
         f"next: {CLASSES[why.failure_class].advice}",
         f"output: {job.files.output_log}",
         f"submitit: {job.stderr}",
