@@ -98,7 +98,6 @@ def prepare(
     is_short, request = asked["runtime"] <= settings.array_runtime_min, {}
     if settings.cluster == "slurm":
         request = sbatch_request(resources, job.threads, settings, cluster.partitions)
-        request.setdefault("comment", f"{job.name}:{wildcards}"[:200])
         if cluster.needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
     has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
@@ -259,7 +258,7 @@ def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float
     """The options of another submission: away from nodes that failed, with more memory."""
     changed = dict(request)
     if excluded:
-        changed["exclude"] = ",".join(filter(None, [str(changed.get("exclude") or ""), *excluded]))
+        changed["exclude"] = ",".join([*filter(None, [changed.get("exclude")]), *excluded])
     for key in ("mem", "mem-per-cpu"):
         if key in changed:  # with any suffix
             changed[key] = re.sub(r"\d+", lambda number: str(math.ceil(int(number[0]) * memory)), str(changed[key]))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,6 @@ TRANSIENT = (
     *("timed out", "unable to contact", "temporarily", "connection refused", "try again"),
     *("communication", "resending"),
 )
-SCRIPT = "submission.sh"
 UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better rule
 
 
@@ -180,7 +179,7 @@ class Dispatcher:
         write_steps(Path(first.record.folder), [replace(job.step, record=job.record) for job in jobs])
         started = None
         if first.record.is_on_slurm:
-            main_id = submit_to_slurm(jobs)
+            main_id = submit_script(write_script(jobs), lambda: find_by_name(first.record.name))
         else:
             first.process = start_locally(Path(first.record.folder), first.step, gpus)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
@@ -203,8 +202,8 @@ def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
     """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
     groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
-        wants = {name: value for name, value in job.request.items() if name != "comment"}
-        groups.setdefault(store.digest([job.record.rule, wants] if job.is_small else index), []).append(job)
+        key = store.digest([job.record.rule, job.request] if job.is_small else index)
+        groups.setdefault(key, []).append(job)
     size = max(1, min(array_size, LARGEST_ARRAY))
     return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
 
@@ -244,31 +243,24 @@ def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subproces
     )
 
 
-def submit_to_slurm(jobs: Sequence[Job]) -> str:
-    """Submit one job or an array, with the options of the first, whose folder has all steps. Returns: the id.
-
-    Raises: NotSubmitted.
-    """
-    first, folder = jobs[0].record, Path(jobs[0].record.folder)
-    request = {**with_changes(jobs[0].request, first.excluded, first.memory), "job-name": first.name}
-    if len(jobs) > 1:
-        request["comment"] = first.rule
-    write_script(folder, request, len(jobs))
-    return submit_script(folder / SCRIPT, lambda: find_by_name(first.name))
-
-
-def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
-    """Write the script for sbatch: for `count` steps, an array if more than one.
+def write_script(jobs: Sequence[Job]) -> Path:
+    """Write the script for sbatch, with the options of the first job, whose folder has all steps: an array if several.
 
     The job is the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun
     starts it only if the signal is not sent to the batch script.
     """
     from submitit.core.utils import JobPaths
 
-    paths = JobPaths(folder, "%A_%a" if count > 1 else "%j", task_id=0)
-    options = {**request, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"}
-    if count > 1:
-        options["array"] = f"0-{count - 1}"
+    request, record, is_array = jobs[0].request, jobs[0].record, len(jobs) > 1
+    folder = Path(record.folder)
+    paths = JobPaths(folder, "%A_%a" if is_array else "%j", task_id=0)
+    options = {
+        "comment": record.rule if is_array else f"{record.rule}:{record.wildcards}"[:200],
+        **with_changes(request, record.excluded, record.memory),
+        **{"job-name": record.name, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"},
+    }
+    if is_array:
+        options["array"] = f"0-{len(jobs) - 1}"
     lines = [
         f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
         for name, value in sorted(options.items())
@@ -277,7 +269,9 @@ def write_script(folder: Path, request: Mapping[str, Any], count: int) -> None:
     is_batch = str(request["signal"]).startswith("B:")
     command = ["exec", *([] if is_batch else srun), *step_command(folder)]
     lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
-    (folder / SCRIPT).write_text("\n".join(lines), encoding="utf-8")
+    script = folder / "submission.sh"
+    script.write_text("\n".join(lines), encoding="utf-8")
+    return script
 
 
 def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)) -> str:
