@@ -18,7 +18,7 @@ import pytest
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, Record, read_attempts, read_json, unfruitful, write_json
+from snakemake_executor_plugin_submitit.store import JobFiles, Record, add_attempt, read_attempts, read_json, write_json
 from toy_project import write_program
 
 Requeued = type("Requeued", (Exception,), {})
@@ -227,16 +227,28 @@ def test_a_process_without_a_handler_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "end", "count"),
-    [([None, 3], 5, 0), ([None, 3], 3, 1), ([None, 3, 3], 3, 2), ([3, 3, 4], 4, 1), ([None, None], None, 0)],
+    ("before", "end", "is_stuck"),
+    [
+        ([None, 3], 5, False),
+        ([None, 3], 3, False),
+        ([None, 3, 3], 3, True),
+        ([3, 3, 4], 4, False),
+        ([3, 3], 4, False),
+        ([3], 3, False),
+        ([None, None], None, False),
+    ],
 )
 @pytest.mark.parametrize("is_time_limit", [True, False])  # preemptions do not count
-def test_attempts_without_progress_up_to_the_time_limit_are_counted_from_the_last(
-    before: list[object], end: object, count: int, is_time_limit: bool
+def test_a_job_is_stuck_after_two_attempts_up_to_the_time_limit_without_progress(
+    tmp_path: Path, before: list[object], end: object, is_stuck: bool, is_time_limit: bool
 ) -> None:
     """Attempts that began with each of `before`, the last one ending with `end`."""
-    done = [{"progress": item, "is_time_limit": is_time_limit} for item in before]
-    assert unfruitful(done, end) == (count if is_time_limit else 0)
+    files = JobFiles(tmp_path)
+    for progress in before:
+        add_attempt(files.attempts, "start", progress=progress)
+        add_attempt(files.attempts, "end", is_time_limit=is_time_limit)
+    write_json(files.status, {"progress": end})
+    assert files.is_unfruitful() is (is_stuck and is_time_limit)
 
 
 def test_a_status_file_keeps_its_progress_not_its_failure(tmp_path: Path) -> None:

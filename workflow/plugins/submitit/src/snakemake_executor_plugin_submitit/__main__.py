@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def logs_of(folder: Path, job: str) -> list[str]:
     """The log files of the job with that id, else of the rule's jobs, else of jobs whose names contain the word, in the
     order of submission."""
-    known = [(found, files) for files, found in store.load_all(folder) if found is not None]
+    known = [(found, files) for files, found in store.load_all(folder) if found]
     known.sort(key=lambda pair: pair[0].submitted_unix_s)
     tests = (
         lambda found: job in (found.job_id, found.job_id.partition("_")[0]),

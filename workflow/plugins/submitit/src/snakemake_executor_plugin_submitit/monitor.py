@@ -40,16 +40,13 @@ class Monitor:
         ends = [job.end for job in jobs]
         on_slurm = [job for job, end in zip(jobs, ends, strict=True) if end is None and job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
-            self._ask(on_slurm)
+            try:
+                states = self.queue.ask(job.record.job_id for job in on_slurm)
+            except NoAnswer:
+                states = None
+            for job in on_slurm:
+                job.slurm = None if states is None else states.get(job.record.job_id, UNKNOWN)
         return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
-
-    def _ask(self, jobs: Sequence[Job]) -> None:
-        try:
-            states = self.queue.ask(job.record.job_id for job in jobs)
-        except NoAnswer:
-            states = None
-        for job in jobs:
-            job.slurm = None if states is None else states.get(job.record.job_id, UNKNOWN)
 
     def _without_word(self, job: Job) -> End | None:
         """How a job has ended that has not written it, or in a way about which Slurm decides."""

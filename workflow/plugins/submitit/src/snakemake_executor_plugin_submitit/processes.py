@@ -10,6 +10,7 @@ its checkpoint.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterable
@@ -58,10 +59,9 @@ def descendants(root: int) -> list[psutil.Process]:
 
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a handler for the signal."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    with suppress(OSError):
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
     return False
 
 

@@ -98,8 +98,11 @@ class JobFiles:
         return read_json(self.status).get("progress")
 
     def is_unfruitful(self) -> bool:
-        """Whether the job runs to its time limit again and again without progress."""
-        return unfruitful(read_attempts(self.attempts), self.progress()) >= UNFRUITFUL_LIMIT
+        """Whether the last attempts ran to their time limit, or were killed, without progress. A job that states none
+        is not judged."""
+        last, progress = read_attempts(self.attempts)[-UNFRUITFUL_LIMIT:], self.progress()
+        is_stuck = [one["progress"] == progress and one.get("is_time_limit", True) for one in last]
+        return progress is not None and len(last) == UNFRUITFUL_LIMIT and all(is_stuck)
 
     def reset(self) -> None:
         """Forget earlier attempts, since the next job does not continue them; only the efficiency report keeps them."""
@@ -383,18 +386,3 @@ def read_attempts(*paths: Path) -> list[dict[str, Any]]:
             elif found:
                 found[-1] = event | found[-1]
     return found
-
-
-def unfruitful(attempts: list[dict[str, Any]], progress: Any) -> int:
-    """How many of the last attempts in a row ran to their time limit without progress.
-
-    An attempt without an end was killed. `progress` is the job's current one; a job that states none is not counted.
-    """
-    if progress is None:
-        return 0
-    count, after = 0, progress
-    for attempt in reversed(attempts):
-        if after != attempt["progress"] or not attempt.get("is_time_limit", True):
-            break
-        count, after = count + 1, attempt["progress"]
-    return count
