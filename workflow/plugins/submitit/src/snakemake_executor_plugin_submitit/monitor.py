@@ -45,7 +45,7 @@ class Monitor:
             except NoAnswer:
                 states = None
             for job in on_slurm:
-                job.slurm = None if states is None else states.get(job.record.job_id, UNKNOWN)
+                job.slurm = None if states is None else states[job.record.job_id]
         return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
 
     def _without_word(self, job: Job) -> End | None:

@@ -60,14 +60,14 @@ class SlurmQueue:
         return self._clock() >= self._next
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
-        """The states of those jobs that Slurm knows; a job in state UNKNOWN or the like counts as not known.
+        """The state of each job; one that Slurm calls UNKNOWN or the like is not known.
 
         Raises: NoAnswer.
         """
         ids = sorted(set(job_ids))
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
-            return self._ask(ids)
+            return dict.fromkeys(ids, UNKNOWN) | self._ask(ids)
         except NoAnswer as error:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             self.log.warning(f"{error}; asked again in {self._pause_s:.0f} s")

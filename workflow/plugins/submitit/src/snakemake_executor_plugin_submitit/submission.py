@@ -11,8 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from snakemake_executor_plugin_submitit import processes, store
 from snakemake_executor_plugin_submitit.monitor import stop_all
 from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import UNKNOWN, NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
 from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
 
@@ -58,15 +57,14 @@ class Dispatcher:
         for batch in batches(jobs, self.settings.array_size):
             yield from self._dispatch(batch, known)
 
-    def _states(self, ids: Sequence[str]) -> dict[str, SlurmState | None]:
+    def _states(self, ids: Sequence[str]) -> Mapping[str, SlurmState | None]:
         """None: Slurm gives no answer, so the job may run."""
         try:
-            states = self.queue.ask(ids)
+            return self.queue.ask(ids)
         except NoAnswer:
             return dict.fromkeys(ids)
-        return {job_id: states.get(job_id, UNKNOWN) for job_id in ids}
 
-    def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState | None]) -> list[tuple[Job, str]]:
+    def _dispatch(self, batch: Sequence[Job], known: Mapping[str, SlurmState | None]) -> list[tuple[Job, str]]:
         """Take over some of the jobs, submit the others together; no other driver can decide about them meanwhile."""
         done, rest = [], []
         with ExitStack() as locks:
@@ -99,7 +97,7 @@ class Dispatcher:
         record = self._new_record(
             job,
             old.number + 1,
-            excluded=list(dict.fromkeys([*old.excluded, *([nodes] if nodes and rule.is_elsewhere else [])])),
+            excluded=old.excluded + ([nodes] if nodes and rule.is_elsewhere else []),
             memory=old.memory * rule.memory,
             retries={**old.retries, kind: old.retries.get(kind, 0) + 1},
         )
@@ -108,7 +106,7 @@ class Dispatcher:
             self._start([another])
         return another
 
-    def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState | None]) -> bool:
+    def _is_adopted(self, job: Job, earlier: Record, known: Mapping[str, SlurmState | None]) -> bool:
         """Whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # without an id its driver died during the submission
@@ -146,7 +144,7 @@ class Dispatcher:
         job_id = find_by_name(found.name) if found.is_on_slurm else None
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
-    def _is_alive(self, job: Job, known: dict[str, SlurmState | None]) -> bool:
+    def _is_alive(self, job: Job, known: Mapping[str, SlurmState | None]) -> bool:
         found = job.record
         if found.is_on_slurm:
             state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
@@ -169,7 +167,7 @@ class Dispatcher:
         first = jobs[0]
         if len(jobs) > 1:
             name = store.slurm_name(self.settings.jobname_prefix, first.record.rule)
-            folder = str(self.folder / "arrays" / uuid.uuid4().hex)
+            folder = str(self.folder / "arrays" / name)
             for task, job in enumerate(jobs):
                 job.record = replace(job.record, name=name, folder=folder, task=task)
         gpus = [] if first.record.is_on_slurm else self._free_gpus(first)
