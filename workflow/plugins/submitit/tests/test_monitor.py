@@ -140,7 +140,8 @@ def test_of_a_job_that_stopped_on_sigterm_slurm_says_why(
     write_json(job.files.outcome(1), {"exit_code": exit_code, "failure_class": said, "asked": "SIGTERM"})
     assert Slurm("PENDING").end(job, 1000) is None  # requeued by Slurm
     failure = failed(job, state)
-    assert (failure.failure_class, failure.state, failure.exit_code, failure.nodes) == (kind, state, exit_code, "node3")
+    assert (failure.failure_class, failure.exit_code, failure.nodes) == (kind, exit_code, "node3")
+    assert f"class {kind}, Slurm state {state}, exit code {exit_code}, on node3" in message(job, failure)
 
 
 @pytest.mark.parametrize("kind", sorted(CLASSES.keys() - {"preempted"}))

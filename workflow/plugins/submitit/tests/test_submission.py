@@ -87,7 +87,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Job]:
-    return [prepare(job, "true", driver.folder, driver.settings, is_forced) for job in jobs]
+    return [prepare(job, "true", driver.folder, driver.settings, is_forced, Cluster()) for job in jobs]
 
 
 def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Job], list[Any]]:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -106,8 +106,7 @@ class Executor(RemoteExecutor):
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
         self._settle_reported()
-        for job in jobs:
-            self._close(job)
+        close(jobs)
         try:
             if ids := sorted({job.record.job_id for job in jobs if job.record.is_on_slurm}):
                 slurm.ask_slurm(["scancel", *ids])
@@ -124,7 +123,7 @@ class Executor(RemoteExecutor):
             rules = usage.measure(self.folder, since_unix_s=self._begin_unix_s)
             self.logger.info(f"Used / requested:\n{usage.table(rules)}")
         store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
-        event: Event = "failed" if self._failed else "done"
+        event = "failed" if self._failed else "done"
         whys = "; ".join(sorted(set(self._failed.values()))[:10])
         text = f"{self._done} jobs done, {len(self._failed)} failed{f': {whys}' if whys else ''}"
         self.notifier.send(event, text, done=self._done, failed=len(self._failed))
@@ -206,10 +205,11 @@ class Executor(RemoteExecutor):
         """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they
         ended, the next driver must find the finished jobs."""
         reported, self._reported = self._reported, []
-        for job in reported:
-            self._close(job)
+        close(reported)
 
-    def _close(self, job: Job) -> None:
+
+def close(jobs: Sequence[Job]) -> None:
+    for job in jobs:
         with job.files.lock():
             current = store.load(job.files)
             if current is not None and current.number == job.record.number:  # not a later submission
@@ -220,7 +220,6 @@ def whereabouts(job: Job) -> str:
     return f"{'Slurm job' if job.record.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
 
 
-Event = Literal["done", "failed", "stalled"]
 TIMEOUT_S = 20
 LOOK_EVERY_S = 60
 
@@ -235,16 +234,17 @@ class Notifier:
         self._moved = self._looked = clock()
         self._told = 0.0  # of the last stall, when something moved before it
 
-    def send(self, event: Event, text: str, **facts: Any) -> None:
-        """Run the command with SUBMITIT_EVENT and SUBMITIT_TEXT in its environment, and JSON on its standard input.
-        Send the same JSON to the webhook."""
+    def send(self, event: str, text: str, **facts: Any) -> None:
+        """Run the command with SUBMITIT_EVENT (done, failed, stalled) and SUBMITIT_TEXT in its environment, and JSON on
+        its standard input. Send the same JSON to the webhook."""
         text = f"Snakemake in {os.getcwd()}: {text}"
         message = json.dumps({"event": event, "text": text, **facts})
         if command := self._settings.notify_command:
             env = {**os.environ, "SUBMITIT_EVENT": event, "SUBMITIT_TEXT": text}
-            words = ["bash", "-c", command]
             try:
-                subprocess.run(words, input=message, text=True, env=env, timeout=TIMEOUT_S, check=True)
+                subprocess.run(
+                    ["bash", "-c", command], input=message, text=True, env=env, timeout=TIMEOUT_S, check=True
+                )
             except (OSError, subprocess.SubprocessError) as error:
                 code = getattr(error, "returncode", None)
                 self._log.warning(f"--submitit-notify-command: {f'exit code {code}' if code else type(error).__name__}")

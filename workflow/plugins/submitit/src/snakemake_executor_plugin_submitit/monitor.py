@@ -70,7 +70,7 @@ class Monitor:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")
         end = job.files.end(job.record.number)
         if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
-            return end._replace(state=state)
+            return end
         return failure_of(job, state, None if end is None else end.exit_code)
 
 
@@ -97,7 +97,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
     if job.slurm is not None and job.slurm.exit_code:
         message = f"{message} (exit code {job.slurm.exit_code})"
     nodes = (job.slurm.nodes if job.slurm else "") or last.get("nodes", "")
-    return End(kind, message, exit_code, nodes, state=state)
+    return End(kind, message, exit_code, nodes)
 
 
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
@@ -111,7 +111,7 @@ def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
 def message(job: Job, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
     assert why.failure_class is not None
-    state = why.state or (job.slurm.state if job.slurm else "") or "unknown"
+    state = (job.slurm.state if job.slurm else "") or "unknown"
     facts = [
         f"class {why.failure_class}",
         f"Slurm state {state}" if job.record.is_on_slurm else "",

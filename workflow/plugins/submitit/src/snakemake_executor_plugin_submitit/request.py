@@ -87,8 +87,8 @@ def prepare(
     command: str,
     folder: Path,
     settings: ExecutorSettings,
-    is_forced: bool = False,
-    cluster: Cluster = Cluster(),  # noqa: B008  immutable
+    is_forced: bool,
+    cluster: Cluster,
 ) -> Job:
     """Raises: WorkflowError for resources that cannot be requested."""
     resources: Mapping[str, Any] = job.resources
@@ -100,7 +100,6 @@ def prepare(
         request = sbatch_request(resources, job.threads, settings, cluster.partitions)
         if cluster.needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
-    has_one_task = all(int(resources.get(name) or 1) == 1 for name in ("nodes", "tasks", "tasks_per_node"))
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
     record = Record(
@@ -123,7 +122,7 @@ def prepare(
         requeue_limit=0 if "no-requeue" in request else settings.requeue_limit,
         **{name: str(resources.get(name) or "") for name in ("setup", "venv", "container")},
     )
-    is_small = bool(request) and has_one_task and is_short
+    is_small = is_short and {"nodes": 1, "ntasks-per-node": 1}.items() <= request.items()
     return Job(job, step=step, record=record, request=request, is_small=is_small, is_forced=is_forced)
 
 

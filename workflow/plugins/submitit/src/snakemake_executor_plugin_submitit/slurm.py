@@ -96,11 +96,8 @@ class SlurmQueue:
         try:
             return _states(ids, ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList"])
         except NoAnswer as error:
-            if "disabled" in str(error):
-                self._has_accounting = False
-                self.log.info("this cluster has no accounting; squeue forgets jobs minutes after their end")
-            else:
-                self.log.warning(str(error))
+            self._has_accounting = "disabled" not in str(error)
+            self.log.warning(f"{error}; squeue forgets jobs minutes after their end")
             return {}
 
 

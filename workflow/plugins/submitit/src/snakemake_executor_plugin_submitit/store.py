@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 DEFAULT_FOLDER = Path(".snakemake/submitit")  # in the working directory of Snakemake
 STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"  # in the environment of a job: the path of its status file
@@ -47,13 +47,13 @@ class JobFiles:
         return self.path / f"outcome-{number}.json"
 
     def end(self, number: int) -> "End | None":
-        """How submission `number` ended, None if the job has not written it."""
-        found = read_json(self.outcome(number))
-        known = {name: found[name] for name in End._fields if name in found}
-        stated = found.get("failure_class")
-        is_success = stated is None and found.get("exit_code") == 0
-        known["failure_class"] = stated if is_success or stated in CLASSES else "bug"  # a class of another version
-        return End(**known) if found else None
+        """How submission `number` ended, None if the job has not written it, or another version of this plugin has."""
+        try:
+            end = End(**read_json(self.outcome(number)))
+        except TypeError:  # a key is missing or unknown
+            return None
+        is_known = end.failure_class in CLASSES or (end.failure_class is None and end.exit_code == 0)
+        return end if is_known else end._replace(failure_class="bug")
 
     def submission(self, number: int) -> Path:
         """Submitit's own folder of a submission."""
@@ -339,14 +339,13 @@ SLURM_CLASSES = {
 
 class End(NamedTuple):
     """How a submission ended. `failure_class`: None for success; `exit_code`: of the job's command, None if unknown;
-    `nodes`: in Slurm's notation; `asked`: the signal that asked the job to stop; `state`: in Slurm, "" if unknown."""
+    `nodes`: in Slurm's notation; `asked`: the signal that asked the job to stop."""
 
     failure_class: str | None
     message: str = ""
     exit_code: int | None = None
     nodes: str = ""
     asked: str | None = None
-    state: str = ""
 
     @property
     def is_provisional(self) -> bool:
@@ -354,8 +353,8 @@ class End(NamedTuple):
         return self.asked == "SIGTERM" and self.failure_class in ("preempted", "timeout")
 
 
-def add_attempt(path: Path, event: Literal["start", "end"], **facts: Any) -> dict[str, Any]:
-    """Append to a job's attempts and return it.
+def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
+    """Append to a job's attempts a "start" or an "end", and return it.
 
     Both have `unix_s`, and `progress` as the job stated it.
     A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process, and `waited_s` since the
