@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,15 @@ import pytest
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
 from snakemake_executor_plugin_submitit.step import JobStep
-from snakemake_executor_plugin_submitit.store import JobFiles, Record, add_attempt, read_attempts, read_json, write_json
+from snakemake_executor_plugin_submitit.store import (
+    JobFiles,
+    Record,
+    add_attempt,
+    read_attempts,
+    read_json,
+    save,
+    write_json,
+)
 from toy_project import write_program
 
 Requeued = type("Requeued", (Exception,), {})
@@ -306,7 +315,7 @@ def test_of_two_submissions_only_the_one_on_record_runs(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     step = make_step(tmp_path, "touch ran")
-    write_json(step.files.record, current)
+    save(step.files, replace(step.record, **current))  # type: ignore[arg-type]
     step()
     assert (tmp_path / "ran").exists() is runs
     assert step.files.outcome(1).exists() is runs

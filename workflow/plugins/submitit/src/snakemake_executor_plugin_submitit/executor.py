@@ -185,10 +185,9 @@ class Executor(RemoteExecutor):
                 resources = job.resources
             except Exception:  # noqa: S112  they may depend on files that do not exist yet
                 continue
-            limits = self.workflow.global_resources
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
             try:
-                for name in not_understood(resources.keys(), readers, list(limits)):
+                for name in not_understood(resources.keys(), readers, list(self.workflow.global_resources)):
                     self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
                 if self.is_on_slurm:
                     # does a partition accept it?

@@ -28,6 +28,7 @@ from snakemake_executor_plugin_submitit.store import (
     JobFiles,
     Record,
     add_attempt,
+    load,
     logs_of_all_attempts,
     read_attempts,
     read_json,
@@ -113,14 +114,13 @@ class JobStep:
 
 def is_superseded(step: JobStep) -> bool:
     """Whether another submission of the job replaces this one: Slurm accepted two, or the driver submitted it again."""
-    current, own = read_json(step.files.record), job_id()
-    is_other = bool(current.get("job_id")) and bool(own) and current["job_id"] != own
-    if current and (current.get("number") != step.record.number or is_other):
-        message = f"job {own} ends: {current.get('job_id')} (submission {current.get('number')}) replaces it\n"
-        with open(step.files.output_log, "a", encoding="utf-8") as output:
-            output.write(message)
-        return True
-    return False
+    current, own = load(step.files), job_id()
+    is_same_job = not current or not current.job_id or own in ("", current.job_id)
+    if not current or (current.number == step.record.number and is_same_job):
+        return False
+    with open(step.files.output_log, "a", encoding="utf-8") as output:
+        output.write(f"job {own} ends: {current.job_id} (submission {current.number}) replaces it\n")
+    return True
 
 
 def run_attempt(step: JobStep) -> dict[str, Any] | None:

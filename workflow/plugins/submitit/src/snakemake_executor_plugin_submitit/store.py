@@ -200,7 +200,7 @@ def private_folder(path: Path) -> Path:
 
     Raises: PermissionError if it belongs to another user.
     """
-    path = Path(path).expanduser().absolute()
+    path = path.expanduser().absolute()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.stat().st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to another user; set --submitit-folder to a folder of your own")

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_submitit.monitor import stop_all
 from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, with_changes
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
-from snakemake_executor_plugin_submitit.step import MAIN, JobStep, pickle_path
+from snakemake_executor_plugin_submitit.step import MAIN, pickle_path
 from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
@@ -174,12 +174,12 @@ class Dispatcher:
         for job in jobs:
             job.save(gpus=gpus)
             self.jobs[id(job.job)] = job
-        write_steps(Path(first.record.folder), [replace(job.step, record=job.record) for job in jobs])
+        write_steps(jobs)
         started = None
         if first.record.is_on_slurm:
             main_id = submit_script(write_script(jobs), lambda: find_by_name(first.record.name))
         else:
-            first.process = start_locally(Path(first.record.folder), first.step, gpus)
+            first.process = start_locally(first)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
         for job in jobs:
             job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
@@ -213,31 +213,32 @@ def visible_gpus() -> list[int]:
     return sorted(int(path.removeprefix("/dev/nvidia")) for path in glob.glob("/dev/nvidia[0-9]*"))
 
 
-def write_steps(folder: Path, steps: Sequence[JobStep]) -> None:
+def write_steps(jobs: Sequence[Job]) -> None:
     """Pickle the steps for `step.main`: unlike submitit before the job can start, and without the job's id."""
     from submitit.core.utils import DelayedSubmission
 
+    folder = Path(jobs[0].record.folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for task, step in enumerate(steps):
-        delayed = DelayedSubmission(step)
-        delayed.set_timeout(step.record.requested["runtime"], UNLIMITED)
+    for task, job in enumerate(jobs):
+        delayed = DelayedSubmission(replace(job.step, record=job.record))
+        delayed.set_timeout(job.record.requested["runtime"], UNLIMITED)
         delayed.dump(pickle_path(folder, task))
 
 
-def step_command(folder: Path) -> list[str]:
-    return [sys.executable, "-u", "-c", MAIN, str(folder)]
+def step_command(record: Record) -> list[str]:
+    return [sys.executable, "-u", "-c", MAIN, record.folder]
 
 
-def start_locally(folder: Path, step: JobStep, gpus: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start submitit's controller for the step, whose pickle is in `folder`."""
+def start_locally(job: Job) -> subprocess.Popen[bytes]:
+    """Start submitit's controller for the step, which is written already."""
     from submitit.local.local import start_controller
 
     return start_controller(
-        folder,
-        shlex.join(step_command(folder)),
-        cuda_devices=",".join(map(str, gpus)),
-        timeout_min=step.record.requested["runtime"],
-        signal_delay_s=int(step.signal_delay_s),
+        Path(job.record.folder),
+        shlex.join(step_command(job.record)),
+        cuda_devices=",".join(map(str, job.record.gpus)),
+        timeout_min=job.record.requested["runtime"],
+        signal_delay_s=int(job.step.signal_delay_s),
     )
 
 
@@ -265,7 +266,7 @@ def write_script(jobs: Sequence[Job]) -> Path:
     ]
     srun = f"srun --nodes=1 --ntasks=1 --cpus-per-task={request['cpus-per-task']} --overlap --unbuffered".split()
     is_batch = str(request["signal"]).startswith("B:")
-    command = ["exec", *([] if is_batch else srun), *step_command(folder)]
+    command = ["exec", *([] if is_batch else srun), *step_command(record)]
     lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     script = folder / "submission.sh"
     script.write_text("\n".join(lines), encoding="utf-8")
