@@ -20,7 +20,7 @@ from snakemake_executor_plugin_submitit.executor import Notifier
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, is_worth_another, message
 from snakemake_executor_plugin_submitit.request import Job
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import UNKNOWN, NoAnswer, SlurmState
+from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, UNKNOWN, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, add_attempt, write_json
 
 
@@ -36,9 +36,8 @@ class Slurm:
         return True
 
     def ask(self, job_ids: object) -> dict[str, SlurmState]:
-        if self.state == "":
-            raise NoAnswer("sacct failed")
-        return {"7": UNKNOWN if self.state is None else SlurmState(self.state, "0:9", "node3")}
+        shown = SlurmState(self.state or "", "0:9", "node3")
+        return {"7": {None: UNKNOWN, "": NO_ANSWER}.get(self.state, shown)}
 
     def end(self, job: Job, seconds: float = 0) -> End | None:
         """How the job has ended when it is looked at so many seconds later."""

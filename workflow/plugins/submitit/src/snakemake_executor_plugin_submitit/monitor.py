@@ -13,7 +13,7 @@ import psutil
 
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.request import Job
-from snakemake_executor_plugin_submitit.slurm import UNKNOWN, NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import UNKNOWN, SlurmQueue
 from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
@@ -40,21 +40,17 @@ class Monitor:
         ends = [job.end for job in jobs]
         on_slurm = [job for job, end in zip(jobs, ends, strict=True) if end is None and job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
-            try:
-                states = self.queue.ask(job.record.job_id for job in on_slurm)
-            except NoAnswer:
-                states = None
+            states = self.queue.ask(job.record.job_id for job in on_slurm)
             for job in on_slurm:
-                job.slurm = None if states is None else states[job.record.job_id]
+                job.slurm = states[job.record.job_id]
         return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
 
     def _without_word(self, job: Job) -> End | None:
         """How a job has ended that has not written it, or in a way about which Slurm decides."""
         if job.record.is_on_slurm:
-            state = job.slurm.state if job.slurm else ""
-            is_over = job.slurm is not None and not job.slurm.is_alive
+            state, is_over = job.slurm.state, job.slurm.is_over
             # wait for a second answer: between an end and a requeue Slurm shows the end
-            settle_s = self.lost_after_s if job.slurm is UNKNOWN else max(SETTLE_S, 1.5 * self.queue.interval_s)
+            settle_s = self.lost_after_s if job.slurm == UNKNOWN else max(SETTLE_S, 1.5 * self.queue.interval_s)
         else:
             if job.process is not None:
                 job.process.poll()  # removes it from the process table
@@ -66,7 +62,7 @@ class Monitor:
             job.doubt = (state, self._clock())
         if self._clock() - job.doubt[1] < settle_s:
             return None
-        if job.slurm is UNKNOWN:
+        if job.slurm == UNKNOWN:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")
         end = job.files.end(job.record.number)
         if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
@@ -94,10 +90,9 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         "timeout": "killed at its time limit",
         "oom": "killed for lack of memory",
     }.get(kind, "")
-    if job.slurm is not None and job.slurm.exit_code:
+    if job.slurm.exit_code:
         message = f"{message} (exit code {job.slurm.exit_code})"
-    nodes = (job.slurm.nodes if job.slurm else "") or last.get("nodes", "")
-    return End(kind, message, exit_code, nodes)
+    return End(kind, message, exit_code, job.slurm.nodes or last.get("nodes", ""))
 
 
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
@@ -111,10 +106,9 @@ def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
 def message(job: Job, why: End) -> str:
     """Everything that helps to find the cause: class, states, codes, logs, last lines."""
     assert why.failure_class is not None
-    state = (job.slurm.state if job.slurm else "") or "unknown"
     facts = [
         f"class {why.failure_class}",
-        f"Slurm state {state}" if job.record.is_on_slurm else "",
+        f"Slurm state {job.slurm.state or 'unknown'}" if job.record.is_on_slurm else "",
         "" if why.exit_code is None else f"exit code {why.exit_code}",
         f"on {why.nodes}" if why.nodes else "",
     ]

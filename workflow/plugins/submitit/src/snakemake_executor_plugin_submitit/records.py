@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from snakemake_executor_plugin_submitit import processes, store
-from snakemake_executor_plugin_submitit.slurm import PENDING, UNKNOWN, NoAnswer, SlurmQueue, SlurmState
+from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, PENDING, SlurmQueue, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, DEFAULT_FOLDER, End, JobFiles, Record
 
 __all__ = ["ADVICE", "DEFAULT_FOLDER", "Submitted", "job_key", "read_jobs"]
@@ -59,17 +59,11 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
         for _, known, end in found.values()
         if known.is_on_slurm and known.is_open and known.job_id and (end is None or end.is_provisional)
     ]
-    states: Mapping[str, SlurmState] | None = {}
-    try:
-        states = SlurmQueue(0, SILENT).ask(ids) if ids else {}
-    except NoAnswer:
-        states = None
-    return {key: _submitted(*job, states) for key, job in found.items()}
+    states = SlurmQueue(0, SILENT).ask(ids) if ids else {}
+    return {key: _submitted(*job, states.get(job[1].job_id, NO_ANSWER)) for key, job in found.items()}
 
 
-def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[str, SlurmState] | None) -> Submitted:
-    """`states`: None if Slurm gives no answer."""
-    current = (states or {}).get(known.job_id, UNKNOWN)
+def _submitted(files: JobFiles, known: Record, end: End | None, current: SlurmState) -> Submitted:
     if current.state == "CANCELLED":  # the driver sees the same some seconds later
         end = End("user", "cancelled", nodes=current.nodes)
     state: State | None = "ended"
@@ -77,11 +71,10 @@ def _submitted(files: JobFiles, known: Record, end: End | None, states: Mapping[
         state = "queued"
     elif current.is_alive:
         state = "running"
-    elif known.is_open and end is None and not current.state:
-        is_visible = states is not None if known.is_on_slurm else known.host == os.uname().nodename
-        if not known.job_id or not is_visible:
+    elif known.is_open and end is None and current == NO_ANSWER:
+        if known.is_on_slurm or not known.job_id or known.host != os.uname().nodename:
             state = None
-        elif not known.is_on_slurm and processes.is_local_job_alive(files, known):
+        elif processes.is_local_job_alive(files, known):
             state = "running"
     return Submitted(
         job_id=known.job_id,

@@ -16,7 +16,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import Cluster, Partition, SlurmState, choose
+from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, Cluster, Partition, SlurmState, choose
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
@@ -45,8 +45,8 @@ class Job(SubmittedJobInfo):
 
     `step`: what all its submissions have in common; `request`: options of sbatch, {} on this machine; `is_small`: may
     be a task of a job array; `is_forced`: earlier results do not count.
-    Of the last submission `record`; `process` of this machine; `slurm`, None if it gives no answer; `doubt`: the state
-    in which the job seems to be over, and since when.
+    Of the last submission `record`; `process` of this machine; `slurm`: its state there; `doubt`: the state in which
+    the job seems to be over, and since when.
     """
 
     step: JobStep = field(kw_only=True)
@@ -55,7 +55,7 @@ class Job(SubmittedJobInfo):
     is_small: bool = False
     is_forced: bool = False
     process: subprocess.Popen[bytes] | None = None
-    slurm: SlurmState | None = None
+    slurm: SlurmState = NO_ANSWER
     doubt: tuple[str, float] | None = None
 
     @property

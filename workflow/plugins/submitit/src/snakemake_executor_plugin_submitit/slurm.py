@@ -29,7 +29,7 @@ class NoAnswer(Exception):
 
 
 class SlurmState(NamedTuple):
-    """`state`: in PENDING, RUNNING or ENDED, "" if Slurm does not know the job; `exit_code`: of the batch script;
+    """`state`: in PENDING, RUNNING or ENDED, UNKNOWN, or "" without an answer; `exit_code`: of the batch script;
     `nodes`: in Slurm's notation."""
 
     state: str
@@ -41,8 +41,13 @@ class SlurmState(NamedTuple):
     def is_alive(self) -> bool:
         return self.state in PENDING | RUNNING
 
+    @property
+    def is_over(self) -> bool:
+        """Without an answer the job may still run."""
+        return self.state in {*ENDED, UNKNOWN.state}
 
-UNKNOWN = SlurmState("")
+
+UNKNOWN, NO_ANSWER = SlurmState("UNKNOWN"), SlurmState("")
 
 
 class SlurmQueue:
@@ -60,10 +65,7 @@ class SlurmQueue:
         return self._clock() >= self._next
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
-        """The state of each job; one that Slurm calls UNKNOWN or the like is not known.
-
-        Raises: NoAnswer.
-        """
+        """The state of each job."""
         ids = sorted(set(job_ids))
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
@@ -71,7 +73,7 @@ class SlurmQueue:
         except NoAnswer as error:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             self.log.warning(f"{error}; asked again in {self._pause_s:.0f} s")
-            raise
+            return dict.fromkeys(ids, NO_ANSWER)
         finally:
             self._next = self._clock() + self._pause_s
 
@@ -86,7 +88,7 @@ class SlurmQueue:
             recorded = {job_id: state for job_id, state in self._sacct(ids).items() if state.is_alive}
             if not recorded:
                 raise
-            return recorded
+            return dict.fromkeys(ids, NO_ANSWER) | recorded
         missing = [job_id for job_id in ids if job_id not in current]
         return current | (self._sacct(missing) if missing else {})
 

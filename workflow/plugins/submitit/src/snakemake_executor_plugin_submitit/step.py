@@ -192,7 +192,7 @@ def wait(
     signals: StopSignals,
     relay: Relay,
     patience_s: float,
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[], None],
 ) -> int:
     """Wait for the end of the job, and for the processes that got a signal; pass signals on meanwhile.
 

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -53,18 +53,11 @@ class Dispatcher:
         """Take over the jobs or submit them. Yields: each job, with the reason if it failed."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
-        known = self._states(ids) if ids else {}  # in one question
+        known = self.queue.ask(ids) if ids else {}  # in one question
         for batch in batches(jobs, self.settings.array_size):
             yield from self._dispatch(batch, known)
 
-    def _states(self, ids: Sequence[str]) -> Mapping[str, SlurmState | None]:
-        """None: Slurm gives no answer, so the job may run."""
-        try:
-            return self.queue.ask(ids)
-        except NoAnswer:
-            return dict.fromkeys(ids)
-
-    def _dispatch(self, batch: Sequence[Job], known: Mapping[str, SlurmState | None]) -> list[tuple[Job, str]]:
+    def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
         """Take over some of the jobs, submit the others together; no other driver can decide about them meanwhile."""
         done, rest = [], []
         with ExitStack() as locks:
@@ -106,7 +99,7 @@ class Dispatcher:
             self._start([another])
         return another
 
-    def _is_adopted(self, job: Job, earlier: Record, known: Mapping[str, SlurmState | None]) -> bool:
+    def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
         """Whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # without an id its driver died during the submission
@@ -144,11 +137,10 @@ class Dispatcher:
         job_id = find_by_name(found.name) if found.is_on_slurm else None
         return job_id if job_id is None or found.task is None else f"{job_id}_{found.task}"
 
-    def _is_alive(self, job: Job, known: Mapping[str, SlurmState | None]) -> bool:
+    def _is_alive(self, job: Job, known: dict[str, SlurmState]) -> bool:
         found = job.record
         if found.is_on_slurm:
-            state = (known if found.job_id in known else self._states([found.job_id]))[found.job_id]
-            return state is None or state.is_alive
+            return not (known if found.job_id in known else self.queue.ask([found.job_id]))[found.job_id].is_over
         if found.host != os.uname().nodename:
             message = f"process {found.job_id} on {found.host} may still make these outputs; start there, or wait"
             raise NotSubmitted(message)
