@@ -73,7 +73,7 @@ class Executor(RemoteExecutor):
         for job in jobs:
             self.run_job_pre(job)
             command = self.format_job_exec(job)
-            is_forced = any(bool(self.dag.reason(member).forced) for member in members(job))
+            is_forced = any(self.dag.reason(member).forced for member in members(job))
             try:
                 prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.cluster))
             except WorkflowError as error:
@@ -123,10 +123,9 @@ class Executor(RemoteExecutor):
             rules = usage.measure(self.folder, since_unix_s=self._begin_unix_s)
             self.logger.info(f"Used / requested:\n{usage.table(rules)}")
         store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
-        event = "failed" if self._failed else "done"
         whys = "; ".join(sorted(set(self._failed.values()))[:10])
         text = f"{self._done} jobs done, {len(self._failed)} failed{f': {whys}' if whys else ''}"
-        self.notifier.send(event, text, done=self._done, failed=len(self._failed))
+        self.notifier.send("failed" if self._failed else "done", text, done=self._done, failed=len(self._failed))
 
     # Called by Snakemake's waiting thread.
 
@@ -143,7 +142,7 @@ class Executor(RemoteExecutor):
             ends = [None] * len(active_jobs)
         for job, end in zip(active_jobs, ends, strict=True):
             another = None if end is None else self._submitted_again(job, end)
-            if end is None or another is not None:
+            if another or end is None:
                 yield another or job
                 continue
             del self.dispatcher.jobs[id(job.job)]
@@ -211,7 +210,7 @@ def close(jobs: Sequence[Job]) -> None:
     for job in jobs:
         with job.files.lock():
             current = store.load(job.files)
-            if current is not None and current.number == job.record.number:  # not a later submission
+            if current and current.number == job.record.number:  # not a later submission
                 job.save(is_open=False)
 
 

@@ -65,9 +65,9 @@ class Monitor:
         if job.slurm == UNKNOWN:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")
         end = job.files.end(job.record.number)
-        if end is not None and not (end.is_provisional and state in SLURM_CLASSES):
+        if end and not (end.is_provisional and state in SLURM_CLASSES):
             return end
-        return failure_of(job, state, None if end is None else end.exit_code)
+        return failure_of(job, state, end.exit_code if end else None)
 
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:

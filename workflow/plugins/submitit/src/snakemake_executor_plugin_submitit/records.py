@@ -52,7 +52,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
     """
     found = {}
     for files, known in store.load_all(folder, keys):
-        if known is not None:
+        if known:
             found[files.key] = (files, known, files.end(known.number))
     ids = [
         known.job_id

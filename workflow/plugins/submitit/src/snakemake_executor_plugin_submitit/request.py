@@ -91,7 +91,7 @@ def prepare(
     cluster: Cluster,
 ) -> Job:
     """Raises: WorkflowError for resources that cannot be requested."""
-    resources: Mapping[str, Any] = job.resources
+    resources = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
     wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
     asked = requested(resources, job.threads, settings)
@@ -177,10 +177,7 @@ def sbatch_request(
         "time": asked["runtime"],
         "signal": f"B:USR2@{signal_delay_s(asked['runtime'], settings)}",  # to our process, which passes it on
         "cpus-per-task": asked["threads"],
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
-        "reservation": settings.reservation,
+        **{name: getattr(settings, name) for name in ("partition", "account", "qos", "reservation")},
         "nodes": nodes or (None if tasks else 1),
         "ntasks": tasks or None,
         "ntasks-per-node": tasks_per_node or (None if tasks else 1),

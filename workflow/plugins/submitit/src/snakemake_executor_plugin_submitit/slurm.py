@@ -66,7 +66,7 @@ class SlurmQueue:
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
         """The state of each job."""
-        ids = sorted(set(job_ids))
+        ids = list(job_ids)
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
             return dict.fromkeys(ids, UNKNOWN) | self._ask(ids)

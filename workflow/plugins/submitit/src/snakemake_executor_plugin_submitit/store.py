@@ -218,14 +218,14 @@ def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
     found: list[Path] = []
     used: set[Path] = set()
     for files, record in load_all(folder):
-        if record is not None and record.is_open:
+        if record and record.is_open:
             used.add(Path(record.folder))
         elif max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime) < oldest:
             found.append(files.path)
         elif is_success_deleted and record and (end := files.end(record.number)) and end.failure_class is None:
             found += [files.submission(number) for number in range(1, record.number + 1)]
             found += [files.output_log, files.kept_logs, files.status]
-        elif record is not None:
+        elif record:
             used.add(Path(record.folder))
     # the records of an array are written some seconds after its folder
     arrays = (path for path in (folder / "arrays").glob("*/") if time.time() - path.stat().st_mtime > 60)

@@ -125,10 +125,10 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
     with suppress(OSError, ValueError, LookupError):
         entries = [line.split(":", 2) for line in proc.read_text().splitlines()]
         paths = {controller: path.lstrip("/") for _, names, path in entries for controller in names.split(",")}
-        is_first = "memory" in paths
-        file = (
-            root / "memory" / paths["memory"] / "memory.oom_control" if is_first else root / paths[""] / "memory.events"
-        )
+        if "memory" in paths:
+            file = root / "memory" / paths["memory"] / "memory.oom_control"
+        else:
+            file = root / paths[""] / "memory.events"
         return int(dict(line.split(" ", 1) for line in file.read_text().splitlines())["oom_kill"])
     return 0
 
@@ -214,7 +214,7 @@ def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
     for files, record in load_all(folder):
         every = read_attempts(files.history, files.attempts)
         done = [attempt for attempt in every if attempt["unix_s"] >= since_unix_s]
-        if record is not None and done:
+        if record and done:
             rules.setdefault(record.rule, RuleUse(record.rule)).add(files, record, done)
     return list(rules.values())
 
