@@ -230,7 +230,7 @@ class Notifier:
             raise WorkflowError("--submitit-notify-url: not an http or https URL")
         self._settings, self._log, self._clock = settings, log, clock
         self._moved = self._looked = clock()
-        self._told = 0.0  # of the last stall, when something moved before it
+        self._told = 0.0  # when something last moved before a stall that was reported
 
     def send(self, event: str, text: str, **facts: Any) -> None:
         """Run the command with SUBMITIT_EVENT (done, failed, stalled) and SUBMITIT_TEXT in its environment, and JSON on

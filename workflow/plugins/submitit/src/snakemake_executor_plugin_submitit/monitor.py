@@ -46,7 +46,7 @@ class Monitor:
         return [end or self._without_word(job) for job, end in zip(jobs, ends, strict=True)]
 
     def _without_word(self, job: Job) -> End | None:
-        """How a job has ended that has not written it, or in a way about which Slurm decides."""
+        """Judge a job that wrote no final end by its state in Slurm, or by its processes."""
         if job.record.is_on_slurm:
             state, is_over = job.slurm.state, job.slurm.is_over
             # wait for a second answer: between an end and a requeue Slurm shows the end

@@ -256,6 +256,6 @@ def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float
     if excluded:
         changed["exclude"] = ",".join([*filter(None, [changed.get("exclude")]), *excluded])
     for key in ("mem", "mem-per-cpu"):
-        if key in changed:  # with any suffix
+        if key in changed:  # 4000M, or 2G from slurm_extra
             changed[key] = re.sub(r"\d+", lambda number: str(math.ceil(int(number[0]) * memory)), str(changed[key]))
     return changed
