@@ -206,6 +206,9 @@ def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slu
     assert "--mem=1500M" in script
     assert "--exclude='n7,n[1-2]'" in script
     assert again.record.retries == {"node_fail": 1, "oom": 1}
+    (other,), _ = dispatch(one, job(output=["b"], resources={"slurm_extra": "--mem=2G"}))
+    again = one.submit_again(other, "oom", "")
+    assert "--mem=3G" in (Path(again.record.folder) / "submission.sh").read_text()
 
 
 def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) -> None:
