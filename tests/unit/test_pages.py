@@ -331,6 +331,14 @@ def test_the_accuracies_with_one_seed_are_the_kept_ones(length: int, hard: float
     assert shown == [round(100 * found[mode], 1) for mode in ("sequential", "blockwise", "published")]
 
 
+def test_the_seeds_of_the_demo_are_the_kept_ones() -> None:
+    frame = pd.read_csv(ROOT / "results/reference/demo/seeds.csv").query("unrolled_steps == 1000")
+    for (dropout, hard, length), rows in frame.groupby(["dropout", "hard_fraction", "length"]):
+        found = rows.sort_values("seed").accuracy_last10
+        shown = cells(read("docs/demo.md"), f"{dropout:g}", f"{hard:g}", str(length))
+        assert shown == [f"{100 * accuracy:.1f}" for accuracy in (*found, found.mean())]
+
+
 LANGUAGE_MODELS = ROOT / "results/reference/language-models"
 PRETRAINING = " ".join(read("docs/pretraining.md").split())
 ROWS = {  # run and phase, and the run with 25M tokens; the tables of differences leave "implicit, " out
