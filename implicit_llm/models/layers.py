@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h + branch, and its norm: one pass over memory, unless the module itself must be called."""
+        """h + branch, and its norm. One pass over memory, unless a hook or adapter needs the module to be called."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -170,13 +170,13 @@ class Injection(nn.Module):
 
 
 class Layer(nn.Module):
-    """A residual layer, causal: h + branch, where the branch is what `mixed` makes of the norm of h.
+    """A causal residual layer: h + branch, where `mixed` computes the branch from the norm of h.
 
-    The next norm adds the branch to h, because one kernel does both at the cost of one.
+    A layer does not add its own branch: one kernel adds it and takes the next norm, for little more than the norm.
     """
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h + branch, and what `mixed` gets of it."""
+        """h + branch, and its norm, which `mixed` takes."""
         raise NotImplementedError
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:

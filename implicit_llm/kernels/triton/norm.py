@@ -34,15 +34,15 @@ def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, d
 def add_and_norm(
     h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """As `kernels.norm`, the norm in `dtype` and the sum in that of h."""
+    """As `kernels.norm`: the sum in the dtype of h, and its norm in `dtype`."""
     return _AddedNorm.apply(h_D, branch_D, weight_D, eps, dtype)
 
 
 class _Rows:
-    """x and a second tensor as rows, and how they are shared out: some at a time, a power of two wide, to a program.
+    """x and a second tensor as rows. Each program takes a few rows at a time, padded to a power of two entries.
 
-    The second tensor is the gate or, if `is_sum`, a branch to add to x; in the backward pass of a sum the sum's own
-    gradient, to add to that of the norm.
+    The second tensor is the gate. If `is_sum`, it is added instead: the branch to x in the forward pass, the gradient
+    of the sum to that of the norm in the backward pass.
     """
 
     def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:
