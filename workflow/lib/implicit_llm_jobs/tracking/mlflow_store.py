@@ -6,6 +6,7 @@
 import fcntl
 import logging
 import os
+import shlex
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -110,7 +111,8 @@ def _is_store(path: Path, *, is_deep: bool) -> bool:
     except sqlite3.DatabaseError as error:
         found = f"no SQLite database ({error})"
     if found != "ok":
-        anew = f"mv {path} {path}.bad && implicit-llm mlflow rebuild --results {path.parent}"
+        store, aside, results = (shlex.quote(str(name)) for name in (path, f"{path}.bad", path.parent))
+        anew = f"mv {store} {aside} && implicit-llm mlflow rebuild --results {results}"
         raise TrackingError(f"{path}: expected an MLflow store, found {found}; to fill a new one, type `{anew}`")
     return True
 
