@@ -16,7 +16,7 @@ import torch
 from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
 from implicit_llm.kernels import chunked_scan, ssd
-from implicit_llm_contracts.runs.launched import Death, End, judge
+from implicit_llm_contracts.runs.launched import PARENT_VARIABLE, Death, End, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
@@ -31,6 +31,13 @@ def end(rank: int, code: int, failure_class: str | None = "bug") -> End:
 
 LOST_CONNECTION = end(1, 1)
 KILLED, ENDED_BY_TORCHRUN = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SIGTERM, "n1")
+
+
+@pytest.mark.parametrize(("parent", "code"), [(None, 0), (1, -signal.SIGKILL)])
+def test_a_process_whose_parent_is_gone_before_it_is_ready_ends(parent: int | None, code: int) -> None:
+    ready = [sys.executable, "-c", "from implicit_llm_contracts.runs import die_with_parent; die_with_parent()"]
+    environment = os.environ | {PARENT_VARIABLE: str(parent or os.getpid())}
+    assert subprocess.run(ready, env=environment, check=False).returncode == code
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from implicit_llm_contracts.runs.journal import Journal, JournalError, JournalTa
 from implicit_llm_contracts.runs.launched import (
     FOLDER_VARIABLE,
     NODE_VARIABLE,
+    PARENT_VARIABLE,
     WORLD_VARIABLE,
     Death,
     LaunchFolder,

@@ -30,7 +30,7 @@ from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_
 from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
-WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
+WORLD_VARIABLE, PARENT_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE", "IMPLICIT_LLM_LAUNCH_PARENT"
 STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # What a process fails with when another one went away, or when it was asked to.
@@ -114,10 +114,15 @@ class LaunchFolder:
 
 
 def die_with_parent() -> None:
-    """From now on this process is killed when the one that started it ends, however that ends. Linux only."""
+    """From now on this process is killed when the one that started it ends, however that ends. Linux only.
+
+    It ends here if its parent, whose process id is in PARENT_VARIABLE, is gone already: imports take seconds.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.environ.get(PARENT_VARIABLE, str(os.getppid())) != str(os.getppid()):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def judge(code: int, ends: list[End], deaths: list[Death]) -> End:

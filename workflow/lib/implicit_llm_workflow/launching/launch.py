@@ -27,6 +27,7 @@ from typing import Any
 from implicit_llm_contracts.runs import (
     FOLDER_VARIABLE,
     NODE_VARIABLE,
+    PARENT_VARIABLE,
     WORLD_VARIABLE,
     Death,
     LaunchFolder,
@@ -167,7 +168,7 @@ def _torchrun(job: NodeJob) -> list[str]:
 
 def _environment(job: NodeJob) -> dict[str, str]:
     threads = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
-    launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node)}
+    launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node), PARENT_VARIABLE: str(os.getpid())}
     return {**os.environ, **threads, **launch, WORLD_VARIABLE: str(job.nodes * job.processes)}
 
 
@@ -210,6 +211,7 @@ def torchrun(arguments: list[str]) -> int:
 
 def _become_child_of_the_agent() -> None:
     die_with_parent()
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the processes that torchrun starts here
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the processes inherit this, until they have a handler
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # this they do not inherit: torchrun may end them so
 
