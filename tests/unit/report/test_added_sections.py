@@ -83,7 +83,7 @@ def added_runs(results: Path) -> dict[str, Path]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("added")
     roles = make_runs(folder / "results", RUNS) | added_runs(folder / "results")
-    config = {"experiment": "demo", "minimum_layers": {"group": "S5", "threshold": 0.9}}
+    config = {"experiment": "demo", "note": "Seed 1 > seed 0.", "minimum_layers": {"group": "S5", "threshold": 0.9}}
     return make_report(folder, roles, **config)
 
 
@@ -91,6 +91,7 @@ def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     figures = {"minimum-layers", "test-time-iterations", "test-time-tolerance", "jacobian", "spectral-radius"}
     assert figures <= names_in(made, "figures")
     page = (made / "index.html").read_text()
+    assert page.index("Seed 1 &gt; seed 0.") < page.index('<nav aria-label="Contents">')
     assert all(f'id="figure-{name}"' in page for name in figures)
     for words in ("Layers needed by length", "Test-time compute", "Jacobian of the state transition"):
         assert f'<h3 class="topic">{words}</h3>' in page

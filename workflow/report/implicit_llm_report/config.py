@@ -82,6 +82,7 @@ class ReportConfig:
 
     `headline_mode` is the evaluation mode that represents an implicit model; None takes blockwise, sequential,
     simultaneous or published, the first that was run.
+    `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
     """
 
@@ -89,6 +90,7 @@ class ReportConfig:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
+    note: str | None = None
     headline_mode: str | None = None
     missing: tuple[MissingResult, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None
