@@ -84,7 +84,7 @@ def tallied(
 
     `ask` as for `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
     """
-    solver, progress, num_nonfinite = SolverTally(), Progress(job.where, job.num_samples), 0
+    solver, progress, num_nonfinite = SolverTally(), Progress(job.where, "sample", job.num_samples), 0
 
     def shown() -> str:
         so_far = "not finite" if num_nonfinite else tally.shown()

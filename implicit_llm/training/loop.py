@@ -31,7 +31,7 @@ from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge,
 from implicit_llm.training.operations.checkpoint import Checkpoint, CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
-from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, StatusLine
+from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.optimizer import build_optimizer, learning_rate, local_part
 from implicit_llm.training.state import (
@@ -44,8 +44,9 @@ from implicit_llm.training.state import (
 )
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import StageContext, faults, wants_bar
+from implicit_llm_contracts.runs import StageContext, faults
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
+from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class TrainingLoop:
         self.journal = job.context.journal
         self._alarm = SolverAlarm(job.runtime, self.journal)
         self._saves = SaveSchedule(job.runtime, job.stop, config.phase.end_step, job.store, self.journal)
-        self._status = StatusLine(job.context.name, job.context.log, bar=wants_bar(job.runtime.progress))
+        self._reported: dict[str, float] = {}
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)
         self._solver_failures = SolverFailures(model) if world_size() > 1 else None
         self._reducer = GradientReducer(model, _DTYPES[config.reduction]) if world_size() > 1 else None
@@ -121,7 +122,8 @@ class TrainingLoop:
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
         self.speed.start(self.metrics.totals)
-        self._status.start(self.global_step, end)
+        name, shown_as = job.context.name, job.runtime.progress
+        progress = Progress(name, "step", end, self.global_step, shown_as) if is_main() else None
         is_stopped = False
         with self._saves:
             while self.global_step < end and not is_stopped:
@@ -134,9 +136,9 @@ class TrainingLoop:
                     self.report()
                 if should_save:
                     self.save()
-                self._status.update(step)
+                if progress is not None:
+                    progress.tell(step, lambda: shown(self._reported))
                 job.watchdog.beat()
-        self._status.close()
         return self.global_step
 
     def train_step(self, batches: list[dict[str, Any]]) -> None:
@@ -209,7 +211,7 @@ class TrainingLoop:
         values |= self.speed.read(totals)
         if is_main():
             self.journal.metrics(step, values)
-            self._status.values = values
+            self._reported = values
         self.job.watchdog.beat()
 
     def save(self) -> None:

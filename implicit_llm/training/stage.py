@@ -137,9 +137,7 @@ def _finish(job: TrainingJob) -> StageResult:
     faults.point("train.before_summary")
     write_json(context.work / SUMMARY_FILE, summary)
     store.finish(final)
-    context.log.info(
-        "%s: phase finished at step %d, %s", context.name, final.global_step, ", ".join(shown(summary["metrics"]))
-    )
+    context.log.info("%s: phase finished at step %d, %s", context.name, final.global_step, shown(summary["metrics"]))
     wait_for_all()
     return StageResult(files, summary)
 

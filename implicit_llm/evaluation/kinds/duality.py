@@ -144,7 +144,7 @@ def compare_modes(
     Rows on which a mode became NaN or infinite are only counted.
     Raises: EvaluationOutOfMemory.
     """
-    progress, kept_s = Progress(job.where, job.num_samples), time.monotonic()
+    progress, kept_s = Progress(job.where, "sample", job.num_samples), time.monotonic()
     pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
 
     def read(outputs: Any, batch: Batch) -> Any:
@@ -176,7 +176,7 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, lis
 
     Raises: EvaluationOutOfMemory.
     """
-    traces, progress = [], Progress(job.where, job.num_samples)
+    traces, progress = [], Progress(job.where, "sample", job.num_samples)
     for num_read, _, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
         if traced is None:
             return None

@@ -377,26 +377,27 @@ def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
-    monkeypatch.setattr("implicit_llm_jobs.progress.PROGRESS_EVERY_S", -1.0)
+    monkeypatch.setattr("implicit_llm_jobs.progress.LAST_INTERVAL_S", -1.0)
     with caplog.at_level(logging.INFO):
-        progress = Progress("data mode", 4)
+        progress = Progress("data mode", "sample", 4)
         for done in (1, 3, 4):
             progress.tell(done, lambda: "loss 2.5")
     assert "data mode" in terminal.getvalue()
     assert "4/4" in terminal.getvalue()
     assert [getattr(record, "file_only", False) for record in caplog.records] == [True, True, False]
-    assert caplog.records[-1].message == "data mode: 4/4 samples, loss 2.5"
+    assert caplog.records[-1].message.startswith("data mode: sample 4/4, loss 2.5, ")
 
 
 def test_without_a_terminal_there_are_lines_and_no_bar(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        progress = Progress("data mode", 2)
+        progress = Progress("data mode", "sample", 2)
         progress.tell(1, lambda: "not due")
         progress.tell(2, lambda: "loss 2.5")
     assert capsys.readouterr().err == ""
-    assert [record.message for record in caplog.records] == ["data mode: 2/2 samples, loss 2.5"]
+    (record,) = caplog.records
+    assert record.message.startswith("data mode: sample 2/2, loss 2.5, ")
 
 
 @pytest.mark.parametrize(

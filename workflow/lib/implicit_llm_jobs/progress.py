@@ -1,4 +1,4 @@
-"""Progress of an evaluation: a bar on a terminal, lines in the log."""
+"""Progress of a job: a bar on a terminal, lines in the log."""
 
 import logging
 import time
@@ -10,28 +10,35 @@ from implicit_llm_contracts.runs import FILE_ONLY, wants_bar
 
 log = logging.getLogger(__name__)
 
-PROGRESS_EVERY_S = 5.0
+FIRST_LINE_S, LAST_INTERVAL_S = 5.0, 600.0
+INTERVAL_SHARE = 0.1  # of the time so far: a line every 6 s after a minute, every 6 minutes after an hour
+LINE = "{desc}: {unit} {n}/{total}{postfix}, {rate_fmt}, {remaining} left"
 
 
 class Progress:
-    """One log line every few seconds, and one at the end; beside a bar only the last of them goes to the terminal."""
+    """Lines at growing intervals, and one at the end; beside a bar only the last of them goes to the terminal.
 
-    def __init__(self, where: str, num_samples: int) -> None:
-        self._where, self._num_samples = where, num_samples
-        self._next_s = time.monotonic() + PROGRESS_EVERY_S
-        self._has_bar = wants_bar()
-        self._bar = tqdm(total=num_samples, desc=where, unit="row", disable=not self._has_bar)
+    `unit`: what is counted to `total`, from `first` on; `shown`: the runtime's `progress`.
+    """
+
+    def __init__(self, where: str, unit: str, total: int, first: int = 0, shown: str = "auto") -> None:
+        self._about = {"total": total, "initial": first, "unit": unit}
+        self._where, self._total, self._has_bar = where, total, wants_bar(shown)
+        self._bar = tqdm(desc=where, disable=not self._has_bar, **self._about)
+        self._began_s = self._told_s = time.monotonic()
 
     def tell(self, done: int, words: Callable[[], str]) -> None:
-        """`words` says how it stands after `done` samples; it is called only when a line is due."""
+        """`words` says how it stands after `done` units; it is called only when a line is due."""
         self._bar.update(done - self._bar.n)
-        is_last = done >= self._num_samples
-        if not is_last and time.monotonic() < self._next_s:
+        now, is_last = time.monotonic(), done >= self._total
+        elapsed_s = now - self._began_s
+        if not is_last and now - self._told_s < min(max(FIRST_LINE_S, INTERVAL_SHARE * elapsed_s), LAST_INTERVAL_S):
             return
-        self._next_s = time.monotonic() + PROGRESS_EVERY_S
-        shown = words()
-        self._bar.set_postfix_str(shown)
+        self._told_s, text = now, words()
+        self._bar.set_postfix_str(text)
         if is_last:
             self._bar.close()
-        where = FILE_ONLY if self._has_bar and not is_last else None
-        log.info("%s: %d/%d samples, %s", self._where, done, self._num_samples, shown, extra=where)
+        line = tqdm.format_meter(
+            done, elapsed=elapsed_s, prefix=self._where, postfix=text, bar_format=LINE, **self._about
+        )
+        log.info("%s", " ".join(line.split()), extra=FILE_ONLY if self._has_bar and not is_last else None)
