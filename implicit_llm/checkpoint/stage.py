@@ -29,15 +29,12 @@ from implicit_llm_contracts.runs import (
     StageContext,
     StageResult,
     UserError,
-    commit_directory,
     downloads_folder,
     fetched_model,
     fill,
     local_folder,
-    remove_temporary,
+    new_directory,
     sha256_of,
-    storage_errors,
-    temporary_name,
 )
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
@@ -58,21 +55,14 @@ def run(context: StageContext) -> StageResult:
     layout = layout_of(checkpoint)
     transformers_logging.disable_progress_bar()
     model = _load(checkpoint, layout)
-    target = context.work / "model"
-    tmp = temporary_name(target)
-    try:
-        with storage_errors(target):
-            tmp.mkdir()
-            if layout == TRANSFORMERS:
-                _copy(checkpoint, (CONFIG_FILE, *checkpoint.weights), tmp)
-            else:
-                model.save_pretrained(tmp)
-            _copy(checkpoint, checkpoint.others, tmp)
-            card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
-            (tmp / CARD_FILE).write_text(card, encoding="utf-8")
-        commit_directory(tmp, target)
-    finally:
-        remove_temporary(tmp)
+    with new_directory(context.work / "model") as directory:
+        if layout == TRANSFORMERS:
+            _copy(checkpoint, (CONFIG_FILE, *checkpoint.weights), directory)
+        else:
+            model.save_pretrained(directory)
+        _copy(checkpoint, checkpoint.others, directory)
+        card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
+        (directory / CARD_FILE).write_text(card, encoding="utf-8")
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     context.log.info("%s: %s, %d parameters", checkpoint.folder, model.config.model_type, num_parameters)
     summary = {"source": dict(checkpoint.about), "layout": layout, "num_parameters": num_parameters}

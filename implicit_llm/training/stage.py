@@ -1,11 +1,8 @@
 """The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
@@ -44,10 +41,9 @@ from implicit_llm_contracts.runs import (
     StageContext,
     StageResult,
     UserError,
-    commit_directory,
     faults,
     fill,
-    temporary_name,
+    new_directory,
     write_json,
 )
 from implicit_llm_contracts.runs import journal as journals
@@ -133,24 +129,16 @@ def _finish(job: TrainingJob) -> StageResult:
         raise NoCheckpoint(f"{store.final}: the state at the end of the phase was damaged; start again")
     load_model(job.model, final.model(), str(final.path))
     summary = _summary(job, final)
-    _save_model(job.model, training_card(context, job.model, summary), context.work / MODEL_DIR)
+    with new_directory(context.work / MODEL_DIR) as directory:
+        faults.point("train.before_model")
+        job.model.save_pretrained(directory)
+        (directory / CARD_FILE).write_text(training_card(context, job.model, summary), encoding="utf-8")
     faults.point("train.before_summary")
     write_json(context.work / SUMMARY_FILE, summary)
     store.finish(final)
     context.log.info("%s: phase finished at step %d, %s", context.name, final.global_step, shown(summary["metrics"]))
     wait_for_all()
     return StageResult(files, summary)
-
-
-def _save_model(model: PreTrainedModel, card: str, directory: Path) -> None:
-    tmp = temporary_name(directory)
-    try:
-        model.save_pretrained(tmp)
-        (tmp / CARD_FILE).write_text(card, encoding="utf-8")
-        faults.point("train.before_model")
-        commit_directory(tmp, directory)
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import mlflow  # noqa: F401
 from mlflow.store.tracking import sqlalchemy_store
 
-from implicit_llm_contracts.runs import StageContext, StageResult, commit_directory, replace_file, write_atomic
+from implicit_llm_contracts.runs import StageContext, StageResult, new_directory, replace_file, write_atomic
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.fault.forks import exit_code_of, serve
@@ -33,11 +33,9 @@ def body(context: StageContext) -> StageResult:
         write_atomic(checkpoint, str(step))
         context.journal.flush_to_disk()
     for _ in range(2):  # the second one replaces the first
-        tmp = context.work / ".model.new.tmp"
-        tmp.mkdir()
-        (tmp / "weights").write_text("weights")
-        (tmp / "config.json").write_text("{}")
-        commit_directory(tmp, context.work / "model")
+        with new_directory(context.work / "model") as directory:
+            (directory / "weights").write_text("weights")
+            (directory / "config.json").write_text("{}")
     elsewhere = context.run_dir.parent / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
     (elsewhere / "moved").write_text("moved")

@@ -54,7 +54,7 @@ def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class
     assert (told["progress"], told["failure_class"]) == (1, "quota")
     assert "bytes needed" in told["message"]
     assert saved(run_dir) == ["step-00000001"]
-    assert trace.read_text().split().count("checkpoint.before_data") == 3  # one that worked, one left out, one more
+    assert trace.read_text().split().count("atomic.before_directory") == 3  # one that worked, one left out, one more
     assert_restart_ends_as(undisturbed, trainer, run_dir)
 
 
@@ -83,9 +83,9 @@ def test_an_error_that_stays_is_tried_four_times_at_each_of_two_saves(
     trainer: Trainer, undisturbed: tuple, run_dir: Path, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"
-    code, told = train(trainer, run_dir, FAULT="checkpoint.before_commit:estale@2+", FAULT_TRACE=str(trace))
+    code, told = train(trainer, run_dir, FAULT="atomic.before_tree_fsync:estale@2+", FAULT_TRACE=str(trace))
     assert (code, told["failure_class"]) == (2, "quota")
-    assert trace.read_text().split().count("checkpoint.before_commit") == 1 + 4 + 4
+    assert trace.read_text().split().count("atomic.before_tree_fsync") == 1 + 4 + 4
     assert saved(run_dir) == ["step-00000001"]
     assert_restart_ends_as(undisturbed, trainer, run_dir)
 

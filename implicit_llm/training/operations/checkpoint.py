@@ -37,10 +37,11 @@ from implicit_llm_contracts.runs import (
     commit_directory,
     faults,
     fill,
+    new_directory,
     refuse_if,
     require_space,
     retried,
-    storage_errors,
+    temporary_name,
 )
 
 log = logging.getLogger(__name__)
@@ -51,13 +52,7 @@ _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 ROLLING = 2
 SPACE_FACTOR = 3.2  # two stay while a third is written, so that pruning never leaves less than one
 KEPT_DIR = "kept"
-_PRUNED = ".old.tmp"
 _STEP_NAME = re.compile(r"step-\d{8}")
-_TORN_NAME = re.compile(r"step-\d{8}(\.old)?\.tmp(\.\d+)?")
-
-
-class TornCheckpoint(Exception):
-    """There is no whole checkpoint.json: the writer was stopped before the commit."""
 
 
 class CorruptCheckpoint(Exception):
@@ -148,30 +143,20 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
 
     Raises: StorageError for a full or unwritable disk, with nothing left behind.
     """
-    tmp_dir = final_dir.with_name(f"{final_dir.name}.tmp")
-    try:
-        with storage_errors(final_dir, state.num_bytes), _safetensors_errors(final_dir):
-            shutil.rmtree(tmp_dir, ignore_errors=True)
-            faults.point("checkpoint.before_data")
-            tmp_dir.mkdir(parents=True)
-            _write_files(state, tmp_dir)
-            faults.point("checkpoint.before_commit")
-            commit_directory(tmp_dir, final_dir, state.num_bytes)
-    except BaseException:
-        shutil.rmtree(tmp_dir, ignore_errors=True)
-        raise
+    with new_directory(final_dir, state.num_bytes) as directory, _safetensors_errors(final_dir):
+        _write_files(state, directory)
     faults.point("checkpoint.after_commit")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and check every digest.
 
-    Raises: TornCheckpoint; CorruptCheckpoint that names the file, what was expected and what was found.
+    Raises: CorruptCheckpoint that names the file, what was expected and what was found.
     """
     try:
         digests = fill(_Digests, json.loads((path / DIGESTS).read_bytes()), DIGESTS)
     except (OSError, ValueError, ConfigError) as error:
-        raise TornCheckpoint(f"{path / DIGESTS}: missing or incomplete") from error
+        raise CorruptCheckpoint(f"{path / DIGESTS}: missing or damaged ({error})") from error
     for record in digests.files:
         if difference := record.difference(path / record.path):
             raise CorruptCheckpoint(f"{path / record.path}: {difference}")
@@ -254,21 +239,15 @@ class CheckpointStore:
         self.keep = tuple(keep)
         self.last_save_s = 0.0
         self._journal = journal
-        self._torn: list[Path] = []
         self._whole_kept: set[int] = set()
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole and right, with all kept ones before it.
 
-        Torn ones are reported and removed after the next commit; damaged ones are set aside as `*.bad`. Where a kept
-        one was lost, those after it are given up: training goes back and makes it again.
+        Damaged ones are set aside as `*.bad`, and where a kept one was lost, those after it too: training goes back and
+        makes them again.
         Raises: ForeignCheckpoint when one of another identity was put here.
         """
-        found_names = [*self.directory.glob("step-*.tmp*"), *self.kept.glob("step-*.tmp*")]
-        self._torn = sorted(path for path in found_names if _TORN_NAME.fullmatch(path.name))
-        for path in self._torn:
-            if _PRUNED not in path.name:
-                self._report("checkpoint_torn", path, "the writer was stopped before the commit")
         kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
         self._whole_kept = set(kept)
         first_lost = min(set(self.keep) - set(kept), default=None)
@@ -278,7 +257,8 @@ class CheckpointStore:
             if checkpoint is None:
                 continue
             if first_lost is not None and first_lost <= checkpoint.global_step:
-                self._give_up(checkpoint, first_lost)
+                why = f"the kept checkpoint of step {first_lost}, before it, was lost and is made again"
+                self._set_aside("kept_checkpoint_lost", path, why)
                 continue
             usable.append(checkpoint)
             break
@@ -296,12 +276,12 @@ class CheckpointStore:
         path = directory / step_name(state.global_step)
         retried(lambda: write_checkpoint(state, path), path)
         self.last_save_s = time.monotonic() - started
-        for torn in self._torn:
-            if torn != path:
-                faults.point("checkpoint.before_removal")
-                shutil.rmtree(torn, ignore_errors=True)
-        self._torn = []
-        self._prune()
+        for old in [path for path in self._committed() if path != self.final][ROLLING:]:
+            faults.point("checkpoint.before_prune")
+            # Renamed first: a half deleted directory must not pass for a damaged checkpoint.
+            doomed = old.rename(temporary_name(old))
+            faults.point("checkpoint.mid_prune")
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
         """Copy a checkpoint of this identity from elsewhere, with the kept ones before it, so that it is of this run.
@@ -347,14 +327,8 @@ class CheckpointStore:
             return None
         try:
             checkpoint = read_checkpoint(path)
-        except TornCheckpoint as error:
-            self._torn.append(path)
-            self._report("checkpoint_torn", path, str(error))
-            return None
         except CorruptCheckpoint as error:
-            self._report("checkpoint_corrupt", path, str(error))
-            faults.point("checkpoint.before_quarantine")
-            path.rename(_free_name(path.with_name(f"{path.name}.bad")))
+            self._set_aside("checkpoint_corrupt", path, str(error))
             return None
         check_identity(checkpoint, self.identity, advice=f"move {path} away and start again")
         return checkpoint
@@ -366,30 +340,15 @@ class CheckpointStore:
         found = [path for path in self.directory.glob("step-*") if _STEP_NAME.fullmatch(path.name) and path.is_dir()]
         yield from sorted(found, reverse=True)
 
-    def _prune(self) -> None:
-        whole = [path for path in self._committed() if path != self.final]
-        for path in whole[ROLLING:]:
-            faults.point("checkpoint.before_prune")
-            # Renamed first: a half deleted directory must not pass for a damaged checkpoint.
-            doomed = path.rename(_free_name(path.with_name(f"{path.name}{_PRUNED}")))
-            faults.point("checkpoint.mid_prune")
-            shutil.rmtree(doomed, ignore_errors=True)
-
-    def _give_up(self, checkpoint: Checkpoint, lost_step: int) -> None:
-        """Move a checkpoint that stands after a lost one out of the way, until the next commit."""
-        self._report(
-            "kept_checkpoint_lost",
-            checkpoint.path,
-            f"the kept checkpoint of step {lost_step}, before it, was lost and is made again",
-        )
-        faults.point("checkpoint.before_give_up")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        aside = self.directory / f"{step_name(checkpoint.global_step)}{_PRUNED}"
-        self._torn.append(checkpoint.path.rename(_free_name(aside)))
-
-    def _report(self, event: str, path: Path, why: str) -> None:
+    def _set_aside(self, event: str, path: Path, why: str) -> None:
+        """Report a checkpoint that is not to be used, and keep it as `*.bad` to the end of the phase."""
         log.warning("%s is left out: %s", path.name, why)
         self._journal.event(event, path=path.name, why=why)
+        faults.point("checkpoint.before_set_aside")
+        aside = self.directory / f"{path.name}.bad"
+        shutil.rmtree(aside, ignore_errors=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path.rename(aside)
 
 
 def step_name(step: int) -> str:
@@ -409,7 +368,7 @@ def find_checkpoint(directory: Path) -> Checkpoint:
     for path in paths:
         try:
             found.append(read_checkpoint(path))
-        except (TornCheckpoint, CorruptCheckpoint, OSError):
+        except (CorruptCheckpoint, OSError):
             continue
     if not found:
         raise NoCheckpoint(
@@ -433,13 +392,10 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any], advice: 
 
 def _copy(source: Path, target: Path) -> Checkpoint:
     """Copy a checkpoint to another place, where it appears whole."""
-    tmp = target.with_name(f"{target.name}.tmp")
-    shutil.rmtree(tmp, ignore_errors=True)
-    with storage_errors(target, sum(file.stat().st_size for file in source.iterdir())):
+    with new_directory(target, sum(file.stat().st_size for file in source.iterdir())) as directory:
         faults.point("checkpoint.before_copy")
-        shutil.copytree(source, tmp)
+        shutil.copytree(source, directory, dirs_exist_ok=True)
     faults.point("checkpoint.after_copy")
-    commit_directory(tmp, target)
     return read_checkpoint(target)
 
 
@@ -449,8 +405,3 @@ def _differences(theirs: Any, ours: Any, key: str) -> Iterator[str]:
             yield from _differences(theirs.get(name), ours.get(name), f"{key}.{name}" if key else name)
     elif theirs != ours:
         yield f"{key} {json.dumps(theirs)} there, {json.dumps(ours)} here"
-
-
-def _free_name(path: Path) -> Path:
-    names = (path if number == 0 else path.with_name(f"{path.name}.{number}") for number in range(1000))
-    return next(name for name in names if not name.exists())

@@ -39,7 +39,7 @@ from implicit_llm.training.state import (
     set_random_state,
 )
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
-from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.atomic import StorageError, temporary_name
 from implicit_llm_contracts.runs.journal import Journal, read_events
 from tests.limits import file_size_limit
 from tests.refusals import refused
@@ -116,10 +116,6 @@ def test_foreign_names_are_left_alone(store: CheckpointStore) -> None:
     assert set(foreign) <= set(names(store))
 
 
-def half_written(folder: Path) -> None:
-    folder.rename(folder.with_name(f"{folder.name}.tmp"))
-
-
 def with_too_few_names(folder: Path) -> None:
     digests = json.loads((folder / "checkpoint.json").read_text())
     del digests["files"][0]
@@ -127,29 +123,29 @@ def with_too_few_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "name"),
+    "damage",
     [
-        (lambda folder: (folder / "checkpoint.json").unlink(), "step-00000010"),
-        (lambda folder: (folder / "checkpoint.json").write_text('{"format": 2, '), "step-00000010"),
-        (
-            lambda folder: (folder / "checkpoint.json").write_text('{"format": 99, "files": []}'),
-            "step-00000010",
-        ),
-        (with_too_few_names, "step-00000010"),
-        (half_written, "step-00000010.tmp"),
+        lambda folder: (folder / "checkpoint.json").unlink(),
+        lambda folder: (folder / "checkpoint.json").write_text('{"format": 2, '),
+        lambda folder: (folder / "checkpoint.json").write_text('{"format": 99, "files": []}'),
+        with_too_few_names,
+        lambda folder: folder.rename(temporary_name(folder)),  # its writer was stopped
     ],
 )
 @pytest.mark.parametrize("after", [6, 10])
-def test_a_checkpoint_without_whole_digests_is_reported_and_goes_after_the_next_commit(
-    store: CheckpointStore, tmp_path: Path, damage: Callable[[Path], None], name: str, after: int
+def test_a_checkpoint_without_whole_digests_is_set_aside(
+    store: CheckpointStore, tmp_path: Path, damage: Callable[[Path], None], after: int
 ) -> None:
     commit(store, 5, 10)
     damage(store.directory / "step-00000010")
+    was_committed = (store.directory / "step-00000010").exists()
     assert newest_step(store) == 5
-    assert events(tmp_path) == [("checkpoint_torn", name)]
-    assert names(store) == ["step-00000005", name]
+    assert events(tmp_path) == [("checkpoint_corrupt", "step-00000010")] * was_committed
+    assert [name for name in names(store) if not name.startswith(".")] == [
+        "step-00000005",
+        *["step-00000010.bad"] * was_committed,
+    ]
     commit(store, after)
-    assert names(store) == ["step-00000005", f"step-{after:08d}"]
     assert newest_step(store) == after
 
 

@@ -18,7 +18,7 @@ PACKAGES = (
     "snakemake", "submitit", "triton", "mamba-ssm", "causal-conv1d",
 )  # fmt: skip
 # What went wrong on the way and was made good, in the journal's words.
-INCIDENTS = ("stage_failed", "checkpoint_torn", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
+INCIDENTS = ("stage_failed", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 

@@ -4,6 +4,7 @@ from implicit_llm_contracts.runs.atomic import (
     StorageError,
     commit_directory,
     fsync_file,
+    new_directory,
     read_object,
     remove_temporary,
     replace_file,

@@ -131,13 +131,13 @@ def replace_file(source: Path, target: Path) -> None:
         fsync_directory(target.parent)
 
 
-def commit_directory(tmp_dir: Path, final_dir: Path, needed_bytes: int | None = None) -> None:
+def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after fsync of all that it contains.
 
     An existing `final_dir` is moved aside and then deleted: between the two renames there is none, never half of one.
     Raises: StorageError, with `tmp_dir` still there.
     """
-    with storage_errors(final_dir, needed_bytes):
+    with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
         for root, _, file_names in os.walk(tmp_dir):
             for name in (*file_names, ""):
@@ -149,6 +149,24 @@ def commit_directory(tmp_dir: Path, final_dir: Path, needed_bytes: int | None = 
         _rename(tmp_dir, final_dir)
         fsync_directory(final_dir.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
+    """A directory to fill, which moves to `final_dir` at the end of the block; after an error nothing is left of it.
+
+    Raises: StorageError, whose message names `needed_bytes` where the disk is full.
+    """
+    tmp_dir = temporary_name(final_dir)
+    try:
+        with storage_errors(final_dir, needed_bytes):
+            faults.point("atomic.before_directory")
+            tmp_dir.mkdir(parents=True)
+            yield tmp_dir
+            commit_directory(tmp_dir, final_dir)
+    except BaseException:
+        shutil.rmtree(tmp_dir, ignore_errors=True)
+        raise
 
 
 def temporary_name(path: Path) -> Path:
