@@ -115,7 +115,7 @@ IDENTITY = "--run-dir x --identity {}"
         ("mlflow rebuild --results /proc/none", "/proc/none: no such directory.*"),
         (f"job {IDENTITY} --threads -1", "--threads: expected an integer.*"),
         (f"train {IDENTITY} --grace-s -1", "--grace-s: expected a number.*"),
-        ("evaluate lm-eval --model .", r".*tasks: is missing; give the name of a suite \(paper, local\).*"),
+        ("evaluate lm-eval --model .", r".*tasks: give a list of tasks, or the name of a suite; valid: local, paper.*"),
         (f"status train/implicit-s0/fre {TINY}", ".*did you mean 'train/implicit-s0/free'.*"),
         (f"verify data/s3-trian {TINY}", ".*did you mean 'data/s3-train'.*"),
         (f"status train/*/fre {TINY}", r"train/\*/fre: no job matches; .*"),

@@ -122,7 +122,7 @@ TINY_CASES += [
         "word_problem\n    runs: [s5-*]\n    modes",
         "evaluations.word-problem.runs: s5-* matches no run",
     ),
-    ("    modes:\n" + _BLOCKS, "", "evaluations.word-problem.modes: no mode given"),
+    ("    modes:\n" + _BLOCKS, "", "evaluations.word-problem: the key 'modes' is missing"),
     ("word_problem\n    modes", "jacobian\n    modes", "unknown key 'modes'"),
     (
         _BLOCKS,
@@ -169,8 +169,8 @@ LANGUAGE_CASES = [
         "[windowed, carry]",
         "evaluations.questions.protocols[1]: the text 'carry' is not one of windowed",
     ),
-    ("kind: duality", "kind: perplexity", "evaluations.agreement.trace_tokens: belongs to kind duality"),
-    ("kind: perplexity", "kind: word_problem", "evaluations.perplexity.max_tokens: belongs to kind perplexity"),
+    ("kind: duality", "kind: perplexity", "evaluations.agreement: unknown key 'trace_tokens'"),
+    ("kind: perplexity", "kind: word_problem", "evaluations.perplexity: unknown key 'max_tokens'"),
     (
         "kind: catbabi\n    protocols: [windowed, carried]\n    modes",
         "kind: word_problem\n    modes",
@@ -186,15 +186,23 @@ LANGUAGE_CASES = [
     ),
 ]
 DOWNSTREAM_CASES = [
-    ("tasks: paper", "num_fewshot: 0", "downstream.tasks: is missing; give the name of a suite (paper, local)"),
-    ("tasks: paper", "tasks: papre", "downstream.tasks: no suite 'papre' in downstream.yaml; did you mean 'paper'?"),
+    (
+        "tasks: paper",
+        "num_fewshot: 0",
+        "downstream.tasks: give a list of tasks, or the name of a suite; valid: local, paper",
+    ),
+    (
+        "tasks: paper",
+        "tasks: papre",
+        "downstream.tasks: give a list of tasks, or the name of a suite; did you mean 'paper'?",
+    ),
     (
         "tasks: paper",
         "tasks: local, task_path: locl",
         "downstream.task_path: there is no folder 'locl'; did you mean 'local'?",
     ),
     ("tasks: paper", "tasks: []", "downstream.tasks: [] is not allowed"),
-    ("tasks: paper", "tasks: paper, max_tokens: 3", "downstream.max_tokens: belongs to kind perplexity"),
+    ("tasks: paper", "tasks: paper, max_tokens: 3", "downstream: unknown key 'max_tokens'"),
 ]
 GRID_CASES = [
     ("override.task.batch_size", "overide.task.batch_size", "runs.babi.grid.batch.key: 'overide.task.batch_size' is"),

@@ -14,7 +14,6 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError, file_digests, fill, find_task_folder
 from implicit_llm_workflow.experiment_files.yaml_files import (
     as_given,
-    check_keys,
     fill_entry,
     matches,
     read_yaml,
@@ -23,7 +22,6 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
 from implicit_llm_workflow.project_dirs import REPORT, package_dir
 
 SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
-_MODES = ("modes", "sweep")
 
 
 @dataclass(frozen=True)
@@ -64,26 +62,13 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
     at = f"{source}: evaluations.{name}"
     kind = selected(EVALUATION_KINDS, "kind", item, at)
-    given: Mapping[str, Any] = {key: value for key, value in item.items() if key not in ("kind", "runs", *_MODES)}
-    foreign = next((key for key in given if key not in kind.settings), None)
-    owners = [other for other, its in EVALUATION_KINDS.items() if foreign in its.settings]
-    if owners:
-        raise ConfigError(f"{at}.{foreign}: belongs to kind {' or '.join(owners)}; remove it")
-    check_keys(given, kind.settings, at)
-    given = completed_settings(item["kind"], given, at)
-    modes: dict[str, Any] = {"modes": []} if kind.has_modes else {}
-    modes |= {key: item[key] for key in _MODES if key in item}
+    given = completed_settings(item["kind"], {key: item[key] for key in item if key != "runs"}, at)
     lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
-    filled: Any = fill(kind.config, {"kind": item["kind"], **modes, **lengths, **given}, at)
-    config = {"kind": item["kind"], **as_given(filled, given)}
+    filled: Any = fill(kind.config, {**lengths, **given}, at)
     if kind.has_modes:
         modes_of(filled.modes, filled.sweep, at)
-        if filled.modes:
-            config["modes"] = [as_given(*pair) for pair in zip(filled.modes, item["modes"], strict=True)]
-        if "sweep" in item:
-            config["sweep"] = as_given(filled.sweep, sorted(item["sweep"]))
     runs = {"runs": item["runs"]} if "runs" in item else {}
-    return fill(Evaluation, {"name": name, "config": config, **runs}, at)
+    return fill(Evaluation, {"name": name, "config": as_given(filled, given), **runs}, at)
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
@@ -94,14 +79,12 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
     if kind != LM_EVAL:
         return settings
     suites = {suite["name"]: suite for suite in read_yaml(SUITES_FILE)["suites"]}
-    tasks = settings.get("tasks")
-    if tasks is None:
-        raise ConfigError(f"{at}.tasks: is missing; give the name of a suite ({', '.join(suites)}) or a list of tasks")
+    tasks = settings.get("tasks", "")
     names = [tasks] if isinstance(tasks, str) else tasks
-    if isinstance(tasks, str) or (len(names) == 1 and names[0] in suites):
-        if names[0] not in suites:
-            raise ConfigError(f"{at}.tasks: no suite {tasks!r} in {SUITES_FILE.name}; {nearest(names[0], suites)}")
+    if len(names) == 1 and names[0] in suites:
         names = list(dict.fromkeys(column["task"] for column in suites[names[0]]["columns"]))
+    elif isinstance(tasks, str):
+        raise ConfigError(f"{at}.tasks: give a list of tasks, or the name of a suite; {nearest(tasks, suites)}")
     if "task_path" not in settings:
         return {**settings, "tasks": names}
     path = settings["task_path"]

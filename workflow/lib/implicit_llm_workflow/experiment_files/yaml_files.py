@@ -4,7 +4,7 @@ Models, tasks and curricula lie in the folders of these names beside it, or else
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,9 +130,13 @@ def as_config(settings: Any) -> dict[str, Any]:
     return dict(finite(asdict(settings)))
 
 
-def as_given(settings: Any, given: Iterable[str]) -> dict[str, Any]:
-    """The fields that were given, without the defaults of the others, so that a default is in no identity."""
-    return {key: finite(getattr(settings, key)) for key in given}
+def as_given(settings: Any, given: Any) -> Any:
+    """What was given, as the settings have it; the defaults of the rest are in no identity."""
+    if is_dataclass(settings):
+        return {key: as_given(getattr(settings, key), value) for key, value in given.items()}
+    if isinstance(settings, tuple):
+        return [as_given(*pair) for pair in zip(settings, given, strict=True)]
+    return finite(settings)
 
 
 def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
