@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs import ManifestError, write_json
 from implicit_llm_workflow.commands.options import make_plan
-from implicit_llm_workflow.planning.staleness import Acceptance
-from implicit_llm_workflow.results.accept import save_acceptance
+from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
 from implicit_llm_workflow.results.job_states import outputs_of
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
@@ -224,11 +223,11 @@ def test_every_file_behind_a_result_is_verified_and_one_that_is_gone_is_broken(p
 def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
     fingerprint = project.manifest(FREE)["fingerprint"]
     acceptance = Acceptance(fingerprint, "1" * 64, "2" * 64, "3" * 64, ("solver (solve)",), "2026-11-21", "no matter")
-    save_acceptance(project.results / FREE, acceptance)
+    write_json(project.results / FREE / ACCEPTED, acceptance)
     found = trace(project.results / IMPLICIT)
     said = "accepted 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter"
     assert said in text_of(found)
-    accepted = [(job["job"], item["why"]) for job in as_json(found)["runs"] for item in job["accepted"]]
+    accepted = [(job["job"], job["accepted"]["why"]) for job in as_json(found)["runs"] if job["accepted"]]
     assert accepted == [(FREE, "no matter")]
 
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from implicit_llm_contracts.runs import write_json
 from implicit_llm_workflow.estimates.cost import total_text
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import AcceptedUnreadable, config_differences
+from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable, config_differences
 from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,
     new_acceptances,
     revoke,
-    save_acceptance,
 )
 from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
 from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys, work_of
@@ -147,7 +147,7 @@ def accept(plan: Plan, *targets: str) -> list[str]:
     """Accept as the command does; the jobs that were."""
     found = new_acceptances(plan, chosen_jobs(plan, targets), "the log was reworded")
     for key, acceptance in found.items():
-        save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
+        write_json(plan.root / key / ACCEPTED, acceptance)
     return list(found)
 
 
@@ -227,12 +227,12 @@ def test_a_forged_acceptance_of_another_config_does_not_hold(finished: Experimen
     plan = finished.plan(NEW)
     path = plan.run_dir(plan.nodes["train/implicit-s0/free"]) / "accepted.json"
     values = json.loads(path.read_text())
-    values["accepted"][0]["wanted"] = plan.identities["train/implicit-s0/free"].fingerprint
+    values["wanted"] = plan.identities["train/implicit-s0/free"].fingerprint
     path.write_text(json.dumps(values))
     assert "train/implicit-s0/free" in keys(finished.plan(NEW), "stale")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "accepted": [{"why": 1}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"why": 1}'])
 def test_a_damaged_record_is_an_error_that_names_it(finished: ExperimentFile, text: str) -> None:
     path = finished.beside("results/tiny/report/accepted.json", text)
     with pytest.raises(AcceptedUnreadable, match=str(path)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.runs import UserError, downloads_folder
+from implicit_llm_contracts.runs import UserError, downloads_folder, write_json
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
 
@@ -262,7 +262,8 @@ def accept(
         implicit-llm accept 'train/*' --why "only a log line was reworded"
         implicit-llm accept --revoke 'train/*'
     """
-    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, save_acceptance
+    from implicit_llm_workflow.planning.staleness import ACCEPTED
+    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances
     from implicit_llm_workflow.results.accept import revoke as take_back
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 
@@ -279,7 +280,7 @@ def accept(
         plan.record_code()
         found = new_acceptances(plan, chosen, why.strip())
         for key, acceptance in found.items():
-            save_acceptance(plan.run_dir(plan.nodes[key]), acceptance)
+            write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
     stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]

@@ -2,11 +2,11 @@
 
 A result whose larger files were deleted to free the disk counts as done until a job needs the files.
 
-Results that somebody kept although their code changed are in `accepted.json` beside the manifest, which stays as it is:
+A result that somebody kept although its code changed has an `accepted.json` beside the manifest, which stays as it is:
 
-    {"format": 1, "accepted": [{"recorded": "<fingerprint of the manifest>", "wanted": "<the one wanted instead>",
+    {"recorded": "<fingerprint of the manifest>", "wanted": "<the one wanted instead>",
      "recorded_code": "<sha256>", "wanted_code": "<sha256>", "changed": ["module (function)"] or null,
-     "when": "2026-11-21T22:00:00+00:00", "why": "..."}]}
+     "when": "2026-11-21T22:00:00+00:00", "why": "..."}
 
 An acceptance holds for its pair of fingerprints alone: another change of code, config or input ends it, and so does the
 loss of the manifest. While it holds, the job's identity is the recorded one, so that what was made from the result, and
@@ -14,7 +14,7 @@ Snakemake, see no change.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from typing import Any, Literal
 from implicit_llm_contracts.runs import (
     DECLARED,
     FREED,
+    MANIFEST,
     ConfigError,
     Identity,
     Manifest,
@@ -30,16 +31,14 @@ from implicit_llm_contracts.runs import (
     canonical_json,
     fill,
     work_directory,
-    write_json,
 )
 from implicit_llm_workflow.node import Node
 
 ACCEPTED = "accepted.json"
-FORMAT = 1
 
 
 class AcceptedUnreadable(UserError):
-    """The file of accepted exceptions is not one."""
+    """The file of an accepted exception is not one."""
 
 
 @dataclass(frozen=True)
@@ -55,41 +54,24 @@ class Acceptance:
     why: str
 
 
-def read_acceptances(run_dir: Path) -> list[Acceptance]:
-    """All that were ever given and not revoked, oldest first. Raises: AcceptedUnreadable."""
+def read_acceptance(run_dir: Path) -> Acceptance | None:
+    """The last one that was given and not revoked. Raises: AcceptedUnreadable."""
     path = run_dir / ACCEPTED
     try:
-        values = json.loads(path.read_bytes())
-        if values["format"] != FORMAT:
-            raise ValueError(f"format {values['format']!r}")
-        return [fill(Acceptance, entry, "accepted") for entry in values["accepted"]]
+        return fill(Acceptance, json.loads(path.read_bytes()), "accepted")
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        raise AcceptedUnreadable(
-            f"{path}: is not a list of accepted exceptions ({error}); delete the file to revoke them"
-        ) from error
-
-
-def write_acceptances(run_dir: Path, acceptances: Iterable[Acceptance]) -> None:
-    """Replace the file; without acceptances there is none."""
-    if entries := list(acceptances):
-        write_json(run_dir / ACCEPTED, {"format": FORMAT, "accepted": entries})
-    else:
-        (run_dir / ACCEPTED).unlink(missing_ok=True)
+        return None
+    except (OSError, ValueError, ConfigError) as error:
+        raise AcceptedUnreadable(f"{path}: is no accepted exception ({error}); delete the file to revoke it") from error
 
 
 def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
     """The one that holds: for the wanted fingerprint and that of the manifest, which differ by the code alone."""
-    for acceptance in read_acceptances(run_dir):
-        if acceptance.wanted == wanted.fingerprint and with_code_of(acceptance, wanted) is not None:
-            try:
-                recorded = Manifest.of_run(run_dir)
-            except ManifestError:
-                return None
-            if recorded is not None and recorded.fingerprint == acceptance.recorded:
-                return acceptance
-    return None
+    found = read_acceptance(run_dir)
+    if found is None or found.wanted != wanted.fingerprint or with_code_of(found, wanted) is None:
+        return None
+    recorded = Manifest.find(run_dir / MANIFEST)
+    return found if recorded is not None and recorded.fingerprint == found.recorded else None
 
 
 def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:

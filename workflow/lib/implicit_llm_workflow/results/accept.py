@@ -3,18 +3,11 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from implicit_llm_contracts.runs import Identity, Manifest, ManifestError, UserError
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import (
-    Acceptance,
-    difference_of,
-    read_acceptances,
-    with_code_of,
-    write_acceptances,
-)
+from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of
 
 
 class NotAcceptable(UserError):
@@ -69,21 +62,14 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
     return found
 
 
-def save_acceptance(run_dir: Path, acceptance: Acceptance) -> None:
-    """Add it to those of the run directory, in the place of one for the same pair of fingerprints."""
-    pair = (acceptance.recorded, acceptance.wanted)
-    others = [item for item in read_acceptances(run_dir) if (item.recorded, item.wanted) != pair]
-    write_acceptances(run_dir, [*others, acceptance])
-
-
 def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
-    """Take back every acceptance of the chosen jobs; which of them had any. Raises: NotAcceptable if none had."""
-    having = [key for key in chosen if read_acceptances(plan.run_dir(plan.nodes[key]))]
-    if not having:
+    """Take back the acceptances of the chosen jobs; which of them had one. Raises: NotAcceptable if none had."""
+    files = {key: path for key in chosen if (path := plan.root / key / ACCEPTED).exists()}
+    if not files:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{plan.list_command}` shows what was")
-    for key in having:
-        write_acceptances(plan.run_dir(plan.nodes[key]), [])
-    return having
+    for path in files.values():
+        path.unlink()
+    return list(files)
 
 
 def _recorded(plan: Plan, key: str) -> Manifest | None:

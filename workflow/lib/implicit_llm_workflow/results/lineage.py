@@ -29,7 +29,7 @@ from implicit_llm_contracts.runs import (
     run_directories,
     work_directory,
 )
-from implicit_llm_workflow.planning.staleness import Acceptance, read_acceptances
+from implicit_llm_workflow.planning.staleness import Acceptance, read_acceptance
 from implicit_llm_workflow.results.verify import Broken, RecordedFile, recorded_files, run_dir_of
 
 COMMIT_DIGITS = 10
@@ -75,9 +75,10 @@ class Result:
         return found or self.provenance.get("mlflow_run_id")
 
     @property
-    def acceptances(self) -> list[Acceptance]:
-        """Those that were given for this result."""
-        return [item for item in read_acceptances(self.run_dir) if item.recorded == self.fingerprint]
+    def accepted(self) -> Acceptance | None:
+        """The acceptance that was given for this result."""
+        found = read_acceptance(self.run_dir)
+        return found if found is not None and found.recorded == self.fingerprint else None
 
 
 @dataclass(frozen=True)
@@ -177,12 +178,13 @@ def commit_text(provenance: Mapping[str, Any]) -> str | None:
 
 
 def _run_text(run: Result) -> str:
-    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for each exception."""
+    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for an exception."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
     commit, about = commit_text(run.provenance), run.provenance
     made = [f"commit {commit}" if commit else "no commit", str(about.get("device")), str(about.get("finished"))]
     parts += made if about else ["provenance not recorded"]
-    return "\n".join(["  ".join(parts), *map(_acceptance_text, run.acceptances)])
+    text = "  ".join(parts)
+    return text if run.accepted is None else f"{text}\n{_acceptance_text(run.accepted)}"
 
 
 def _acceptance_text(acceptance: Acceptance) -> str:
@@ -212,5 +214,5 @@ def _run_values(run: Result) -> dict[str, Any]:
         "inputs": run.manifest.upstream,
         "mlflow_run_id": run.mlflow_run_id,
         "provenance": run.provenance or None,
-        "accepted": [asdict(acceptance) for acceptance in run.acceptances],
+        "accepted": None if run.accepted is None else asdict(run.accepted),
     }
