@@ -320,7 +320,7 @@ def test_a_restart_of_a_data_stage_after_a_fault_ends_as_if_nothing_had_happened
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", faults.KINDS)
-@pytest.mark.parametrize("point", [*DATA_POINTS, "atomic.before_rename", "atomic.mid_write", "publish.before_fsync"])
+@pytest.mark.parametrize("point", [*DATA_POINTS, "atomic.before_rename", "atomic.before_fsync", "publish.before_fsync"])
 def test_a_restart_after_a_fault_at_many_passages_ends_as_if_nothing_had_happened(
     factory: Factory, jobs: list[Job], tmp_path: Path, point: str, kind: str
 ) -> None:

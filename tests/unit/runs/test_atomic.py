@@ -74,7 +74,7 @@ def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
 def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setenv("FAULT", "atomic.mid_write:enospc")
+    monkeypatch.setenv("FAULT", "atomic.before_fsync:enospc")
     with refused(r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full", StorageError) as caught:
         write_atomic(tmp_path / "a", b"x" * 12)
     assert (caught.value.errno, caught.value.exit_code) == (errno.ENOSPC, 2)

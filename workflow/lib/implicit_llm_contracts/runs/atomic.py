@@ -212,10 +212,7 @@ def fsync_directory(path: Path) -> None:
 def _write(path: Path, raw: bytes) -> None:
     faults.point("atomic.before_write")
     with open(path, "xb") as file:
-        file.write(raw[: len(raw) // 2])
-        file.flush()
-        faults.point("atomic.mid_write")
-        file.write(raw[len(raw) // 2 :])
+        file.write(raw)
         file.flush()
         faults.point("atomic.before_fsync")
         os.fsync(file.fileno())
