@@ -10,7 +10,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.runs import FETCH, UserError
 
 # The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.
 ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")
@@ -18,7 +18,6 @@ FOLDER = "tasks_1-20_v1-2"
 _SHA256_FILE = Path(__file__).with_name("babi_files.sha256")
 _GIT_BLOBS = {"en-valid-10k/qa3_train.txt": "458387a5aeb1aa11fd075d6a2f1c2bb13a1b08b4"}
 _LARGEST_FILE_BYTES = 1 << 24  # four times the largest official file: a damaged header must not fill the memory
-FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
 
 
 class BabiArchiveError(UserError):
