@@ -94,8 +94,7 @@ class ModelFacts:
         fields = model.config.to_dict()
         kind = str(model.config.model_type)
         sizes = {key: fields[key] for key in SIZES if fields.get(key) is not None}
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        return cls(kind, FAMILIES.get(kind, kind), num_parameters, sizes, solver_of(model))
+        return cls(kind, FAMILIES.get(kind, kind), model.num_parameters(), sizes, solver_of(model))
 
     @property
     def is_ours(self) -> bool:

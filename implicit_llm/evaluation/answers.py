@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -127,7 +126,8 @@ def answers(
         check_tokens(job.model, max(int(np.max(batch[column], initial=-1)) for column in columns), job.where)
         answer: T | None
         try:
-            with torch.inference_mode(), _autocast(job):
+            is_cast = job.precision == "bf16"
+            with torch.inference_mode(), torch.autocast(job.device.type, torch.bfloat16, enabled=is_cast):
                 input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
                 answer = read((ask or job.model)(input_ids=input_ids), batch)
         except FloatingPointError as error:
@@ -137,7 +137,7 @@ def answers(
             if not is_out_of_memory(error):
                 raise
             job.batch_size.halve(job.where, error)
-            release_memory(job.device)
+            torch.cuda.empty_cache()  # of what the failed attempt left there
             continue
         start += len(batch["input_ids"])
         yield start, batch, answer
@@ -171,12 +171,6 @@ def pieces(length: int, num_rows: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, length, step)]
 
 
-def _autocast(job: EvaluationJob) -> AbstractContextManager[Any]:
-    if job.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(job.device.type, dtype=torch.bfloat16)
-
-
 class EvaluationOutOfMemory(UserError):
     """Not even the smallest allowed batch fits."""
 
@@ -206,12 +200,6 @@ class BatchSize:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether this is an accelerator's or the CPU allocator's refusal (the latter is a plain RuntimeError)."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back what the failed attempt left in the allocator's cache."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 @dataclass

@@ -263,7 +263,7 @@ def about_model(model: Any, trained: Input) -> dict[str, Any]:
         "is_implicit": solver_of(model) is not None,
         "model_type": getattr(model.config, "model_type", None),
         "num_layers": getattr(model.config, "num_hidden_layers", None),
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "num_parameters": model.num_parameters(),
         "train_length": learned_from.get("length"),
         "train_tokens": summary.get("tokens"),
         "train_flops": summary.get("flops"),

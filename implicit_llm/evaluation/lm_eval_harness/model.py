@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory, release_memory
+from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory
 from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
@@ -144,7 +144,7 @@ class ImplicitLM(HFLM):
                 if not is_out_of_memory(error):
                     raise
                 self.batches.halve(self.where, error)
-                release_memory(self.device)
+                torch.cuda.empty_cache()
         self.cost.num_nonfinite += sum(not math.isfinite(logprob) for logprob, _ in answers)
         self.cost.num_requests += len(answers)
         return answers
