@@ -31,7 +31,6 @@ from implicit_llm_contracts.runs import (
     UserError,
     downloads_folder,
     fetched_model,
-    fill,
     local_folder,
     new_directory,
     sha256_of,
@@ -50,7 +49,7 @@ def run(context: StageContext) -> StageResult:
     Nothing of a checkpoint is executed. One of transformers is copied as it is; other layouts are converted, in fp32.
     Runtime option: downloads. Raises: UserError.
     """
-    wanted = fill(CheckpointConfig, context.config, f"checkpoint/{context.name}")
+    wanted = context.settings(CheckpointConfig)
     checkpoint = find_checkpoint(wanted, downloads_folder(context.runtime.get("downloads")))
     layout = layout_of(checkpoint)
     transformers_logging.disable_progress_bar()
@@ -63,7 +62,7 @@ def run(context: StageContext) -> StageResult:
         _copy(checkpoint, checkpoint.others, directory)
         card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
         (directory / CARD_FILE).write_text(card, encoding="utf-8")
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = model.num_parameters()
     context.log.info("%s: %s, %d parameters", checkpoint.folder, model.config.model_type, num_parameters)
     summary = {"source": dict(checkpoint.about), "layout": layout, "num_parameters": num_parameters}
     return StageResult(["model"], summary | {"model_type": model.config.model_type})

@@ -80,7 +80,7 @@ def run(context: StageContext) -> StageResult:
 
 def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdog: Watchdog) -> TrainingJob:
     where = f"train/{context.name}"
-    config = fill(TrainConfig, context.config, where)
+    config = context.settings(TrainConfig)
     device = join_world(_set_up_torch(runtime))
     require_world()
     dataset = open_dataset(context.given(DATA_ROLE).work)

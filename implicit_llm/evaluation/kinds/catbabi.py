@@ -39,7 +39,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
-from implicit_llm_contracts.runs import StageContext, StageResult, fill
+from implicit_llm_contracts.runs import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
 
@@ -53,7 +53,7 @@ CARRIED = "carried"
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
-    config = fill(CatbabiConfig, context.config, f"evaluate/{context.name}")
+    config = context.settings(CatbabiConfig)
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     evaluation = ModelEvaluation(context, config, ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS), _place)

@@ -65,7 +65,7 @@ SIMULTANEOUS = "simultaneous"
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
-    config = fill(DualityConfig, context.config, f"evaluate/{context.name}")
+    config = context.settings(DualityConfig)
     test_sets = data_inputs(context)
     evaluation = ModelEvaluation(
         context,

@@ -24,14 +24,14 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
 )
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs import StageContext, StageResult, fill
+from implicit_llm_contracts.runs import StageContext, StageResult
 
 TOKENIZER_ROLE = "tokenizer"
 
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json, a record for each task and mode. Raises: UserError."""
-    config = fill(LmEvalConfig, context.config, f"evaluate/{context.name}")
+    config = context.settings(LmEvalConfig)
     tasks = load_tasks(config)
     evaluation = ModelEvaluation(context, config, tracked=())
     precision = "bfloat16" if config.precision == "bf16" else None

@@ -39,7 +39,7 @@ from implicit_llm.evaluation.answers import (
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
-from implicit_llm_contracts.runs import StageContext, StageResult, fill
+from implicit_llm_contracts.runs import StageContext, StageResult
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ BATCH_TOKENS = 32768  # the default batch; another library's model makes 6.6 GB 
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
-    config = fill(PerplexityConfig, context.config, f"evaluate/{context.name}")
+    config = context.settings(PerplexityConfig)
     test_sets = data_inputs(context)
     evaluation = ModelEvaluation(
         context,

@@ -23,7 +23,7 @@ from implicit_llm.evaluation.frame import (
 )
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
-from implicit_llm_contracts.runs import Input, Manifest, StageContext, StageResult, fill
+from implicit_llm_contracts.runs import Input, Manifest, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
 
@@ -32,7 +32,7 @@ TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
-    config = fill(EvaluateConfig, context.config, f"evaluate/{context.name}")
+    config = context.settings(EvaluateConfig)
     test_sets = _test_sets(context, config.lengths)
     evaluation = ModelEvaluation(context, config, tracked=("accuracy_last10", *COSTS))
     learned_from = model_input(context).manifest.summary.get("data") or {}

@@ -299,6 +299,6 @@ def test_only_the_damaged_shard_is_made_again(
     ],
 )
 def test_a_wrong_configuration_leaves_nothing_behind(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with refused(f"^s3-train.*{re.escape(message)}"):
+    with refused(f"^data/s3-train.*{re.escape(message)}"):
         stage.run(context_in(tmp_path, **changes))
     assert not list(tmp_path.iterdir())

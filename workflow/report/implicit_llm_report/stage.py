@@ -3,7 +3,7 @@
 import json
 from pathlib import Path, PurePosixPath
 
-from implicit_llm_contracts.runs import DECLARED, StageContext, StageResult, fill, write_atomic
+from implicit_llm_contracts.runs import DECLARED, StageContext, StageResult, write_atomic
 from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg
@@ -25,7 +25,7 @@ def reads_of_inputs(path: PurePosixPath) -> bool:
 
 def run(context: StageContext) -> StageResult:
     """Body of `implicit-llm report`. Raises: UserError."""
-    config = fill(ReportConfig, context.config, "report")
+    config = context.settings(ReportConfig)
     if not context.inputs:
         raise ReportError(
             "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.runs.fill import fill, fill_keys
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
-from implicit_llm_contracts.runs.run_directory import JOURNAL, work_directory
+from implicit_llm_contracts.runs.run_directory import JOURNAL, job_key, work_directory
 
 T = TypeVar("T")
 
@@ -58,8 +58,10 @@ class StageContext:
     is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
 
     def settings(self, cls: type[T]) -> T:
-        """The config as a dataclass, without the `kind` that has chosen it. Raises: ConfigError."""
-        return fill(cls, {key: value for key, value in self.config.items() if key != "kind"}, where=self.name)
+        """The config as a dataclass, without the `kind` that has chosen it if it has none. Raises: ConfigError."""
+        dropped = {"kind"} - fill_keys(cls).keys()
+        config = {key: value for key, value in self.config.items() if key not in dropped}
+        return fill(cls, config, job_key(self.stage, self.name))
 
     def given(self, role: str) -> Input:
         """The upstream run with this role. Raises: InputMissing."""
