@@ -35,6 +35,7 @@ from implicit_llm_contracts.runs import (
     Journal,
     UserError,
     commit_directory,
+    config_differences,
     faults,
     fill,
     new_directory,
@@ -382,8 +383,8 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any], advice: 
     found = checkpoint.state["identity"]
     if found["fingerprint"] == identity["fingerprint"]:
         return
-    differences = list(_differences(found["config"], identity["config"], ""))
-    what = ", ".join(differences) or "the configs are equal, the code or the inputs are not"
+    differences = ", ".join(config_differences(found["config"], identity["config"]))
+    what = differences or "the configs are equal, the code or the inputs are not"
     raise ForeignCheckpoint(
         f"{checkpoint.path}: belongs to another identity, {found['fingerprint'][:16]} and not "
         f"{identity['fingerprint'][:16]}: {what}; {advice}"
@@ -397,11 +398,3 @@ def _copy(source: Path, target: Path) -> Checkpoint:
         shutil.copytree(source, directory, dirs_exist_ok=True)
     faults.point("checkpoint.after_copy")
     return read_checkpoint(target)
-
-
-def _differences(theirs: Any, ours: Any, key: str) -> Iterator[str]:
-    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        for name in sorted(theirs.keys() | ours.keys()):
-            yield from _differences(theirs.get(name), ours.get(name), f"{key}.{name}" if key else name)
-    elif theirs != ours:
-        yield f"{key} {json.dumps(theirs)} there, {json.dumps(ours)} here"

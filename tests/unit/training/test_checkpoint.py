@@ -170,7 +170,7 @@ def test_a_checkpoint_of_another_identity_is_refused_with_the_difference_in_one_
     store.commit(state(5))
     config = {"seed": 0, "schedule": {"peak_learning_rate": 0.2}, "batch_size": 8}
     store.identity = {**IDENTITY, "fingerprint": "e" * 64, "config": config}
-    differences = "batch_size null there, 8 here.*schedule.peak_learning_rate 0.1 there, 0.2 here"
+    differences = "batch_size - -> 8.*schedule.peak_learning_rate 0.1 -> 0.2"
     with refused(differences, ForeignCheckpoint) as caught:
         store.newest()
     assert "seed" not in str(caught.value)

@@ -164,7 +164,7 @@ def test_an_explicit_resume_of_a_finished_phase_only_publishes_it_and_of_another
     finished = undisturbed.run_dir(train_config())
     train(run_dir, train_config(), data, resume=finished)
     assert outcome(run_dir) == (artifacts(finished), [])
-    with pytest.raises(ForeignCheckpoint, match="seed 3 there, 4 here; leave out --resume"):
+    with pytest.raises(ForeignCheckpoint, match="seed 3 -> 4; leave out --resume"):
         train(tmp_path / "new" / "only", train_config(seed=4), data, resume=finished)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import write_json
+from implicit_llm_contracts.runs import config_differences, write_json
 from implicit_llm_workflow.estimates.cost import total_text
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable, config_differences
+from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable
 from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,

@@ -37,6 +37,7 @@ from implicit_llm_contracts.runs.identity import (
     again_file,
     canonical_json,
     compute_fingerprint,
+    config_differences,
     run_and_phase,
 )
 from implicit_llm_contracts.runs.journal import Journal, JournalError, JournalTail, Point, point_of, read_records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -13,6 +13,9 @@ from typing import Any
 from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.fill import fill
+
+SHOWN_CHARS = 40  # of a value in a difference
+_ABSENT = object()
 
 
 class IdentityError(UserError):
@@ -98,3 +101,34 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """sha256 (hexadecimal) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()
+
+
+def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key or entry that is not there."""
+    if _text(old) == _text(new):
+        return
+    found: list[str] = []
+    if all(isinstance(value, Mapping | list) for value in (old, new)):
+        before, after = _entries(old, new), _entries(new, old)
+        for key in sorted({*before, *after}, key=str):
+            there = before.get(key, _ABSENT), after.get(key, _ABSENT)
+            found += config_differences(*there, f"{path}.{key}" if path else str(key))
+    yield from found or [f"{path} {_shown(old)} -> {_shown(new)}"]
+
+
+def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
+    """The entries of a list by name if all have one, by place in lists of one length, else by content."""
+    if isinstance(items, Mapping):
+        return items
+    if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
+        return {item["name"]: item for item in items}
+    return dict(enumerate(items)) if len(items) == len(others) else {_text(item): item for item in items}
+
+
+def _text(value: Any) -> str:
+    return "-" if value is _ABSENT else canonical_json(value)
+
+
+def _shown(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."

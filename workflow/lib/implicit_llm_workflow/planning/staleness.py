@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from implicit_llm_contracts.runs import (
     DECLARED,
@@ -28,7 +28,7 @@ from implicit_llm_contracts.runs import (
     Manifest,
     ManifestError,
     UserError,
-    canonical_json,
+    config_differences,
     fill,
     work_directory,
 )
@@ -81,8 +81,6 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
 
 
 SHOWN_DIFFERENCES = 3
-SHOWN_CHARS = 40
-_ABSENT = object()
 PAGES = ("report", "excerpt")  # stages that read the small files of a result alone, which are kept
 _SMALL = (".json", ".jsonl")
 
@@ -166,37 +164,6 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
         new_inputs=tuple(node.upstream[role] for role in wanted.upstream if role not in recorded.upstream),
         removed_inputs=tuple(role for role in recorded.upstream if role not in wanted.upstream),
     )
-
-
-def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key or entry that is not there."""
-    if _text(old) == _text(new):
-        return
-    found: list[str] = []
-    if all(isinstance(value, Mapping | list) for value in (old, new)):
-        before, after = _entries(old, new), _entries(new, old)
-        for key in sorted({*before, *after}, key=str):
-            there = before.get(key, _ABSENT), after.get(key, _ABSENT)
-            found += config_differences(*there, f"{path}.{key}" if path else str(key))
-    yield from found or [f"{path} {_shown(old)} -> {_shown(new)}"]
-
-
-def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
-    """The entries of a list by name if all have one, by place in lists of one length, else by content."""
-    if isinstance(items, Mapping):
-        return items
-    if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
-        return {item["name"]: item for item in items}
-    return dict(enumerate(items)) if len(items) == len(others) else {_text(item): item for item in items}
-
-
-def _text(value: Any) -> str:
-    return "-" if value is _ABSENT else canonical_json(value)
-
-
-def _shown(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
 
 
 def payload(work: Path) -> list[Path]:
