@@ -82,8 +82,6 @@ class Entry:
     eval_mode: str | None = None
     against: str | None = None
     num_tokens: float | None = None
-    model: str | None = None
-    training: Literal["qa", "lm"] | None = None
     task: str | None = None
     suite: str = "paper"
     hub: str | None = None
@@ -119,8 +117,8 @@ class Entry:
 
 
 def _words(entry: Entry) -> str:
-    """What a number is of."""
-    if entry.part == "word problems":
+    """What a number is of, where the file does not say it."""
+    if entry.kind == "word_problem":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
         tested = f"{entry.length} with {100 * (entry.hard_fraction or 0):g} % hard"
@@ -128,16 +126,13 @@ def _words(entry: Entry) -> str:
             f"{task}, {entry.num_layers}-layer {kind_of(entry)}, trained at {trained}, tested at {tested}, {entry.mode}"
         )
         return f"{model}: {METRIC_WORDS[entry.metric]}"
-    if entry.part == "CatbAbI":
-        trained = "answers only" if entry.training == "qa" else "all words"
-        layers = f", {entry.num_layers} layer{'s' if entry.num_layers != 1 else ''}" if entry.num_layers else ""
-        return f"{entry.model}{layers}, trained on {trained}: accuracy at all questions in percent"
-    size = short_count(entry.num_parameters or 0)
-    if entry.part == "duality":
-        return f"{entry.family} {size}: share of tokens alike in simultaneous and sequential mode"
+    return f"{_model(entry)}: perplexity on {entry.test_data}, rows of {entry.length}"
+
+
+def _model(entry: Entry) -> str:
     kind = "({max_iter}+{phantom_steps})".format(**entry.solver) if entry.solver else "explicit"
-    model = f"{entry.family} {kind}, {size}, {short_count(entry.train_tokens or 0)} tokens of {entry.train_data}: "
-    return model + (entry.what or f"perplexity on {entry.test_data}, rows of {entry.length}")
+    size, tokens = (short_count(count or 0) for count in (entry.num_parameters, entry.train_tokens))
+    return f"{entry.family} {kind}, {size}, {tokens} tokens of {entry.train_data}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ def _placed(name: str, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         for entry in entries
         for entry in (_split(entry) if name == "downstream" else [entry])
     ]
-    return tuple(entry if entry.part and name == "facts" else replace(entry, what=_words(entry)) for entry in found)
+    return tuple(replace(entry, what=entry.what or _words(entry)) for entry in found)
 
 
 def _split(row: Entry) -> list[Entry]:
@@ -185,7 +180,7 @@ def _split(row: Entry) -> list[Entry]:
         column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns
     }
     return [
-        replace(row, id=f"{row.id}-{label.lower().replace(' ', '-')}", value=value, what=label,
+        replace(row, id=f"{row.id}-{label.lower().replace(' ', '-')}", value=value, what=f"{_model(row)}: {label}",
                 task=columns[label].task, metric=columns[label].metric)
         for label, value in row.values.items()
     ]  # fmt: skip
