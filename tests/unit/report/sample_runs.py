@@ -137,7 +137,7 @@ def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[Trainin
     known = {
         kind: [{"role": f"evaluate:{record['run']}"} | record for record in mine] for kind, mine in records.items()
     }
-    frame = frame_of(known, {}, config.get("headline_mode"), training)
+    frame = frame_of(known, {}, training)
     inputs = ReportInputs(tuple(training), {}, frame=frame)
     return Given(inputs, ReportConfig(**config), Published({}))
 

@@ -80,8 +80,6 @@ class DataPart:
 class ReportConfig:
     """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
 
-    `headline_mode` is the evaluation mode that represents an implicit model; None takes blockwise, sequential,
-    simultaneous or published, the first that was run.
     `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
     """
@@ -91,7 +89,6 @@ class ReportConfig:
     data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
     note: str | None = None
-    headline_mode: str | None = None
     missing: tuple[MissingResult, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None
     figures: tuple[str, ...] | None = None  # those that are made, by name; None for all

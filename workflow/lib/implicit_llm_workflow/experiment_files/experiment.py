@@ -41,7 +41,7 @@ class ExperimentFile:
     the models, tasks and curricula of all `runs`. `evaluations` are done for every run whose data fits the kind, after
     every phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
     tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
-    title, note, headline_mode and minimum_layers of the report. `plugins`: Python files, relative to this one, that add
+    title, note and minimum_layers of the report. `plugins`: Python files, relative to this one, that add
     to what it can name.
     """
 
@@ -131,7 +131,7 @@ def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles)
 
 def _report(file: ExperimentFile, source: str) -> dict[str, Any]:
     at = f"{source}: report"
-    check_keys(file.report, ("title", "note", "headline_mode", "minimum_layers"), at)
+    check_keys(file.report, ("title", "note", "minimum_layers"), at)
     fill(ReportConfig, {"experiment": file.name, **file.report}, at)
     return file.report
 

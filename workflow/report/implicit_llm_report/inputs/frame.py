@@ -47,7 +47,7 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The mode whose numbers represent a model, in this order, when the config names none.
+# The mode whose numbers represent a model: the first of these that it was evaluated in.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
@@ -148,18 +148,17 @@ def mode_rank(mode: str) -> tuple[int, str]:
 def frame_of(
     records: Mapping[str, Sequence[Mapping[str, Any]]],
     reasons: Mapping[str, str],
-    wanted_mode: str | None = None,
     training: Sequence[TrainingRun] = (),
 ) -> pd.DataFrame:
     """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
 
-    `reasons`: by role, why a result is missing. `wanted_mode`: the mode that is the headline of a model that has it.
+    `reasons`: by role, why a result is missing.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
     titles, rows = model_titles(models), []
     for kind, mine in records.items():
-        derived = _Derived(kind, [record for record in mine if not record.get("sweep")], wanted_mode, training)
+        derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training)
         for number, record in enumerate(mine):
             about = dict.fromkeys(COLUMNS) | {key: _hashable(record.get(key)) for key in ABOUT}
             about |= {"kind": kind, "record": number}
@@ -235,10 +234,9 @@ class _Derived:
         self,
         kind: str,
         records: Sequence[Mapping[str, Any]],
-        wanted_mode: str | None,
         training: Sequence[TrainingRun],
     ) -> None:
-        self.kind, self.wanted_mode, self.training = kind, wanted_mode, training
+        self.kind, self.training = kind, training
         self.modes: defaultdict[tuple, set[str]] = defaultdict(set)
         self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.errors: dict[tuple, float] = {}
@@ -255,7 +253,7 @@ class _Derived:
         name, label = self._named(run, phase, solver)
         bounds = {one.iterations for one in self.phases[run].values() if one is not None}
         modes = self.modes[_reading(record)]
-        ranks = (self.wanted_mode, *HEADLINE_MODES, "parallel", *sorted(modes))
+        ranks = (*HEADLINE_MODES, "parallel", *sorted(modes))
         return {
             "name": name,
             "label": label if record.get("is_implicit") else "explicit",

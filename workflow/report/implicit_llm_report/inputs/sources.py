@@ -9,13 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from implicit_llm_contracts.hints import natural
-from implicit_llm_contracts.runs import METRICS, MLFLOW, PROVENANCE, Input, Manifest, journal
+from implicit_llm_contracts.runs import METRICS, MLFLOW, PROVENANCE, Input, Manifest, journal, read_object
 from implicit_llm_report.config import DataPart, Job, ReportConfig, ReportError
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
@@ -100,7 +99,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
     for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
         records.setdefault(kind, []).append(_placed(record, record["role"], config))
     training, reasons = _training_runs(sources, inputs), {item.role: item.why for item in config.missing}
-    return ReportInputs(training, sources, frame_of(records, reasons, config.headline_mode, training))
+    return ReportInputs(training, sources, frame_of(records, reasons, training))
 
 
 def _trained(source: Source) -> Record:
@@ -120,15 +119,8 @@ def _placed(record: Record, role: str, config: ReportConfig) -> Record:
 
 def _provenance(run: Input) -> dict[str, Any]:
     """What the run recorded beside its result, as far as it can be read."""
-    tracked, recorded = (_read(run.work / name) for name in (MLFLOW, PROVENANCE))
+    tracked, recorded = (read_object(run.work / name) for name in (MLFLOW, PROVENANCE))
     return {"mlflow_run_id": tracked.get("run_id"), **recorded}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return {}
 
 
 def _records(run: Input) -> list[Record]:
