@@ -205,9 +205,9 @@ DOWNSTREAM_CASES = [
     ("tasks: paper", "tasks: paper, max_tokens: 3", "downstream: unknown key 'max_tokens'"),
 ]
 GRID_CASES = [
-    ("override.task.batch_size", "overide.task.batch_size", "runs.babi.grid.batch.key: 'overide.task.batch_size' is"),
-    ("override.task.batch_size", "override", "runs.babi.grid.batch.key: 'override' is no path"),
-    ("override.task.batch_size", "model.hidden_size", "runs.babi.grid.batch.key: 'model.hidden_size' is no path"),
+    ("override.task.batch_size", "overide.task.batch_size", "runs.babi-lr0.0001-batch128: unknown key 'overide'"),
+    ("override.task.batch_size", "override", "runs.babi-lr0.0001-batch128.override: expected a mapping"),
+    ("override.task.batch_size", "model.hidden_size", "grid.batch.key: 'model' is 'mamba2-babi-explicit' and"),
     (
         "override.task.batch_size",
         "override.task.batch",
@@ -219,8 +219,8 @@ GRID_CASES = [
         "[128, 0]",
         "0 is not allowed; give an integer of at least 1 (runs.babi.grid: lr = 0.0001, batch = 0)",
     ),
-    ("[128, 256]", "[128, 128]", "runs.babi.grid.batch.values: two values are written '128'"),
-    ("[128, 256]", "[a/b]", "runs.babi.grid.batch.values: 'a/b' cannot be part of a run's name"),
+    ("[128, 256]", "[128, 128]", "runs.babi.grid.batch.values: [128, 128] is not allowed"),
+    ("[128, 256]", "[a/b]", "runs.babi-lr0.0001-batcha/b.name: 'babi-lr0.0001-batcha/b' is not allowed"),
     ("[128, 256]", "[]", "runs.babi.grid.batch.values: [] is not allowed"),
     ("values: [128", "value: [128", "runs.babi.grid.batch: unknown key 'value'; did you mean 'values'?"),
     ("  flat:", "  babi-lr0.0001-batch128:", "runs: two runs are called 'babi-lr0.0001-batch128'"),

@@ -14,7 +14,7 @@ from implicit_llm_report.config import ReportConfig
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt
-from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, RunEntry, expand_grids
+from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, expand_grids
 from implicit_llm_workflow.experiment_files.yaml_files import (
     ConfigFiles,
     check_keys,
@@ -118,12 +118,11 @@ def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:
 
 def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:
     builder, found = RunBuilder(file.override, data, files), {}
-    points = expand_grids(file.runs, files.source)
-    entries = {name: fill(RunEntry, item, f"{files.source}: runs.{name}") for name, (item, _) in points.items()}
-    builder.check_shared(entries)
-    for name, (_, at) in points.items():
+    entries = expand_grids(file.runs, files.source)
+    builder.check_shared(entry for entry, _ in entries.values())
+    for name, (entry, at) in entries.items():
         try:
-            found[name] = builder.build(name, entries[name])
+            found[name] = builder.build(entry)
         except ConfigError as error:
             raise (ConfigError(f"{error} ({at})") if at else error) from error
     return found

@@ -6,92 +6,63 @@ An entry with a grid stands for a run at every point of some axes.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
-from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Seed, matching
+from implicit_llm_contracts.config.values import DISTINCT, Count, Seed, Text, matching
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import ConfigError, fill
 from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, fill_phase, read_phases
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, matches
-
-_ROOTS = ("curriculum", "data", "model", "override", "task")
-_LABEL = re.compile(r"[A-Za-z0-9._-]+")
-
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, fill_entry, matches
 
 AxisName = Annotated[str, matching(r"[a-z][a-z_]*", "lower-case letters, beginning with a letter")]
-_Path = Annotated[
-    str,
-    matching(
-        r"[A-Za-z_][A-Za-z0-9_-]*([.][A-Za-z_][A-Za-z0-9_-]*)*",
-        "keys joined by dots, for example override.task.batch_size",
-    ),
-]
+_RunName = Annotated[str, matching(r"[A-Za-z0-9._-]+", "a name of letters, digits, dots, hyphens and underscores")]
 
 
 @dataclass(frozen=True)
 class Axis:
     """`key`: path of what the axis changes in the run, such as override.task.batch_size, or model, task or data."""
 
-    key: _Path
-    values: Annotated[tuple[int | float | str, ...], SOME]
+    key: Text
+    values: Annotated[tuple[int | float | str, ...], DISTINCT]
 
 
-def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[Mapping[str, Any], str]]:
+def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[RunEntry, str]]:
     """All runs by name, each entry with a grid replaced by its points, in the order of the file.
 
-    Beside each run, for messages, which point it is, "" for an entry without a grid. Raises: ConfigError that names the
-    axis, or for two runs of one name.
+    Beside each run, for messages, which point it is, "" for an entry without a grid. Raises: ConfigError.
     """
-    found: dict[str, tuple[Mapping[str, Any], str]] = {}
+    found: dict[str, tuple[RunEntry, str]] = {}
     for entry, item in runs.items():
         for name, run, at in _points(entry, item, source):
             if name in found:
-                raise ConfigError(f"{source}: runs: two runs are called {name!r}; rename a run or a grid axis")
-            found[name] = run, at
+                raise ConfigError(f"{source}: runs: two runs are called {name!r}; rename a run, a grid axis or a value")
+            found[name] = fill_entry(RunEntry, name, run, f"{source}: runs.{name}"), at
     return found
 
 
 def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    axes = fill(RunEntry, item, f"{source}: runs.{name}").grid
+    axes = fill_entry(RunEntry, name, item, f"{source}: runs.{name}").grid
     base = {key: value for key, value in item.items() if key != "grid"}
     where = f"{source}: runs.{name}.grid"
     keys = [axis.key for axis in axes.values()]
     for axis, values in axes.items():
-        _check_axis(values, keys, f"{where}.{axis}")
+        if keys.count(values.key) > 1:
+            raise ConfigError(f"{where}.{axis}.key: two axes change {values.key}; remove one")
     for combination in itertools.product(*(axis.values for axis in axes.values())):
         point, labels = base, {}
         for (axis, values), value in zip(axes.items(), combination, strict=True):
             point = _with_value(point, values.key.split("."), value, f"{where}.{axis}.key")
-            labels[axis] = _label(value)
+            labels[axis] = f"{value:g}" if isinstance(value, float) else str(value)
         at = ", ".join(f"{axis} = {label}" for axis, label in labels.items())
         chosen = [f"{axis}{label}" for axis, label in labels.items()]
         yield "-".join([name, *chosen]), point, f"runs.{name}.grid: {at}" if at else ""
-
-
-def _check_axis(axis: Axis, keys: list[str], where: str) -> None:
-    key = axis.key
-    root = key.partition(".")[0]
-    if root not in _ROOTS or (root == "override") != ("." in key):
-        hint = nearest(root, _ROOTS) if root not in _ROOTS else "give override.model.hidden_size, or model alone"
-        raise ConfigError(f"{where}.key: {key!r} is no path to a setting of a run; {hint}")
-    if keys.count(key) > 1:
-        raise ConfigError(f"{where}.key: two axes change {key}; remove one")
-    labels = [_label(value) for value in axis.values]
-    for label in labels:
-        if not _LABEL.fullmatch(label):
-            raise ConfigError(
-                f"{where}.values: {label!r} cannot be part of a run's name; give a number or a plain name"
-            )
-        if labels.count(label) > 1:
-            raise ConfigError(f"{where}.values: two values are written {label!r}; remove one")
 
 
 def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str) -> dict[str, Any]:
@@ -103,10 +74,6 @@ def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str
     if not isinstance(below, Mapping):
         raise ConfigError(f"{where}: {key!r} is {below!r} and has no keys below it; shorten the path")
     return {**item, key: _with_value(below, rest, value, where)}
-
-
-def _label(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -150,6 +117,7 @@ class RunEntry:
     all runs. `grid`: axes by name; the entry makes one run at each point, <name>-<axis><value>-<axis><value>.
     """
 
+    name: _RunName
     data: str
     model: str
     task: str
@@ -199,15 +167,15 @@ class RunBuilder:
         self._data = data
         self._files = files
 
-    def check_shared(self, items: Mapping[str, RunEntry]) -> None:
+    def check_shared(self, runs: Iterable[RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
         source = self._files.source
-        names = [phase["name"] for name, run in items.items() for phase in self._phases(run, f"{source}: runs.{name}")]
+        names = [phase["name"] for run in runs for phase in self._phases(run, f"{source}: runs.{run.name}")]
         check_keys(self._shared.curriculum, dict.fromkeys(names), f"{source}: override.curriculum")
 
-    def build(self, name: str, item: RunEntry) -> Run:
+    def build(self, item: RunEntry) -> Run:
         """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
-        where = f"{self._files.source}: runs.{name}"
+        where = f"{self._files.source}: runs.{item.name}"
         if item.data not in self._data:
             raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self._data)}")
         data = self._data[item.data]
@@ -228,7 +196,7 @@ class RunBuilder:
             phases = [_changed_phase(phase, changes.curriculum, f"{key}.curriculum") for phase in phases]
         built = build_phases(phases, task.total_steps, f"{where}.curriculum")
         _check_solvers(model, built, item, f"{where}.curriculum")
-        return Run(name, item.data, model, task, built, item.seeds)
+        return Run(item.name, item.data, model, task, built, item.seeds)
 
     def _model(self, item: RunEntry, where: str, layers: _Layers) -> dict[str, Any]:
         values, path = self._files.read("models", item.model, f"{where}.model")
