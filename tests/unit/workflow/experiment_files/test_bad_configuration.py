@@ -61,7 +61,7 @@ TINY_CASES = [
         "schedule: {kind: cosine}",
         "override.task.schedule.kind: the text 'cosine' is not one of",
     ),
-    ("unrolled: {steps: 4}", "unrolled: {steps: rest}", "curriculum.free.steps: no step of the 10 is left"),
+    ("unrolled: {steps: 4}", "unrolled: {steps: rest}", "curriculum.free.steps: the phase would be steps 10 to 10"),
     (
         "free: {solver: {tol: 0.1}}",
         "free: {steps: 5}",
@@ -83,7 +83,7 @@ TINY_CASES = [
         "unrolled: {stps: 4}",
         "override.curriculum.unrolled: unknown key 'stps'; did you mean 'steps'?",
     ),
-    ("steps: 4}", "steps: 10}", "runs.implicit.curriculum.free.steps: no step of the 10 is left"),
+    ("steps: 4}", "steps: 10}", "runs.implicit.curriculum.free.steps: the phase would be steps 10 to 10"),
     ("steps: 4}", "steps: most}", "override.curriculum.unrolled.steps: 'most' is not allowed; give a number of steps"),
     ("free: {solver", "fre: {solver", "runs.implicit.override.curriculum: unknown key 'fre'; did you mean 'free'?"),
     (
@@ -120,14 +120,14 @@ TINY_CASES += [
     (
         "word_problem\n    modes",
         "word_problem\n    runs: [s5-*]\n    modes",
-        "evaluations.word-problem.runs: s5-* matches no run",
+        "evaluations.word-problem: no run called s5-* has word_problem data",
     ),
     ("    modes:\n" + _BLOCKS, "", "evaluations.word-problem: the key 'modes' is missing"),
     ("word_problem\n    modes", "jacobian\n    modes", "unknown key 'modes'"),
     (
         _BLOCKS,
         f"{_OTHER}    sweep: {{eval_max_iter: [1, 4]}}\n    runs: [explicit]\n",
-        "evaluations.other.runs: explicit matches no implicit run",
+        "evaluations.other: no implicit run called explicit has word_problem data",
     ),
     (_BLOCKS, f"{_OTHER}    lengths: [16]\n", f"{_SAME}implicit"),
     (
@@ -174,7 +174,7 @@ LANGUAGE_CASES = [
     (
         "kind: catbabi\n    protocols: [windowed, carried]\n    modes",
         "kind: word_problem\n    modes",
-        "evaluations.questions.kind: no run has word_problem",
+        "evaluations.questions: no run called * has word_problem data",
     ),
     ("hidden_size: 64", "hidden_size: 72", "runs.trunk.model.head_dim: 64 does not divide expand * hidden_size = 144"),
     (

@@ -125,12 +125,10 @@ def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: st
     before = placed[name] if name is not None else None
     start = _start_step(entry, before, total_steps, at)
     end = total_steps if isinstance(entry.steps, str) else start + _step(entry.steps, total_steps)
-    if start >= total_steps:
-        raise ConfigError(f"{at}.steps: no step of the {total_steps} is left; shorten the phases before it")
-    if end > total_steps:
+    if not start < end <= total_steps:
         raise ConfigError(
-            f"{at}.steps: the phase ends at step {end}, the task has total_steps {total_steps}; give it fewer steps, "
-            "or 'rest'"
+            f"{at}.steps: the phase would be steps {start} to {end}, the task has total_steps {total_steps}; give the "
+            "phases fewer steps, or the last one 'rest'"
         )
     keep = sorted({_step(value, total_steps) for value in entry.keep})
     outside = next((step for step in keep if not start < step < end), None)

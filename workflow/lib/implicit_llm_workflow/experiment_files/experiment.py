@@ -157,16 +157,11 @@ def _check_evaluations(experiment: Experiment) -> None:
     for name, item in experiment.evaluations.items():
         if name in done:
             continue
-        kinds, at = " or ".join(item.kind.data), f"{experiment.source}: evaluations.{name}"
-        if any(experiment.data[run.data].kind in item.kind.data for run in experiment.runs.values()):
-            run = "implicit run" if item.sweep else "run"
-            raise ConfigError(
-                f"{at}.runs: {', '.join(item.runs)} matches no {run} with {kinds} data; runs are "
-                f"{', '.join(experiment.runs)}"
-            )
+        run = "implicit run" if item.sweep else "run"
         raise ConfigError(
-            f"{at}.kind: no run has {kinds} data, which {item.config['kind']} is for; add a run or remove the "
-            "evaluation"
+            f"{experiment.source}: evaluations.{name}: no {run} called {' or '.join(item.runs)} has "
+            f"{' or '.join(item.kind.data)} data, which kind {item.config['kind']} is for; correct `runs`, or remove "
+            f"the evaluation; runs are {', '.join(experiment.runs)}"
         )
 
 

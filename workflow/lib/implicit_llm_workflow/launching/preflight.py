@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import UserError, write_atomic
+from implicit_llm_contracts.runs import UserError, require_space, write_atomic
 from implicit_llm_workflow.project_dirs import package_dir
 from implicit_llm_workflow.text import first_line
 
@@ -66,7 +66,12 @@ class Preflight:
         build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
         if self._device(torch) == "cpu":
             if self.device == "cuda":
-                raise self._failed(self._no_gpu(torch))
+                shown = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
+                raise self._failed(
+                    f"PyTorch {torch.__version__} of {sys.executable} ({build}) sees no GPU, {shown}; install the "
+                    "build for its GPUs there, as the files in envs/ do, give the class a partition with GPUs and a "
+                    "number of them (gpus), or see by nvidia-smi or rocm-smi whether the driver is too old"
+                )
             return {"device": "cpu", "build": build}
         try:
             properties = torch.cuda.get_device_properties(0)
@@ -112,33 +117,20 @@ class Preflight:
     def storage(self) -> dict[str, Any]:
         """Whether results can be written here, and the largest checkpoint twice."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
+        needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:
             write_atomic(probe, "written by the preflight job\n")
             probe.unlink()
+            require_space(self.results, needed, f"{SPACE_FACTOR} times the largest checkpoint")
         except OSError as error:
             raise self._failed(
-                f"results cannot be written to {self.results} ({first_line(error)}); make the folder writable, or put "
-                "results on another disk by a link"
+                f"results cannot be written to {self.results} ({first_line(error)}); make the folder writable, free "
+                "some space, or put results on another disk by a link"
             ) from error
-        free, needed = shutil.disk_usage(self.results).free, int(SPACE_FACTOR * self.checkpoint_bytes)
-        if free < needed:
-            raise self._failed(
-                f"{free} bytes are free for {self.results} and {needed} are needed, {SPACE_FACTOR} times the largest "
-                "checkpoint; free some space, or put results on another disk by a link"
-            )
-        return {"free_bytes": free, "needed_bytes": needed}
+        return {"free_bytes": shutil.disk_usage(self.results).free, "needed_bytes": needed}
 
     def _device(self, torch: Any) -> str:
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
-
-    def _no_gpu(self, torch: Any) -> str:
-        version = f"PyTorch {torch.__version__} of {sys.executable}"
-        if torch.version.cuda is None and torch.version.hip is None:
-            return f"{version} is a build for CPUs; install the one for its GPUs there, as the files in envs/ do"
-        if not any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd")):
-            return "there is no GPU device; give the class a partition with GPUs and a number of them (gpus)"
-        shown = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
-        return f"{version} sees no GPU, {shown}; look at nvidia-smi or rocm-smi: the driver may be too old for it"
 
     def _failed(self, message: str) -> PreflightFailed:
         return PreflightFailed(f"hardware class {self.hardware} on {socket.gethostname()}: {message}")
