@@ -42,7 +42,6 @@ class Usage:
         self._pause_s, self._next, self._next_of_gpus = SHORTEST_PAUSE_S, 0.0, 0.0
         self._cpu_s: dict[psutil.Process, float] = {}  # as seen last
         self._mem_mb = 0.0
-        self._start_s: float | None = None
         self._of_gpus: list[tuple[float, float]] = []  # percent and MB of one GPU
 
     def sample(self) -> None:
@@ -52,42 +51,28 @@ class Usage:
             return
         self._pause_s = min(LONGEST_PAUSE_S, 1.2 * self._pause_s)
         self._next = now + self._pause_s
-        members, mem_mb = processes.of_job(self.root, self.status), 0.0
-        for process in members:
+        mem_mb = 0.0
+        for process in processes.of_job(self.root, self.status):
             with suppress(psutil.Error), process.oneshot():
                 mem_mb += process.memory_info().rss / 2**20
                 self._cpu_s[process] = sum(process.cpu_times()[:2])
         self._mem_mb = max(self._mem_mb, mem_mb)
-        if self._start_s is None:
-            self._start_s = rule_start_s(members)
         if self.gpus and now >= self._next_of_gpus:
             self._next_of_gpus = now + LONGEST_PAUSE_S
             self._of_gpus += nvidia_gpus() or amd_gpus()
 
     def figures(self) -> dict[str, float]:
-        """CPU seconds, peak memory in MB, seconds until the rule's command ran, and for GPUs the mean utilisation in
-        percent and the peak memory in MB of one GPU; the last three left out if unknown."""
+        """CPU seconds, peak memory in MB, and for GPUs the mean utilisation in percent and the peak memory in MB of one
+        GPU, if they are known."""
         largest_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # also of processes never sampled
         found = {
             "cpu_s": round(max(children_cpu_s() - self._children_cpu_s, sum(self._cpu_s.values())), 1),
             "mem_mb": round(max(self._mem_mb, largest_mb)),
         }
-        if self._start_s is not None:
-            found["start_s"] = self._start_s
         if self._of_gpus:
             percents, mbs = zip(*self._of_gpus, strict=True)
             found |= {"gpu_percent": round(sum(percents) / len(percents), 1), "gpu_mem_mb": round(max(mbs))}
         return found
-
-
-def rule_start_s(members: Sequence[psutil.Process]) -> float | None:
-    """Seconds from the start of the job, the first of its processes, to the first process below its Snakemake; None:
-    there is none yet."""
-    for process in filter(processes.is_manager, members):
-        with suppress(psutil.Error):
-            for child in process.children()[:1]:
-                return round(child.create_time() - members[0].create_time(), 1)
-    return None
 
 
 def children_cpu_s() -> float:
@@ -142,7 +127,6 @@ class RuleUse:
     jobs: int = 0
     hours: float = 0.0
     waiting_hours: float = 0.0
-    start_hours: float = 0.0
     failure_hours: float = 0.0
     requested: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SAMPLED})
@@ -176,7 +160,6 @@ class RuleUse:
                 seconds = max(0.0, files.last_change() - attempt["unix_s"])
             used = {"minutes": seconds / 60, **attempt.get("used", {})}
             self.hours += seconds / 3600
-            self.start_hours += used.get("start_s", 0.0) / 3600
             if attempt.get("exit_code") not in (0, PREEMPTED_EXIT):
                 self.failure_hours += seconds / 3600
                 continue
@@ -202,7 +185,6 @@ class RuleUse:
             "-" if cpus is None else f"{cpus:.1f} / {asked.get('threads', 1)}",
             gpus,
             f"{self.waiting_hours:.2f}",
-            f"{self.start_hours:.2f}",
             f"{self.failure_hours:.2f}",
             ", ".join(f"{name}={value}" for name, value in self.proposed.items()),
         )
@@ -221,7 +203,7 @@ def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
 
 def table(rules: Iterable[RuleUse]) -> str:
     """The report for people, with the rules of the most hours first."""
-    heads = ("rule", "jobs", "hours", "memory MB", "CPUs", "GPUs", "waiting h", "start h", "failure h", "ask for")
+    heads = ("rule", "jobs", "hours", "memory MB", "CPUs", "GPUs", "waiting h", "failure h", "ask for")
     rows = [heads, *(use.row() for use in sorted(rules, key=lambda use: -use.hours))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
