@@ -200,11 +200,10 @@ def sbatch_request(
         request.pop("requeue", None)
     if partitions and "partition" not in request:
         wanted = {
-            "runtime": asked["runtime"],
+            **asked,
             "threads": asked["threads"] * (tasks_per_node or 1),
             "mem_mb": asked["mem_mb"] + settings.extra_mem_mb,
             "nodes": nodes or 1,
-            "gpu": asked["gpu"],
             "gpu_model": resources.get("gpu_model"),
             "constraint": str(request.get("constraint", "")),
         }
@@ -240,13 +239,11 @@ def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collect
     used = {name for reader in readers for name in re.findall(r"\bresources\.(\w+)", str(reader))}
     unknown = sorted(set(names) - UNDERSTOOD - _SNAKEMAKES - used - set(limits))
     for name in unknown:
-        if name.removeprefix("slurm_") in _SBATCH:
-            option = name.removeprefix("slurm_").replace("_", "-")
-            raise WorkflowError(f"resource {name}: not understood; type slurm_extra='--{option}=...'")
+        option = name.removeprefix("slurm_")
         close = difflib.get_close_matches(name, UNDERSTOOD, 1, cutoff=0.8)
-        if close or name.startswith("slurm_"):
-            hint = f"; did you mean {close[0]}?" if close else "; type slurm_extra='--option=...'"
-            raise WorkflowError(f"resource {name}: not understood{hint}")
+        if close or option in _SBATCH or option != name:
+            hint = f"did you mean {close[0]}?" if close else f"type slurm_extra='--{option.replace('_', '-')}=...'"
+            raise WorkflowError(f"resource {name}: not understood; {hint}")
     return [] if any(callable(reader) for reader in readers) else unknown
 
 
