@@ -228,7 +228,7 @@ def test_a_webhook_gets_a_post_and_its_address_is_never_shown(caplog: pytest.Log
         thread.join()
     send(f"{address}/secret")  # nobody listens any more
     assert got[0] == {"event": "done", "text": f"Snakemake in {os.getcwd()}: 40 jobs done", "done": 40}
-    why = ("the server answered 403", "InvalidURL", "URLError")
+    why = ("HTTPError 403", "InvalidURL", "URLError")
     assert caplog.messages == [f"--submitit-notify-url: {text}" for text in why]
     with pytest.raises(WorkflowError, match=r"^--submitit-notify-url: not an http or https URL$"):
         send("file:///etc/secret")

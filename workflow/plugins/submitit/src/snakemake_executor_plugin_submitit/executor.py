@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -250,10 +249,9 @@ class Notifier:
             try:
                 request = urllib.request.Request(url, message.encode(), {"Content-Type": "application/json"})
                 urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
-            except urllib.error.HTTPError as error:
-                self._log.warning(f"--submitit-notify-url: the server answered {error.code}")
             except Exception as error:  # an impossible URL raises one of many, with the URL in its text
-                self._log.warning(f"--submitit-notify-url: {type(error).__name__}")
+                code = getattr(error, "code", "")
+                self._log.warning(f"--submitit-notify-url: {type(error).__name__} {code}".rstrip())
 
     def look(self, jobs: Sequence[JobFiles]) -> None:
         """Notify once if for a while no job was submitted, ended, printed or made progress."""
