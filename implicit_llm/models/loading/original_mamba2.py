@@ -103,15 +103,11 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if config.tie_word_embeddings:
         weights.setdefault("lm_head.weight", weights.get("backbone.embeddings.weight", torch.empty(0)))
-    wanted = model.state_dict()
-    for name in sorted(wanted.keys() | weights.keys()):
-        ours, theirs = (tuple(found[name].shape) if name in found else None for found in (wanted, weights))
-        if ours != theirs:
-            raise ModelConfigError(
-                f"{directory}: weight {name}: config.json wants shape {ours}, the weights have {theirs}; "
-                "the two do not belong together"
-            )
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelConfigError(f"{directory}: config.json and weights do not belong together: {reason}") from error
     return model.eval()
 
 
