@@ -33,14 +33,11 @@ from implicit_llm_contracts.runs import (
     fetched_model,
     local_folder,
     new_directory,
+    read_object,
     sha256_of,
 )
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
-
-
-class CheckpointLayoutError(UserError):
-    """A checkpoint does not make a causal language model."""
 
 
 def run(context: StageContext) -> StageResult:
@@ -69,20 +66,20 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
-    """Whose format the config.json has. Raises: CheckpointLayoutError."""
+    """Whose format the config.json has. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
-        raise CheckpointLayoutError(
+        raise CheckpointError(
             f"{path}: model_type {kind!r} is none of transformers; code that comes with a checkpoint is not run: "
             "give another"
         )
     if is_published(dict(config)) and str(kind).startswith("implicit_"):
         return PUBLISHED
     if PICKLE_FILE in checkpoint.weights:
-        raise CheckpointLayoutError(
+        raise CheckpointError(
             f"{checkpoint.folder}: only {PICKLE_FILE}, which is read of the original Mamba2 and the published layout "
             "only; save the model with safetensors"
         )
@@ -90,7 +87,7 @@ def layout_of(checkpoint: Checkpoint) -> str:
 
 
 def _load(checkpoint: Checkpoint, layout: str) -> Any:
-    """The model, every weight of which came from the checkpoint. Raises: CheckpointLayoutError."""
+    """The model, every weight of which came from the checkpoint. Raises: CheckpointError."""
     folder = checkpoint.folder
     try:
         if layout == ORIGINAL:
@@ -99,7 +96,7 @@ def _load(checkpoint: Checkpoint, layout: str) -> Any:
         is_copied = layout == TRANSFORMERS
         return load_foreign(folder, dtype="auto" if is_copied else torch.float32, use_safetensors=is_copied)
     except ModelConfigError as error:
-        raise CheckpointLayoutError(f"{folder}: {error}") from error
+        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def _copy(checkpoint: Checkpoint, names: tuple[str, ...], target: Path) -> None:
@@ -123,7 +120,7 @@ TOKENIZER_FILES = (
 
 
 class CheckpointError(UserError):
-    """A foreign checkpoint is missing, damaged, or of a kind that is not read."""
+    """A foreign checkpoint is missing, damaged, of a kind that is not read, or no causal language model."""
 
 
 @dataclass(frozen=True)
@@ -165,37 +162,25 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
         about = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
     else:
-        folder = _folder_of(Path(str(wanted.path)), downloads)
-    config = _config(folder)
+        path = Path(str(wanted.path))
+        local = local_folder(path, downloads)
+        if local is None:
+            raise CheckpointError(
+                f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
+                "correct the path, or put the checkpoint there"
+            )
+        folder = local
+    config = read_object(folder / CONFIG_FILE)
+    if not config:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: is missing or damaged; give the directory of a checkpoint, or fetch it again"
+        )
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.digests, digests)
     about["sha256"] = digests
     others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
     return Checkpoint(folder, config, weights, others, about)
-
-
-def _folder_of(path: Path, downloads: Path) -> Path:
-    folder = local_folder(path, downloads)
-    if folder is None:
-        raise CheckpointError(
-            f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
-            "correct the path, or put the checkpoint there"
-        )
-    return folder
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: has no {CONFIG_FILE}; give the directory of a checkpoint") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); fetch it again") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: holds no JSON object; fetch it again")
-    return config
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> tuple[str, ...]:
