@@ -1,7 +1,9 @@
 """The device that a job computes on."""
 
 import torch
+from transformers.utils import logging
 
+from implicit_llm.kernels.selection import KernelChoice, select_kernels_for
 from implicit_llm_contracts.runs import UserError
 
 
@@ -15,3 +17,16 @@ def choose_device(wanted: str) -> str:
     if wanted == "cuda" and not has_gpu:
         raise NoGpu("device: cuda was asked for and PyTorch finds no GPU; use --device auto or cpu")
     return "cuda" if has_gpu and wanted != "cpu" else "cpu"
+
+
+def set_up_torch(device: str = "auto", kernels: KernelChoice = "auto", threads: int | None = None) -> str:
+    """Decide for the whole process where and by which kernels it computes; threads None leaves PyTorch's own number.
+
+    Returns: cpu or cuda. Raises: NoGpu, KernelsUnavailable.
+    """
+    logging.disable_progress_bar()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = choose_device(device)
+    select_kernels_for(chosen, kernels)
+    return chosen

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
-from implicit_llm.device import choose_device
+from implicit_llm.device import set_up_torch
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
-from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm.models.loading.foreign import import_package_of
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
@@ -221,11 +219,9 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)
-    if runtime.get("threads"):
-        torch.set_num_threads(int(runtime["threads"]))
-    device = choose_device(runtime.get("device") or "auto")
-    select_kernels_for(device, runtime.get("kernels") or "auto")
-    transformers_logging.disable_progress_bar()
+    device = set_up_torch(
+        runtime.get("device") or "auto", runtime.get("kernels") or "auto", runtime.get("threads") or None
+    )
     import_package_of(trained.manifest.config.get("model") or {})
     how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)

@@ -3,12 +3,10 @@
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.model_card import training_card
-from implicit_llm.device import choose_device
-from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm.device import set_up_torch
 from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.distributed import (
     ReplicasDiffer,
@@ -81,7 +79,10 @@ def run(context: StageContext) -> StageResult:
 def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdog: Watchdog) -> TrainingJob:
     where = f"train/{context.name}"
     config = context.settings(TrainConfig)
-    device = join_world(_set_up_torch(runtime))
+    device_type = set_up_torch(runtime.device, runtime.kernels, runtime.threads)
+    if device_type == "cuda":
+        require_own_gpu()
+    device = join_world(device_type)
     require_world()
     dataset = open_dataset(context.given(DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
@@ -166,18 +167,6 @@ def _headline(job: TrainingJob) -> str:
         f"{layout.batch_size} x {job.dataset.length} tokens a step in {layout.accumulation_steps} micro-batch(es) on "
         f"{layout.world_size} {job.device.type}{sharding}, {job.config.precision}, {torch.get_num_threads()} threads"
     )
-
-
-def _set_up_torch(runtime: Runtime) -> str:
-    """Apply the runtime's settings; return the device's type. Raises: NoGpu, WrongWorld, KernelsUnavailable."""
-    transformers_logging.disable_progress_bar()  # of save_pretrained
-    if runtime.threads is not None:
-        torch.set_num_threads(runtime.threads)
-    device = choose_device(runtime.device)
-    if device == "cuda":
-        require_own_gpu()
-    select_kernels_for(device, runtime.kernels)
-    return device
 
 
 def _find_start(
