@@ -20,7 +20,7 @@ from typing import Any
 from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from implicit_llm_contracts.config.flops import FAMILIES
-from implicit_llm_contracts.config.registry import NameTaken
+from implicit_llm_contracts.config.registry import NameTaken, Registry
 from implicit_llm_contracts.config.solver import METHODS, STOPS
 from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS, TASKS, TaskKind
 from implicit_llm_contracts.runs import ConfigError, fill
@@ -81,6 +81,12 @@ class Plugin:
     files: tuple[str, ...] = ()
 
     @property
+    def registered(self) -> list[tuple[Registry[Any], str]]:
+        """What the file registers when it is imported, by name, each with its table."""
+        tables = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
+        return [(table, name) for table, names in tables for name in names]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names that occur in the config of a job that uses the plugin."""
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
@@ -117,9 +123,8 @@ def declare_plugin(path: Path) -> Plugin:
     """Let experiments name what the plugin adds. Raises: ConfigError, also for a name that is built in."""
     plugin = read_plugin(path)
     try:
-        for registry, names in ((FAMILIES, plugin.families), (METHODS, plugin.methods), (STOPS, plugin.stops)):
-            for name in names:
-                registry.add(name, registry.get(name))
+        for table, name in plugin.registered:
+            table.add(name, table.get(name))
         for name, task in plugin.tasks.items():
             TASKS.add(name, task)
         for name, evaluation in plugin.evaluations.items():
@@ -154,8 +159,7 @@ def load_plugin(path: Path) -> ModuleType:
 
 
 def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
-    for registry, names in ((FAMILIES, plugin.families), (METHODS, plugin.methods), (STOPS, plugin.stops)):
-        yield from (f"{name!r}" for name in names if registry[name] is None)
+    yield from (f"{name!r}" for table, name in plugin.registered if table[name] is None)
     yield from (
         f"the group {name!r} of {order} elements"
         for name, order in plugin.groups.items()
