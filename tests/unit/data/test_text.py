@@ -136,7 +136,7 @@ def line(data: bytes) -> bytes:
         ("x.jsonl", line(b'{"text": "\xff\xfe"}'), "line 2: invalid UTF-8 at byte 10"),
         ("x.jsonl", line(b'{"text": "a'), "line 2: not JSON ("),
         ("x.jsonl", line(b'{"body": "a", "id": 1}'), "line 2: no field 'text' (found: body, id); set corpus.field"),
-        ("x.jsonl", line(b'["a"]'), "line 2: no field 'text' (found: list)"),
+        ("x.jsonl", line(b'["a"]'), "line 2: no field 'text' (found: none)"),
         ("x.jsonl", line(b'{"text": 7}'), "line 2: 'text' is no text but int"),
         ("x.jsonl", line(b'{"text": null}'), "line 2: 'text' is no text but NoneType"),
         ("x.jsonl", line(b'{"text": "\\ud800"}'), "line 2: character 0 is half a character"),
@@ -268,10 +268,10 @@ def test_a_file_that_is_gone_or_of_another_size_is_named(downloads: Path) -> Non
     record(downloads, "data/train-0.jsonl", "data/train-1.jsonl")
     path = folder_of(downloads) / "data" / "train-1.jsonl"
     path.write_bytes(b"short")
-    with refused(f"^{path}: has 5 bytes instead of 19; {AGAIN}$"):
+    with refused(f"^{path}: expected 19 bytes, found 5; {AGAIN}$"):
         names(downloads)
     path.unlink()
-    with refused(f"^{path}: is missing; {AGAIN}$"):
+    with refused(f"^{path}: expected 19 bytes, found no file; {AGAIN}$"):
         names(downloads)
 
 

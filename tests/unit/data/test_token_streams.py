@@ -245,7 +245,7 @@ def test_for_a_shard_made_anew_with_other_content_the_stream_is_to_be_made_again
     write_jsonl(finished.downloads / "part-1.jsonl.gz", ["another text than before " * 20] * 99)
     for number in range(3):
         finished.run(*shard(number, 3))
-    message = r"shard 1 \(.*\) has \d+ bytes instead of \d+; type `rm -f .* results/data/x-train/manifest.json` and run"
+    message = r"shard 1: expected \d+ bytes, found \d+; type `rm -f .* results/data/x-train/manifest.json` and run"
     with pytest.raises(DatasetError, match=message):
         stream_of(finished, "train")
     finished.run("x-train", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES)  # as it says
@@ -378,16 +378,16 @@ def test_an_open_data_set_reaches_a_worker_process_as_its_path(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.unlink(), "is missing"),
-        (lambda path: os.truncate(path, 100), "has 100 bytes instead of 148"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "has 149 bytes instead of 148"),
+        (lambda path: path.unlink(), "expected 148 bytes, found no file"),
+        (lambda path: os.truncate(path, 100), "expected 148 bytes, found 100"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "expected 148 bytes, found 149"),
     ],
 )
 def test_a_missing_or_short_shard_is_named_when_the_data_set_is_opened(
     tmp_path: Path, column: str, damage, message: str
 ) -> None:
     damage(tmp_path / "shards" / f"{column}-00001.npy")
-    with refused(rf"shard 1 \(.*{column}-00001.npy\) {message}; ", DatasetError):
+    with refused(rf"{column}-00001.npy: shard 1: {message}; ", DatasetError):
         open_dataset(tmp_path)
 
 
@@ -411,7 +411,7 @@ def test_a_damaged_shard_is_named_when_it_is_read_and_a_pickle_in_its_place_is_n
     path.write_bytes(damage(path.read_bytes()))
     dataset = open_dataset(tmp_path)
     dataset.fetch(np.array([4]))
-    with refused(rf"shard 0 \(.*labels-00000.npy\) {message}", DatasetError):
+    with refused(rf"labels-00000.npy: shard 0: {message}", DatasetError):
         dataset.fetch(np.array([0]))
     assert not Path("ran").exists()
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from implicit_llm_contracts.runs import FileRecord, UserError, fill, refuse_if
+from implicit_llm_contracts.runs import FileRecord, UserError, fill, refuse_if, size_difference
 
 INDEX_NAME = "index.json"
 FORMAT = 2
@@ -143,10 +143,7 @@ class TokenDataset:
     def _check_sizes(self) -> None:
         for shard, record in enumerate(self._shards):
             for file in record.files.values():
-                path = self._path(file)
-                size = path.stat().st_size if path.is_file() else None
-                if size != file.size:
-                    damage = "is missing" if size is None else f"has {size} bytes instead of {file.size}"
+                if damage := size_difference(self._path(file), file.size):
                     raise self._error(shard, file, damage)
 
     def _load(self, shard: int) -> dict[str, np.ndarray]:
@@ -176,7 +173,7 @@ class TokenDataset:
         path = self._path(file)
         # A part of a stream is made by a job of its own. When that has made it anew, the index is out of date.
         directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
-        return DatasetError(f"shard {shard} ({path}) {damage}; {rebuild_hint(*directories)}")
+        return DatasetError(f"{path}: shard {shard}: {damage}; {rebuild_hint(*directories)}")
 
 
 def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:

@@ -10,6 +10,7 @@ from implicit_llm_contracts.runs.atomic import (
     replace_file,
     require_space,
     retried,
+    size_difference,
     storage_errors,
     temporary_name,
     wait_for_files,

@@ -121,6 +121,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def size_difference(path: Path, size: int) -> str:
+    """In what the file at `path` is not of this size (bytes), "" if it is."""
+    found = path.stat().st_size if path.is_file() else "no file"
+    return "" if found == size else f"expected {size} bytes, found {found}"
+
+
 def replace_file(source: Path, target: Path) -> None:
     """Move the finished file `source` to `target`. Raises: StorageError, with `target` as it was before."""
     with storage_errors(target, source.stat().st_size):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.atomic import size_difference, write_json
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
 
@@ -89,10 +89,8 @@ class Fetched:
     def changed_files(self, folder: Path) -> Iterator[str]:
         """In what the files are not as they were fetched, a line for each."""
         for name, size in self.sizes.items():
-            path = folder / name
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
-                yield f"{path}: {'is missing' if found is None else f'has {found} bytes instead of {size}'}"
+            if difference := size_difference(folder / name, size):
+                yield f"{folder / name}: {difference}"
 
 
 def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:

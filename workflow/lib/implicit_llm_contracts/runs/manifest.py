@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.atomic import size_difference, write_atomic
 from implicit_llm_contracts.runs.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
@@ -53,9 +53,8 @@ class FileRecord:
 
     def difference(self, path: Path) -> str:
         """In what the file at `path` is not as recorded, "" if it is."""
-        size = path.stat().st_size if path.is_file() else None
-        if size != self.size:
-            return f"expected {self.size} bytes, found {'no file' if size is None else size}"
+        if difference := size_difference(path, self.size):
+            return difference
         digest = sha256_of(path)
         return "" if digest == self.sha256 else f"expected sha256 {self.sha256[:16]}, found {digest[:16]}"
 

@@ -291,16 +291,15 @@ def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
         raise CorpusError(f"{where}: invalid UTF-8 at byte {error.start}; repair or remove the line") from error
     except ValueError as error:
         raise CorpusError(f"{where}: not JSON ({error}); repair or remove the line") from error
-    names = sorted(record) if isinstance(record, dict) else [type(record).__name__]
-    check_fields(fields, record if isinstance(record, dict) else (), names, where)
+    check_fields(fields, record if isinstance(record, dict) else {}, where)
     return [record[field] for field in fields]
 
 
-def check_fields(fields: dict[str, str], there: Collection[str], names: Sequence[str], where: str) -> None:
-    """Raises: CorpusError for a field that is not `there`; `names`: what to say that there is."""
+def check_fields(fields: dict[str, str], there: Collection[str], where: str) -> None:
+    """Raises: CorpusError for a field that is not `there`."""
     for field, key in fields.items():
         if field not in there:
-            found = ", ".join(names)
+            found = ", ".join(sorted(there)) or "none"
             raise CorpusError(f"{where}: no field '{field}' (found: {found:.200}); set corpus.{key}")
 
 
@@ -326,7 +325,7 @@ def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
     fields, number = text_format.fields, 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            check_fields(fields, table.schema_arrow.names, table.schema_arrow.names, str(path))
+            check_fields(fields, table.schema_arrow.names, str(path))
             num_rows, size = max(1, table.metadata.num_rows), path.stat().st_size
             for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=list(fields)):
                 for values in zip(*(batch.column(field) for field in fields), strict=True):
