@@ -256,9 +256,8 @@ def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
     table = plain_table("data", "mode", "length", *columns.values(), right=columns.values())
     for record in json.loads(path.read_bytes())["records"]:
         table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
-    console = options.wide_console()
-    console.print(table)
-    console.print(str(path), soft_wrap=True)
+    options.show(table)
+    typer.echo(path)
 
 
 def _text(value: Any) -> str:

@@ -14,8 +14,6 @@ from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from implicit_llm_workflow.planning.plan import Plan
 
 
@@ -138,7 +136,7 @@ def status(
     from implicit_llm_workflow.results.accept import chosen_jobs
     from implicit_llm_workflow.results.explain import upstream_closure
 
-    plan, console = options.make_plan(config, results), options.wide_console()
+    plan = options.make_plan(config, results)
     wanted = tuple(chosen_jobs(plan, targets or ()))
     keys = upstream_closure(plan, wanted or plan.wanted)
 
@@ -146,11 +144,11 @@ def status(
     if as_json:
         options.print_json(view.as_json(snapshot))
     elif jobs:
-        console.print(view.headline(snapshot), soft_wrap=True)
-        console.print(view.job_table(snapshot))
+        typer.echo(view.headline(snapshot))
+        options.show(view.job_table(snapshot))
     else:
-        console.print(view.view(snapshot))
-        console.print(view.last_words(snapshot), soft_wrap=True)  # a command that is broken cannot be copied
+        options.show(view.view(snapshot))
+        typer.echo(view.last_words(snapshot))
 
 
 def explain(
@@ -193,12 +191,11 @@ def explain(
     if as_json:
         options.print_json({"experiment": plan.experiment.name, **why.as_json(found)})
         return
-    console = options.wide_console()
-    console.print(why.headline(found), soft_wrap=True)
+    typer.echo(why.headline(found))
     if any(job.runs for job in found):
-        console.print(why.running_table(found))
+        options.show(why.running_table(found))
     for line in why.lines_below(found):
-        console.print(line, markup=False, soft_wrap=True)
+        typer.echo(line)
 
 
 def estimate(
@@ -231,10 +228,9 @@ def estimate(
     if as_json:
         options.print_json({"experiment": plan.experiment.name, **cost.as_json(jobs, costs)})
         return
-    console = options.wide_console()
-    console.print(cost.training_table(jobs))
+    options.show(cost.training_table(jobs))
     for line in cost.notes(jobs, costs):
-        console.print(line)
+        typer.echo(line)
 
 
 def accept(
@@ -270,23 +266,22 @@ def accept(
     if not revoke and not why.strip():
         raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
     plan = options.make_plan(config, results)
-    console = options.wide_console()
     with hold_lock(plan.driver_lock):
         chosen = chosen_jobs(plan, targets)
         if revoke:
             for key in take_back(plan, chosen):
-                console.print(f"revoked: {key}", markup=False)
+                typer.echo(f"revoked: {key}")
             return
         plan.record_code()
         found = new_acceptances(plan, chosen, why.strip())
         for key, acceptance in found.items():
             write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
-            console.print(f"accepted: {key} (code {what})", markup=False, soft_wrap=True)
+            typer.echo(f"accepted: {key} (code {what})")
     stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]
     explain = f"implicit-llm explain --config {plan.experiment.source}"
     rest = f"{len(stale)} still stale; `{explain}` says why" if stale else "none stale"
-    console.print(f"{len(found)} accepted; {rest}", markup=False)
+    typer.echo(f"{len(found)} accepted; {rest}")
 
 
 def prefetch(
@@ -312,17 +307,16 @@ def prefetch(
 
     plan = options.make_plan(config, RESULTS)
     folder = downloads_folder(downloads)
-    console = options.wide_console()
     needs = needs_of(plan)
     failed = 0
     for need in needs:
         outcome = satisfy(need, folder)
         failed += outcome.state == "failed"
-        console.print(f"[{OUTCOME_STYLE[outcome.state]}]{outcome.state}[/] {outcome.what}", soft_wrap=True)
+        typer.echo(f"{typer.style(outcome.state, OUTCOME_STYLE[outcome.state])} {outcome.what}")
     if not needs:
-        console.print(f"{plan.experiment.name} needs nothing from the network")
+        typer.echo(f"{plan.experiment.name} needs nothing from the network")
     if failed:
-        console.print(f"{failed} of {len(needs)} could not be fetched; the rest is in {folder}", soft_wrap=True)
+        typer.echo(f"{failed} of {len(needs)} could not be fetched; the rest is in {folder}")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -359,15 +353,15 @@ def gc(
         raise options.OptionError(
             "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
         )
-    plan, console = options.make_plan(config, results), options.wide_console()
+    plan = options.make_plan(config, results)
     with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:
-            _free_payload(plan, targets or [], console)
+            _free_payload(plan, targets or [])
         else:
-            _list_garbage(plan, console, removes=remove)
+            _list_garbage(plan, removes=remove)
 
 
-def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
+def _list_garbage(plan: Plan, *, removes: bool) -> None:
     from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.text import size_text
 
@@ -377,11 +371,11 @@ def _list_garbage(plan: Plan, console: Console, *, removes: bool) -> None:
     for item in found:
         if removes:
             shutil.rmtree(item.path)
-        console.print(f"{item.path}: {item.why} ({size_text(item.size)})", markup=False, soft_wrap=True)
-    console.print(f"{total}: {end}" if found else "nothing to delete", soft_wrap=True)
+        typer.echo(f"{item.path}: {item.why} ({size_text(item.size)})")
+    typer.echo(f"{total}: {end}" if found else "nothing to delete")
 
 
-def _free_payload(plan: Plan, targets: list[str], console: Console) -> None:
+def _free_payload(plan: Plan, targets: list[str]) -> None:
     from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.text import size_text
@@ -390,5 +384,5 @@ def _free_payload(plan: Plan, targets: list[str], console: Console) -> None:
     for key in freed:
         number, size = garbage.free(plan, key)
         took = costs.recorded(plan.nodes[key]).text
-        console.print(f"freed: {key}, {number} files, {size_text(size)} (it took {took})", markup=False)
-    console.print(f"{len(freed)} jobs freed; they count as done until a job needs their files", markup=False)
+        typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
+    typer.echo(f"{len(freed)} jobs freed; they count as done until a job needs their files")

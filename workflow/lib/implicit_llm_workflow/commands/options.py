@@ -1,4 +1,4 @@
-"""What commands that look at an experiment have in common: their options, its plan, and the console they print to."""
+"""What commands that look at an experiment have in common: their options, its plan, and how they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
     from implicit_llm_workflow.planning.plan import Plan
 
@@ -101,14 +101,15 @@ def print_json(values: Any) -> None:
     typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=os.fspath))
 
 
-def wide_console(is_error: bool = False) -> Console:
-    """As wide as the terminal; into a file or a pipe wide enough for whole lines. `is_error`: on stderr."""
+def show(*parts: RenderableType) -> None:
+    """Print tables as wide as the terminal; into a file or a pipe wide enough for whole lines."""
     from rich.console import Console
 
-    console = Console(highlight=False, stderr=is_error)
+    console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 240
-    return console
+    for part in parts:
+        console.print(part)
 
 
 class OptionError(UserError):

@@ -50,12 +50,12 @@ def report(
     from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
-    plan, console = options.make_plan(config, results), options.wide_console()
+    plan = options.make_plan(config, results)
     if numbers:
         from implicit_llm_workflow.results.compare import main_numbers, where_to_look
 
-        for part in (*main_numbers(plan), *where_to_look(plan)):
-            console.print(part)
+        options.show(*main_numbers(plan))
+        typer.echo("\n".join(where_to_look(plan)))
         return
     name = (only or "").removeprefix(f"{EXCERPT}/")
     if name and name not in plan.experiment.excerpts:
@@ -70,15 +70,15 @@ def report(
         wanted, inputs = report_with_missing(plan, page, found)
         folder = plan.run_dir(page).with_name(wanted.name)
         run_job(Job(folder, wanted.to_json(), inputs))
-        console.print(f"{len(found)} of {len(page.upstream)} results are not in it", soft_wrap=True)
-        console.print(str(folder / "index.html"), soft_wrap=True)
+        typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
+        typer.echo(str(folder / "index.html"))
     elif found or plan.statuses[page.key].state != "fresh":
         more = ", or add --missing for a report without them" if found else ""
         state = "is not whole" if found else "is not there"
-        console.print(f"the report {state}; type: {plan.command_for([page])}{more}", soft_wrap=True)
+        typer.echo(f"the report {state}; type: {plan.command_for([page])}{more}")
         raise typer.Exit(EXIT_MISSING)
     else:
-        console.print(f"the report is there: {plan.run_dir(page) / 'index.html'}", soft_wrap=True)
+        typer.echo(f"the report is there: {plan.run_dir(page) / 'index.html'}")
 
 
 def _show(missing: Sequence[MissingResult], number: int) -> None:
@@ -93,8 +93,8 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
     for item in missing:
         style = _STYLE[item.state]
         table.add_row(item.job, f"[{style}]{item.state}[/{style}]", escape(item.why))
-    options.wide_console().print(f"{len(missing)} of the report's {number} results are missing")
-    options.wide_console().print(table)
+    typer.echo(f"{len(missing)} of the report's {number} results are missing")
+    options.show(table)
 
 
 def compare(
@@ -130,9 +130,7 @@ def compare(
     if as_json:
         options.print_json(results_of.as_json(columns))
         return
-    console = options.wide_console()
-    for part in results_of.view(columns):
-        console.print(part)
+    options.show(*results_of.view(columns))
 
 
 def lineage(
@@ -171,16 +169,16 @@ def lineage(
         path = plan.run_dir(node)
         if plan.statuses[node.key].state == "missing":
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
-    found, console = trace(path), options.wide_console(is_error=as_json)
+    found = trace(path)
     if as_json:
         options.print_json(lineage_json(found))
     else:
-        console.print(tree_of(found))
+        options.show(tree_of(found))
     if verify:
         files, damaged = found.files()
         broken = [*damaged, *check_files(files)]
         for line in check_lines(f"{len(found.runs)} runs", files, broken):
-            console.print(line, soft_wrap=True)
+            typer.echo(line, err=as_json)
         if broken:
             raise typer.Exit(EXIT_BROKEN)
 
@@ -214,20 +212,20 @@ def verify(
         with_shards,
     )
 
-    plan, console = options.make_plan(config, results), options.wide_console()
+    plan = options.make_plan(config, results)
     nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
     manifests = {node.key: path for node in nodes if (path := plan.run_dir(node) / MANIFEST).exists()}
     files, damaged = recorded_files(manifests.items())
     broken = [*damaged, *check_files(files)]
     if unfinished := len(nodes) - len(manifests):
-        console.print(f"not made yet: {unfinished} of {len(nodes)} jobs")
+        typer.echo(f"not made yet: {unfinished} of {len(nodes)} jobs")
     for line in check_lines(f"{len(manifests)} jobs", files, broken):
-        console.print(line, soft_wrap=True)
+        typer.echo(line)
     if broken:
-        console.print("To make them again:")
+        typer.echo("To make them again:")
         jobs = [item.job for item in broken]
         for command in rebuild_commands(plan, jobs, jobs):
-            console.print(f"    {command}", soft_wrap=True, markup=False)
+            typer.echo(f"    {command}")
         raise typer.Exit(EXIT_BROKEN)
 
 

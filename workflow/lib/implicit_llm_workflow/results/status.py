@@ -120,13 +120,13 @@ def headline(snapshot: Snapshot) -> str:
     return f"{snapshot.plan.experiment.name}: {', '.join([done, *others])}; {text}"
 
 
-def last_words(snapshot: Snapshot) -> Text:
+def last_words(snapshot: Snapshot) -> str:
     """What is stale, the command that says why, and what to type next."""
     lines = [f"next: {next_step(snapshot)}"]
     if stale := snapshot.of("stale"):
         why = f"implicit-llm explain --config {snapshot.plan.experiment.source}"
         lines.insert(0, f"{len(stale):,} stale: `{why}` says why, and what making them again takes")
-    return Text("\n".join(["", *lines]))
+    return "\n".join(["", *lines])
 
 
 def next_step(snapshot: Snapshot) -> str:

@@ -73,11 +73,11 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
 
 
 def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> Iterator[str]:
-    """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file, with colour."""
+    """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file."""
     size = size_text(sum(file.record.size for file in files))
     yield f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken"
     for item in broken:
-        yield f"[red]broken[/red] {item.path}: {item.why} (job {item.job})"
+        yield f"broken {item.path}: {item.why} (job {item.job})"
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
