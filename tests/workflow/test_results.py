@@ -227,7 +227,7 @@ def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
     found = trace(project.results / IMPLICIT)
     said = "accepted 2026-11-21 with other code (222222222222 -> 333333333333; solver (solve)): no matter"
     assert said in text_of(found)
-    accepted = [(job["job"], job["accepted"]["why"]) for job in as_json(found)["runs"] if job["accepted"]]
+    accepted = [(job["job"], job["accepted"].why) for job in as_json(found)["runs"] if job["accepted"]]
     assert accepted == [(FREE, "no matter")]
 
 

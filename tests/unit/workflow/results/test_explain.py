@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs import config_differences, write_json
-from implicit_llm_workflow.estimates.cost import total_text
+from implicit_llm_workflow.estimates.cost import Cost, total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable
 from implicit_llm_workflow.results.accept import (
@@ -31,7 +31,7 @@ def running(jobs: list[ExplainedJob]) -> set[str]:
     return {job.key for job in jobs if job.runs}
 
 
-def cost_of(plan: Plan, key: str) -> dict[str, Any]:
+def cost_of(plan: Plan, key: str) -> Cost:
     return next(job["cost"] for job in as_json(explain(plan))["jobs"] if job["job"] == key)
 
 
@@ -46,10 +46,10 @@ def test_each_reason_stands_by_itself(finished: ExperimentFile) -> None:
     jobs = {job["job"]: job for job in as_json(explain(plan))["jobs"]}
     assert jobs.keys() == ALL
     assert {key for key, job in jobs.items() if job["runs"]} == {*FREE, *EVALUATIONS, "report"}
-    assert jobs["train/implicit-s0/free"]["difference"]["config"] == ("phase.solver.tol 0.1 -> 0.2",)
+    assert jobs["train/implicit-s0/free"]["difference"].config == ("phase.solver.tol 0.1 -> 0.2",)
     evaluation = jobs["evaluate/implicit-s0/free/word-problem"]
-    assert evaluation["difference"]["changed_inputs"] == ("train/implicit-s0/free",)
-    assert (evaluation["code"]["new"], evaluation["code"]["files"]) == ("new", None)  # nothing is known of the old code
+    assert evaluation["difference"].changed_inputs == ("train/implicit-s0/free",)
+    assert (evaluation["code"].new, evaluation["code"].files) == ("new", None)  # nothing is known of the old code
 
 
 TEXTS = ("x" * 38, "y" * 39)
@@ -102,16 +102,16 @@ def test_a_job_takes_as_long_as_its_attempts_took_together_on_all_gpus(
 ) -> None:
     key = "train/explicit-s0/explicit"
     spend(finished.plan(), key, [1800, 1800], device, processes)
-    assert cost_of(finished.plan({"train": "new"}), key) == {**cost, "device": device, "basis": "as last time"}
+    assert cost_of(finished.plan({"train": "new"}), key) == Cost(**cost, device=device, basis="as last time")
 
 
 def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: ExperimentFile) -> None:
     plan = finished.plan()
     spend(plan, "train/implicit-s0/unrolled", [3600])
     changed = finished.edit("batch_size: 8", "batch_size: 4").plan()
-    assert cost_of(changed, "train/implicit-s0/unrolled")["hours"] == 0.5
+    assert cost_of(changed, "train/implicit-s0/unrolled").hours == 0.5
     other = cost_of(changed, "train/implicit-s1/unrolled")
-    assert (other["hours"], other["basis"]) == (0.5, "as another seed x 0.5, with other settings")
+    assert (other.hours, other.basis) == (0.5, "as another seed x 0.5, with other settings")
 
 
 def test_what_nothing_tells_is_not_known_and_counted(plan: Plan) -> None:

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING
+from dataclasses import MISSING, asdict, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -98,7 +98,12 @@ def with_options(command: Callable[..., None], options: Mapping[str, inspect.Par
 
 
 def print_json(values: Any) -> None:
-    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=os.fspath))
+    """Print JSON; of dataclasses their fields."""
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if is_dataclass(value) else os.fspath(value)  # type: ignore[arg-type]
+
+    typer.echo(json.dumps(values, indent=1, ensure_ascii=False, default=plain))
 
 
 def show(*parts: RenderableType) -> None:

@@ -4,7 +4,7 @@ And what all training jobs of an experiment take, as a table for people and as J
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -269,7 +269,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
 def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
     """All jobs one by one, the totals, and what the numbers rest on."""
     return {
-        "training": [asdict(job) for job in jobs],
+        "training": jobs,
         "totals": {
             "flops": _total(job.work.flops for job in jobs),
             "gpu_hours": _total(job.cost.hours for job in jobs if job.cost.unit == "gpu"),

@@ -5,7 +5,7 @@ Of results side by side it also shows in what their settings, code and inputs di
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -259,8 +259,8 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
     """The results of each column, what differs, and all numbers of all seeds."""
     return {
         "columns": {column.label: [result.top.run_dir for result in column.results] for column in columns},
-        "differences": [asdict(row) for row in differences(columns)],
-        "numbers": [asdict(row) for row in number_rows(columns)],
+        "differences": differences(columns),
+        "numbers": number_rows(columns),
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -160,8 +160,8 @@ def _job_values(job: ExplainedJob) -> dict[str, Any]:
         "state": status.state,
         "why": status.why,
         "runs": job.runs,
-        "difference": None if status.difference is None else asdict(status.difference),
+        "difference": status.difference,
         "accepted": None if status.accepted is None else status.accepted.why,
-        "code": None if job.code is None else asdict(job.code),
-        "cost": asdict(job.cost),
+        "code": job.code,
+        "cost": job.cost,
     }

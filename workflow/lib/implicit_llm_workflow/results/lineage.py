@@ -6,7 +6,7 @@ Needs no experiment file: the inputs of a result are found by fingerprint among 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -214,5 +214,5 @@ def _run_values(run: Result) -> dict[str, Any]:
         "inputs": run.manifest.upstream,
         "mlflow_run_id": run.mlflow_run_id,
         "provenance": run.provenance or None,
-        "accepted": None if run.accepted is None else asdict(run.accepted),
+        "accepted": run.accepted,
     }

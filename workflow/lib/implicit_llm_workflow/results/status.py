@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -291,9 +291,7 @@ def _job_values(snapshot: Snapshot, job: ObservedJob) -> dict[str, Any]:
         "stage": node.stage,
         "fingerprint": snapshot.plan.identities[node.key].fingerprint,
         **known,
-        "progress": asdict(job.progress),
         "age_s": job.age_s,
-        "submitted": None if job.submitted is None else asdict(job.submitted),
     }
     if job.state == "failed":
         log = _log_of(snapshot, job)
