@@ -93,7 +93,7 @@ class GraphRunner(Runner):
         return self._attempt(model, self._replay_token, decoder, model, embedding_BLD, cache)
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
-        is_wanted = self.replays_training and f.model.training and f.valid_BL is None
+        is_wanted = self.replays_training and f.model.training and f.valid_BL is None and f.x.prefix is None
         if is_wanted and _can_solve_training(f.model, embedding_BLD):
             solved = self._attempt(f.model, self._solve, f.model, embedding_BLD, f.x.dropout_masks)
             if solved is not None:

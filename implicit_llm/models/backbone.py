@@ -99,7 +99,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
             may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place; output_positions keeps
+            converged states, advanced in place, in train mode without a gradient through it; output_positions keeps
             `solver_stats.unconverged_BL`; eval_mode replaces the solver's for this call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
             arguments; NonFiniteState, whose position does not count padding.
@@ -126,12 +126,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if solver is None:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
-            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, output_positions)
+            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, cache is not None, output_positions)
         if cache is not None:
             if prefix is None:
                 raise ValueError(
-                    "a training pass neither reads nor fills a cache of converged states: call model.eval() and take "
-                    "another eval_mode than 'as_trained', or pass use_cache=False"
+                    "a pass as in training neither reads nor fills a cache of converged states in evaluation mode: "
+                    "take another eval_mode than 'as_trained', or pass use_cache=False"
                 )
             cache.prefix = prefix if padding is None else padding.move_back_keys(prefix)
         if padding is not None:
@@ -235,7 +235,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
 
     def _implicit_pass(
-        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, positions: bool
+        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, with_state: bool, positions: bool
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
         f = StackMap(self, x)
         if not self.training and solver.eval_mode != AS_TRAINED:
@@ -248,10 +248,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
             return z_BLD, prefix, stats
         if solver.mode == "unrolled":
             z_BLD, stats = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)
-            return z_BLD, None, stats
+        else:
+            with torch.no_grad():
+                z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
+            z_BLD = differentiated_steps(f, z_BLD, solver)
+            stats = free_stats(blocks, solver, positions=positions)
         with torch.no_grad():
-            z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
-        return differentiated_steps(f, z_BLD, solver), None, free_stats(blocks, solver, positions=positions)
+            return z_BLD, f.close(z_BLD)[1] if with_state and self.training else None, stats
 
 
 class RecurrentModel(ImplicitModel):

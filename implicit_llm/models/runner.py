@@ -48,7 +48,7 @@ class Runner:
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
         """As `solver.passes.training_solve`, from z = 0."""
-        return training_solve(f, torch.zeros_like(embedding_BLD), solver)
+        return training_solve(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)
 
     def evaluation_pass(
         self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, *, positions: bool

@@ -69,15 +69,15 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 @torch.no_grad()
-def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
-    """The solver's part of a free pass: z (B, L, D), and the statistics of each block with its length.
+def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None) -> tuple[Tensor, Blocks]:
+    """The solver's part of a free pass after `state`: z (B, L, D), and the statistics of each block with its length.
 
     A sequence that fits into one block needs no state after it, so its z is not closed.
     """
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
     search = Search.of(solver, is_training=True)
-    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, None, close_longer_than=block_len)
+    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, state, close_longer_than=block_len)
     return z_BLD, blocks
 
 

@@ -42,10 +42,11 @@ from implicit_llm.training.state import (
     random_state,
     set_random_state,
 )
+from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import StageContext, faults
-from implicit_llm_data.shards import IGNORED_LABEL, Sequences
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset
 from implicit_llm_jobs.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,9 @@ class TrainingLoop:
         self._reducer = GradientReducer(model, _DTYPES[config.reduction]) if world_size() > 1 else None
         if isinstance(model, ImplicitForCausalLM) and job.layout.accumulation_steps == 1:
             model.base.runner.reducer = self._reducer
+        self._passing: StatePassing | None = None
+        if config.phase.state_passing is not None:
+            self._passing = StatePassing(config.phase, cast("TokenDataset", job.dataset).source, job.device)
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
@@ -131,7 +135,8 @@ class TrainingLoop:
                 batches = micro_batches(job.dataset, indices, job.layout, job.config.labels, job.device)
                 self.train_step(list(batches))
                 step = self.global_step
-                should_save, is_stopped = self._saves.after_step(step)
+                may_save = self._passing is None or step == end or self._passing.starts_at(step)
+                should_save, is_stopped = self._saves.after_step(step) if may_save else (False, False)
                 if step in (1, end) or step % job.runtime.log_every_steps == 0:
                     self.report()
                 if should_save:
@@ -150,6 +155,8 @@ class TrainingLoop:
         rate = learning_rate(config.schedule, step, config.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if self._passing is not None:
+            self._passing.join(batches, step)
         num_labels = max(1, total_over_ranks(sum(batch["num_labels"] for batch in batches)))
         for number, batch in enumerate(batches, start=1):
             faults.point("train.micro_step")
@@ -176,14 +183,17 @@ class TrainingLoop:
         """
         labels_BL = batch["labels"]
         with self._autocast():
-            outputs = self.model(input_ids=batch["input_ids"], **self._model_options(labels_BL))
+            outputs = self.model(input_ids=batch["input_ids"], **self._model_options(batch))
         loss = outputs.loss
         if loss is None:  # another package's model, or one whose solver failed
             logits_BV = outputs.logits.flatten(0, 1).float()
             loss = F.cross_entropy(logits_BV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
         loss = loss / num_labels
-        is_first = self.metrics.is_between_steps  # of the step's micro-batches
-        if is_first and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
+        if self._passing is not None:
+            self._passing.leave(batch, outputs.logits)
+        # Of the first micro-batch of a step; its words must start from the empty state, as those of an evaluation.
+        is_comparable = self.metrics.is_between_steps and self._passing is None
+        if is_comparable and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
             failures = self._solver_failures
             message = None if failures is None else failures.message
             self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
@@ -248,11 +258,13 @@ class TrainingLoop:
     def _is_implicit(self) -> bool:
         return solver_of(self.model) is not None
 
-    def _model_options(self, labels_BL: Tensor) -> dict[str, Any]:
+    def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Ask our models for the summed loss, without the large logits unless accuracy is measured."""
         if not isinstance(self.model, ImplicitForCausalLM):
             return {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
-        options = {"labels": labels_BL, "aligned": True, "num_items_in_batch": 1}
+        options = {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
+        if self._passing is not None:
+            options["past_key_values"] = batch["rows"].cache
         return options | {"return_logits": self.metrics.measures_accuracy}
 
     def _autocast(self) -> AbstractContextManager[Any]:

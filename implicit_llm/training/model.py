@@ -42,6 +42,13 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         cast("HasSolver", model).solver = solver
     elif solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
+    if config.phase.state_passing is not None and (
+        not isinstance(model, ImplicitForCausalLM) or model.base.has_growing_state
+    ):
+        raise ModelError(
+            f"{where}.phase.state_passing: {type(model).__name__} has no state of fixed size in which a word could "
+            "start; remove the key, or take a Mamba2"
+        )
     if model.config.get_text_config().vocab_size < vocab_size:
         raise ModelError(
             f"{where}.model.vocab_size: {model.config.vocab_size} tokens are fewer than the {vocab_size} of the data; "

@@ -126,9 +126,11 @@ def test_training_with_blocks_does_not_see_padding(make_model, family: str) -> N
         )
 
 
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(make_model, family: str, kind: str) -> None:
-    model = make_model(family, kind, **TIGHT, eval_mode="sequential")
+@pytest.mark.parametrize(("kind", "is_training"), [("implicit", False), ("implicit", True), ("explicit", False)])
+def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(
+    make_model, family: str, kind: str, is_training: bool
+) -> None:
+    model = make_model(family, kind, **TIGHT, eval_mode="sequential", max_iter=200).train(is_training)
     input_ids = torch.randint(0, 23, (2, 10))
     expected = model(input_ids).logits
     first = model(input_ids[:, :6], use_cache=True)

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from implicit_llm.models.stack import Prefix
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, IndexPermutation, StepSampler, micro_batches
+from implicit_llm.training.state_passing import StatePassing
+from implicit_llm_contracts.config.training import PhaseConfig
 from implicit_llm_data.shards import IGNORED_LABEL
 from tests.unit.evaluation.finished_runs import Rows
 
@@ -100,3 +103,19 @@ def test_a_batch_larger_than_the_data_takes_samples_of_several_epochs() -> None:
 
 def test_the_order_is_the_same_on_every_machine() -> None:
     assert StepSampler(1000, 8, seed=3).indices(5).tolist() == [916, 469, 903, 521, 490, 172, 17, 220]
+
+
+def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_at_the_end_of_a_row() -> None:
+    phase = PhaseConfig("a", 0, 1, 5, None, state_passing=3)
+    passing = StatePassing(phase, {"group": "Z3", "monoid": "none"}, torch.device("cpu"))
+    starts = []
+    for step in range(1, 5):
+        batch = {"labels": torch.tensor([[0, 1], [0, 1]])}
+        passing.join([batch], step)
+        starts.append(batch["labels"][:, 0].tolist())
+        batch["rows"].cache.prefix = Prefix(((torch.ones(2, 3),),), 2)
+        answers = batch["labels"].clone()
+        answers[1, -1] += step == 2
+        passing.leave(batch, torch.nn.functional.one_hot(answers % 3, 3))
+        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == [3, 0 if step == 2 else 3]
+    assert starts == [[0, 0], [1, 1], [2, 0], [0, 0]]

@@ -52,6 +52,7 @@ AFTER_STEP, IN_ACCUMULATION = "train.after_step:raise@", "train.micro_step:raise
         *((train_config(LLAMA), [f"{IN_ACCUMULATION}{n}"], 1, {"micro_batch_size": 2}) for n in (1, 7, 32)),
         (train_config(phase={"solver": UNROLLED}), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
         (train_config(LLAMA), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
+        (train_config(phase={"state_passing": 2}), [f"{IN_ACCUMULATION}12"], 2, {"micro_batch_size": 4}),
     ],
 )
 def test_a_crash_after_any_step_or_within_one_changes_nothing(

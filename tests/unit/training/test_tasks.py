@@ -249,6 +249,7 @@ def filled(config: dict[str, Any]) -> TrainConfig:
         ({"phase": {"start_step": 7, "end_step": 7}}, r"phase\.end_step: 7 .*give more than start_step, 7"),
         ({"phase": {"end_step": 9}, "total_steps": 8}, r"total_steps: 8 .*give at least phase\.end_step, 9"),
         ({"model": {"pretrained": "owner/gpt2", "revision": "main"}}, r"model\.revision: 'main' is no commit; give"),
+        ({"phase": {"state_passing": 4}, **QA}, r"phase\.state_passing: words alone can be joined, not .* of catbabi"),
         ({"seed": -1}, "seed: -1"),
         ({"seed": 2**32}, "seed"),
         ({"optimizer": {"beta1": 0.9, "beta2": 1.0, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0}}, "beta2"),
@@ -287,12 +288,13 @@ def test_a_wrong_runtime_option_is_refused(values: dict[str, Any], message: str)
         (LLAMA, FREE, r"phase\.solver: the model is explicit"),
         (IMPLICIT, None, r"phase\.solver: the model is implicit"),
         ({**IMPLICIT, "head_dim": 7}, FREE, "head_dim"),
+        (LLAMA3, FREE, r"phase\.state_passing: ImplicitLlama3ForCausalLM has no state of fixed size"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_as_the_users_error(
     model: dict[str, Any], solver: dict[str, Any] | None, message: str
 ) -> None:
-    config = filled(train_config(model, phase={"solver": solver}))
+    config = filled(train_config(model, phase={"solver": solver, "state_passing": 4 if model is LLAMA3 else None}))
     with refused(message, (ModelError, ValueError)) as caught:
         build_model(config, vocab_size=6, where="train/x")
     assert caught.value.exit_code == 2

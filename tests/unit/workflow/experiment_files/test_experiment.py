@@ -206,6 +206,7 @@ CASES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"steps": 500}, {"steps": 1000}], "b.steps: the phase would be steps 500 to 1500, the task has total_steps 1000"),
     ([{"steps": "rest"}, {"steps": "rest"}], "b.steps: the phase would be steps 1000 to 1000"),
     ([{"steps": "rest"}, {"steps": 10}], "b.steps: the phase would be steps 1000 to 1010"),
+    ([{"steps": "rest", "keep": [9], "state_passing": 4}], "a.keep: a phase with state_passing keeps no checkpoints"),
     (
         [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],
         "the phases up to 'a' have 900 steps, the task has total_steps 1000",

@@ -54,6 +54,8 @@ class PhaseConfig:
     """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models.
 
     keep: numbers of finished steps whose checkpoints stay, so that other phases can start there.
+    state_passing: for so many steps in a row a sequence starts in the converged state of the one before it, see
+        implicit_llm/training/state_passing.py; None for the empty state each time.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PhaseConfig:
     end_step: int
     solver: SolverConfig | None
     keep: tuple[int, ...] = ()
+    state_passing: Count | None = None
 
     def __post_init__(self) -> None:
         start, end = self.start_step, self.end_step
@@ -99,6 +102,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         end, revision = self.phase.end_step, self.model.get("revision")
         require("total_steps", self.total_steps, end <= self.total_steps, f"give at least phase.end_step, {end}")
+        refuse_if(
+            self.phase.state_passing is not None and self.task != "word_problem",
+            f"phase.state_passing: words alone can be joined, not the sequences of {self.task}; remove the key",
+        )
         refuse_if(
             revision is not None and not COMMIT.accepts(str(revision)),
             f"model.revision: {revision!r} is no commit; give its 40 lower-case hexadecimal digits",

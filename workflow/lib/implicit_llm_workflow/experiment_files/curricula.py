@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.values import SOME, Name
+from implicit_llm_contracts.config.values import SOME, Count, Name
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import ConfigError, Only, fill
 from implicit_llm_workflow.experiment_files.yaml_files import as_given, check_keys
@@ -34,7 +34,8 @@ class PhaseEntry:
     `steps`: optimizer steps; "rest" goes to the end of the training. `solver`: settings of the fixed point, null for
     explicit models. `after`: the phase it goes on from, which comes earlier in the list, by default the one before it;
     `start`: the step at which it leaves that phase, which must keep the checkpoint, by default its end. `keep`: steps
-    whose checkpoints stay, for others to start from.
+    whose checkpoints stay, for others to start from. `state_passing`: for so many steps in a row a word starts in the
+    converged state of the one before it, by default in the empty state each time.
     """
 
     name: Name
@@ -43,6 +44,7 @@ class PhaseEntry:
     after: str | None = None
     start: Step | None = None
     keep: tuple[Step, ...] = ()
+    state_passing: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class Phase:
     solver: Mapping[str, Any] | None
     keep: tuple[int, ...] = ()
     after: str | None = None
+    state_passing: int | None = None
 
     def identity(self) -> dict[str, Any]:
         """What the phase contributes to its job; `after` is an input of the job and no part of it."""
         values = {**asdict(self), "keep": list(self.keep)}
-        return {key: value for key, value in values.items() if key != "after" and (key != "keep" or value)}
+        del values["after"]
+        return {key: value for key, value in values.items() if value or key not in ("keep", "state_passing")}
 
 
 def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> tuple[Phase, ...]:
@@ -137,8 +141,10 @@ def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: st
             f"{at}.keep: step {outside} is not between the phase's start {start} and end {end} (the end is kept "
             "anyway); remove it"
         )
+    if keep and entry.state_passing is not None:
+        raise ConfigError(f"{at}.keep: a phase with state_passing keeps no checkpoints on its way; remove the key")
     index = before.index + 1 if before is not None else 0
-    return Phase(entry.name, index, start, end, entry.solver, tuple(keep), name)
+    return Phase(entry.name, index, start, end, entry.solver, tuple(keep), name, entry.state_passing)
 
 
 def _start_step(entry: PhaseEntry, before: Phase | None, total_steps: int, at: str) -> int:
