@@ -108,7 +108,7 @@ def test_an_allocation_that_is_not_the_one_asked_for_ends_the_job_with_the_varia
     job = TrainingJob(slurm, tmp_path / "a" / "only", CONFIGS["explicit"], data, TWO_BY_TWO, nodes=1).submit()
     assert job.end() == 2, job.output
     assert job.status["failure_class"] == "env"
-    assert "--nodes 2: the allocation has 1" in job.output
+    assert "--nodes 2: there are 1 here" in job.output
     assert f"SLURM_JOB_ID={job.job_id} SLURM_JOB_NUM_NODES=1" in job.output
 
 

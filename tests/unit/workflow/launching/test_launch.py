@@ -73,7 +73,7 @@ def test_slurm_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "given", "message"),
-    [(2, None, "no Slurm allocation"), (4, NODES, "the allocation has 2"), (1, NODES, "the allocation has 2")],
+    [(2, None, "there are 1 here"), (4, NODES, "there are 2 here"), (1, NODES, "there are 2 here")],
 )
 def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, message: str) -> None:
     require_nodes(1, None)

@@ -203,9 +203,21 @@ def test_what_never_finished_is_refused(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("edit", "target", "message"),
     [
-        (("tol: 0.1", "tol: 0.2"), "train/implicit-s0/free", r"config changed too \(phase.solver.tol 0.1 -> 0.2\)"),
-        (("num_samples: 64", "num_samples: 48"), "train/explicit-s0/explicit", r"inputs changed too \(data/s3-train\)"),
-        (None, "train/implicit-s0/free", r"inputs changed too \(train/implicit-s0/unrolled\); accept these as well"),
+        (
+            ("tol: 0.1", "tol: 0.2"),
+            "train/implicit-s0/free",
+            r"its code .*\(config: phase.solver.tol 0.1 -> 0.2;",
+        ),
+        (
+            ("num_samples: 64", "num_samples: 48"),
+            "train/explicit-s0/explicit",
+            r"its code .*\(input changed: data/s3-train\)",
+        ),
+        (
+            None,
+            "train/implicit-s0/free",
+            r"\(input changed: train/implicit-s0/unrolled\), .*accept inputs as",
+        ),
         (None, "data/s3-train", "is fresh, so that there is nothing to accept"),
         (None, "nothing/*", "no job matches"),
     ],

@@ -260,16 +260,11 @@ class Allocation:
 
 def require_nodes(nodes: int, allocation: Allocation | None) -> None:
     """Raises: LaunchError when a job of several nodes, or of several processes, has not got exactly these nodes."""
-    if allocation is None:
-        if nodes > 1:
-            raise LaunchError(
-                f"--nodes {nodes}: there is no Slurm allocation here; run the job through sbatch or salloc, or the "
-                "workflow with a cluster profile"
-            )
-    elif allocation.num_nodes != nodes:
+    given = 1 if allocation is None else allocation.num_nodes
+    if given != nodes:
         raise LaunchError(
-            f"--nodes {nodes}: the allocation has {allocation.num_nodes}; make them equal (resource 'nodes' of the "
-            f"rule, --nodes of sbatch): {shown_slurm_variables()}"
+            f"--nodes {nodes}: there are {given} here; give sbatch or salloc, or the rule by its resource `nodes`, the "
+            f"same number, and run the workflow with a cluster profile: {shown_slurm_variables()}"
         )
 
 

@@ -1,10 +1,11 @@
 """Keep results although their code changed; only their code: another config or input makes another result."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from implicit_llm_contracts.runs import Identity, Manifest, ManifestError, UserError
+from implicit_llm_contracts.runs import Identity, Manifest, UserError
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of
@@ -42,10 +43,11 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         usual = plan.settle(key, wanted)
         if key not in chosen:
             return usual
-        recorded = _recorded(plan, key)
+        status = plan.statuses[key]
+        recorded = status.recorded
         if recorded is None or recorded.fingerprint == usual.fingerprint:
             if chosen[key]:
-                raise NotAcceptable(f"{key}: {_nothing_to_accept(recorded, usual is not wanted)}")
+                raise NotAcceptable(f"{key}: {status.why or 'is fresh'}, so that there is nothing to accept")
             return usual
         changed = _require_other_code_alone(plan, key, recorded, wanted)
         acceptance = Acceptance(
@@ -72,31 +74,12 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     return list(files)
 
 
-def _recorded(plan: Plan, key: str) -> Manifest | None:
-    try:
-        return Manifest.of_run(plan.run_dir(plan.nodes[key]))
-    except ManifestError as error:
-        raise NotAcceptable(f"{key}: {error}; run the workflow to rebuild it") from error
-
-
-def _nothing_to_accept(recorded: Manifest | None, is_accepted: bool) -> str:
-    if recorded is None:
-        return "never finished, so that there is nothing to accept; run the workflow"
-    return "was accepted already" if is_accepted else "is fresh, so that there is nothing to accept"
-
-
 def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: Identity) -> tuple[str, ...] | None:
     """What of the code changed, None if that was not recorded. Raises: NotAcceptable for other differences."""
-    difference = difference_of(recorded, wanted, plan.nodes[key])
-    if difference.config:
-        first = difference.config[0]
+    others = replace(difference_of(recorded, wanted, plan.nodes[key]), code=None)
+    if reasons := "; ".join(others.reasons()):
         raise NotAcceptable(
-            f"{key}: its config changed too ({first}), which makes another result; change it back, or run the workflow"
-        )
-    if difference.is_of_inputs:
-        names = [*difference.changed_inputs, *difference.new_inputs, *difference.removed_inputs]
-        raise NotAcceptable(
-            f"{key}: its inputs changed too ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); accept these "
-            "as well if only their code changed, or run the workflow"
+            f"{key}: not only its code changed ({reasons}), which makes another result; accept inputs as well if only "
+            "their code changed, else run the workflow"
         )
     return changes_since(plan.root, recorded.code, plan.code(plan.nodes[key]))
