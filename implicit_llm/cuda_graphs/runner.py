@@ -101,17 +101,17 @@ class GraphRunner(Runner):
         return super().training_solve(f, embedding_BLD, solver)
 
     def evaluation_pass(
-        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, *, positions: bool
+        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig
     ) -> tuple[Tensor, Prefix, SolverStats]:
         x, length = f.x, embedding_BLD.shape[1]
         width = solver.eval_width(length)
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
         if pays and length % width == 0 and not is_padded and can_solve(f.model, embedding_BLD.device):
-            found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width, positions=positions)
+            found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width)
             if found is not None:
                 return found
-        return super().evaluation_pass(f, embedding_BLD, solver, positions=positions)
+        return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What `replay` returns; None, and a plain runner from now on, where it cannot capture."""
@@ -180,7 +180,7 @@ class GraphRunner(Runner):
                 self.token_graph = graph = BlockGraph(setting, model, before, room=room)
             decoder.graph = graph
         graph.begin(embedding_B1D)
-        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1, positions=False)
+        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1)
         z_B1D = graph.close().clone()
         cache.prefix = graph.prefix()
         return z_B1D, stats
@@ -205,14 +205,14 @@ class GraphRunner(Runner):
 
     @torch.no_grad()
     def _evaluate(
-        self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int, *, positions: bool
+        self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int
     ) -> tuple[Tensor, Prefix, SolverStats]:
         """As `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         end = graph.prefix().without_room()
         end = replace(end, layers=tuple(tuple(state.clone() for state in layer) for layer in end.layers))
-        return z_BLD, end, gather_blocks(blocks, 1, positions=positions)
+        return z_BLD, end, gather_blocks(blocks, 1)
 
     def _graph_of(
         self,

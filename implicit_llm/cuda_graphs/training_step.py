@@ -122,7 +122,7 @@ class StepGraph:
         embedding_BLD = base.get_input_embeddings()(self._ids)
         z_BLD, blocks = solve(base, embedding_BLD, self._masks)
         self._z.copy_(z_BLD)
-        return free_stats(blocks, self.setting.solver, positions=False)
+        return free_stats(blocks, self.setting.solver)
 
     def _draw_masks(self) -> None:
         with torch.no_grad():

@@ -91,7 +91,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_positions: bool = False,
         eval_mode: EvalMode | None = None,
         **kwargs: Any,
     ) -> ImplicitModelOutput:
@@ -99,8 +98,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
             may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place, in train mode without a gradient through it; output_positions keeps
-            `solver_stats.unconverged_BL`; eval_mode replaces the solver's for this call.
+            converged states, advanced in place, in train mode without a gradient through it; eval_mode replaces the
+            solver's for this call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
             arguments; NonFiniteState, whose position does not count padding.
         """
@@ -109,7 +108,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         cache = joined_cache(self, len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         stats: SolverStats | None
-        is_plain = not output_hidden_states and not output_positions and eval_mode is None
+        is_plain = not output_hidden_states and eval_mode is None
         if cache is not None and is_plain and padding is None:
             token = self.runner.next_token(self, h_BLD, cache)
             if token is not None:
@@ -126,7 +125,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if solver is None:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
-            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, cache is not None, output_positions)
+            h_BLD, prefix, stats = self._implicit_pass(h_BLD, x, solver, cache is not None)
         if cache is not None:
             if prefix is None:
                 raise ValueError(
@@ -235,12 +234,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
 
     def _implicit_pass(
-        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, with_state: bool, positions: bool
+        self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, with_state: bool
     ) -> tuple[Tensor, Prefix | None, SolverStats]:
         f = StackMap(self, x)
         if not self.training and solver.eval_mode != AS_TRAINED:
             with torch.no_grad():
-                z_BLD, prefix, stats = self.runner.evaluation_pass(f, embedding_BLD, solver, positions=positions)
+                z_BLD, prefix, stats = self.runner.evaluation_pass(f, embedding_BLD, solver)
             if torch.is_grad_enabled() and (
                 is_reference() or embedding_BLD.requires_grad or any(w.requires_grad for w in self.parameters())
             ):
@@ -252,7 +251,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             with torch.no_grad():
                 z_BLD, blocks = self.runner.training_solve(f, embedding_BLD, solver)
             z_BLD = differentiated_steps(f, z_BLD, solver)
-            stats = free_stats(blocks, solver, positions=positions)
+            stats = free_stats(blocks, solver)
         with torch.no_grad():
             return z_BLD, f.close(z_BLD)[1] if with_state and self.training else None, stats
 

@@ -64,7 +64,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         aligned: bool = False,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_positions: bool = False,
         eval_mode: EvalMode | None = None,
         logits_to_keep: int | Tensor = 0,
         return_logits: bool = True,
@@ -87,7 +86,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "inputs_embeds": inputs_embeds,
             "use_cache": use_cache,
             "output_hidden_states": output_hidden_states,
-            "output_positions": output_positions,
             "eval_mode": eval_mode,
         }
         is_bare = all(given is None or given is False for given in inputs.values())

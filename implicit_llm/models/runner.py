@@ -51,7 +51,7 @@ class Runner:
         return training_solve(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)
 
     def evaluation_pass(
-        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig, *, positions: bool
+        self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig
     ) -> tuple[Tensor, Prefix, SolverStats]:
         """As `solver.passes.evaluation_pass`, from z = 0."""
-        return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix, positions=positions)
+        return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)

@@ -99,14 +99,14 @@ def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
     return z_BLD
 
 
-def free_stats(blocks: Blocks, solver: SolverConfig, *, positions: bool) -> SolverStats:
+def free_stats(blocks: Blocks, solver: SolverConfig) -> SolverStats:
     """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
-    return gather_blocks(blocks, solver.differentiated_steps + (len(blocks) > 1), positions=positions)
+    return gather_blocks(blocks, solver.differentiated_steps + (len(blocks) > 1))
 
 
 @torch.no_grad()
 def evaluation_pass(
-    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None, *, positions: bool = False
+    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None
 ) -> tuple[Tensor, Any, SolverStats]:
     """Damped iterations to the tolerance, block by block, each closed by one undamped f whose state is carried on.
 
@@ -114,7 +114,7 @@ def evaluation_pass(
     """
     search, block_len = Search.of(solver, is_training=False), solver.eval_width(z0_BLD.shape[1])
     z_BLD, state, blocks = _solve_blocks(f, z0_BLD, search, block_len, state)
-    return z_BLD, state, gather_blocks(blocks, 1, positions=positions)
+    return z_BLD, state, gather_blocks(blocks, 1)
 
 
 def _solve_blocks(

@@ -21,7 +21,7 @@ class SolverStats:
         do not measure one.
     is_converged: every block met its stopping rule.
     unconverged_tokens: tokens whose own residual is not below tol, also where the rule was content with their sequence.
-    unconverged_BL: the same by position, kept when positions were asked for.
+    unconverged_BL: the same by position; None for unrolled passes.
     """
 
     num_iter: Tensor
@@ -61,7 +61,7 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
 Blocks = Sequence[tuple[int | Tensor, BlockStats]]  # each with its number of tokens, by sequence where padded
 
 
-def gather_blocks(blocks: Blocks, num_closing: int, *, positions: bool) -> SolverStats:
+def gather_blocks(blocks: Blocks, num_closing: int) -> SolverStats:
     """Combine blocks into the statistics of whole sequences."""
     total = sum(length for length, _ in blocks)
     if isinstance(total, Tensor):
@@ -73,5 +73,5 @@ def gather_blocks(blocks: Blocks, num_closing: int, *, positions: bool) -> Solve
         is_converged=torch.stack([stats.is_converged for _, stats in blocks]).all(0),
         unconverged_tokens=sum(mask.sum(1) for mask in unconverged),  # type: ignore[arg-type]
         num_closing=num_closing,
-        unconverged_BL=torch.cat(unconverged, dim=1) if positions else None,
+        unconverged_BL=torch.cat(unconverged, dim=1),
     )

@@ -81,11 +81,11 @@ def test_padding_is_as_if_it_were_not_there(
     else:
         model = loosely_solved(make_model, family, eval_mode=eval_mode, eval_stop=eval_stop, method=method)
     rows, batch, mask = padded("right", "left", "between")
-    together = model(batch, attention_mask=mask, use_cache=True, output_positions=True)
+    together = model(batch, attention_mask=mask, use_cache=True)
     more = torch.randint(0, 23, (len(rows), 3))
     after = model(more, attention_mask=F.pad(mask, (0, 3), value=1), past_key_values=together.past_key_values)
     for index, row in enumerate(rows):
-        alone = model(row[None], use_cache=True, output_positions=True)
+        alone = model(row[None], use_cache=True)
         close = {"atol": 1e-9, "rtol": 1e-9}
         torch.testing.assert_close(together.logits[index, mask[index].bool()], alone.logits[0], **close)
         continued = model(more[index : index + 1], past_key_values=alone.past_key_values)
@@ -142,7 +142,7 @@ def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(
 
 def test_tokens_that_do_not_converge_are_counted_and_located(make_model) -> None:
     model = make_model("mamba2", tol=1e-12, eval_mode="blockwise", eval_block_len=4, eval_max_iter=3)
-    stats = model(torch.randint(0, 23, (2, 8)), output_positions=True).solver_stats
+    stats = model(torch.randint(0, 23, (2, 8))).solver_stats
     assert not stats.is_converged.any()
     assert stats.unconverged_tokens.tolist() == stats.unconverged_BL.sum(1).tolist() == [8, 8]
 

@@ -19,10 +19,10 @@ LLAMA: Any = LlamaForCausalLM(
 )
 
 
-MISSPELT = "'output_position'; did you mean 'output_positions'"
+MISSPELT = "'output_hidden_state'; did you mean 'output_hidden_states'"
 CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
-    (lambda model: model(IDS, output_position=True), TypeError, MISSPELT),
-    (lambda model: model.base(IDS, output_position=True), TypeError, MISSPELT),
+    (lambda model: model(IDS, output_hidden_state=True), TypeError, MISSPELT),
+    (lambda model: model.base(IDS, output_hidden_state=True), TypeError, MISSPELT),
     (lambda model: model(IDS, output_attentions=True), ValueError, "output_attentions"),
     (
         lambda model: model.generate(IDS, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True),
