@@ -25,22 +25,24 @@ from implicit_llm_contracts.runs import sha256_of
 CONFIG_FILE, SAFE_FILE, PICKLE_FILE = "config.json", "model.safetensors", "pytorch_model.bin"
 DEFAULT_PAD_MULTIPLE = 8
 
-# Settings of the original block that ours does not have, with the one value that gives the same layer.
-FIXED_BLOCK = {
-    "ngroups": 1,
-    "d_ssm": None,
-    "D_has_hdim": False,
-    "rmsnorm": True,
-    "norm_before_gate": False,
-    "bias": False,
-    "conv_bias": True,
+# Settings of the original with the one value that gives our layers; others are not known here.
+FIXED = {
+    "ssm_cfg.layer": "Mamba2",
+    "ssm_cfg.ngroups": 1,
+    "ssm_cfg.d_ssm": None,
+    "ssm_cfg.D_has_hdim": False,
+    "ssm_cfg.rmsnorm": True,
+    "ssm_cfg.norm_before_gate": False,
+    "ssm_cfg.bias": False,
+    "ssm_cfg.conv_bias": True,
+    "ssm_cfg.dt_limit": [0.0, float("inf")],
+    "d_intermediate": 0,
+    "attn_layer_idx": [],
+    "rms_norm": True,
 }
-FIXED_MODEL = {"d_intermediate": 0, "attn_layer_idx": [], "rms_norm": True}
-# How the original was initialised, or how fast it runs.
-WITHOUT_EFFECT = frozenset(
-    {"layer", "A_init_range", "dt_min", "dt_max", "dt_init_floor", "conv_init", "chunk_size", "use_mem_eff_path"}
-)
-SIZES = frozenset({"d_state", "d_conv", "expand", "headdim", "dt_limit"})
+# Sizes, and how the original was initialised or how fast it runs.
+FREE = frozenset({"d_state", "d_conv", "expand", "headdim", "A_init_range", "dt_min", "dt_max", "dt_init_floor"})
+FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
 
 
 class UntrustedCheckpoint(ModelConfigError):
@@ -55,23 +57,11 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
     """Our configuration of an original one. Raises: ModelConfigError naming a setting that our block does not have."""
     block = config["ssm_cfg"]
-    if block.get("layer") != "Mamba2":
-        raise ModelConfigError(
-            f"ssm_cfg.layer: {block.get('layer', 'Mamba1')!r} is not Mamba2; give a mamba2 checkpoint"
-        )
-    for where, values, fixed in (("", config, FIXED_MODEL), ("ssm_cfg.", block, FIXED_BLOCK)):
-        for key, wanted in fixed.items():
-            if values.get(key, wanted) != wanted:
-                raise ModelConfigError(
-                    f"{where}{key}: {values[key]!r} is not supported, only {wanted!r}; give another checkpoint"
-                )
-    unknown = sorted(block.keys() - WITHOUT_EFFECT - SIZES - FIXED_BLOCK.keys())
-    if unknown:
-        raise ModelConfigError(
-            f"ssm_cfg.{unknown[0]}: is not known here, the layer may compute something else; give another checkpoint"
-        )
-    if tuple(block.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf")):
-        raise ModelConfigError("ssm_cfg.dt_limit: a limited time step is not supported; give another checkpoint")
+    settings = {key: value for key, value in config.items() if key in FIXED}
+    settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}
+    for key, value in settings.items():
+        if key not in FIXED or value != FIXED[key]:
+            raise ModelConfigError(f"{key}: {value!r} gives another layer than ours; give another checkpoint")
     multiple = config.get("pad_vocab_size_multiple", DEFAULT_PAD_MULTIPLE)
     return ImplicitMamba2Config(
         is_implicit=False,

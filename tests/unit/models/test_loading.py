@@ -142,7 +142,7 @@ def test_a_pickle_is_read_only_for_who_vouches_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"ssm_cfg": {}}, "'Mamba1' is not Mamba2"),
+        ({"ssm_cfg": {}}, "ssm_cfg.layer: 'Mamba1' gives another layer"),
         ({"ssm_cfg": {"layer": "Mamba2", "ngroups": 2}}, "ssm_cfg.ngroups: 2"),
         ({"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}}, "ssm_cfg.norm_before_gate"),
         ({"ssm_cfg": {"layer": "Mamba2", "surprise": 1}}, "ssm_cfg.surprise"),
