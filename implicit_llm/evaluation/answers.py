@@ -184,14 +184,10 @@ class BatchSize:
 
     def halve(self, where: str, cause: BaseException) -> None:
         """Raises: EvaluationOutOfMemory when there is nothing left to halve."""
-        if self.is_fixed:
+        if self.is_fixed or self.size == 1:
             raise EvaluationOutOfMemory(
-                f"{where}: out of memory at batch size {self.size}, which belongs to this mode's stopping rule; "
-                "set a smaller batch_size for the mode in the evaluation config, or use a device with more memory"
-            ) from cause
-        if self.size == 1:
-            raise EvaluationOutOfMemory(
-                f"{where}: out of memory with a single sequence; use a device with more memory"
+                f"{where}: out of memory at batch size {self.size}; use a device with more memory, or set a smaller "
+                "batch_size where it belongs to the mode's stopping rule"
             ) from cause
         self.size //= 2
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)

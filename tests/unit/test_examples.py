@@ -212,7 +212,7 @@ def test_own_groups_are_those_of_the_square_and_of_the_quaternions() -> None:
     ("table", "message"),
     [
         ([[0, 1]], "square of integers"),
-        ([[0, 1], [1, 2]], "outside 0..1"),
+        ([[0, 1], [1, 2]], "index of an element"),
         ([[1, 0], [0, 1]], "element 0 is not the identity"),
         ([[0, 1, 2], [1, 2, 2], [2, 1, 0]], "not associative"),
     ],

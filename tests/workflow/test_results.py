@@ -237,7 +237,7 @@ def test_what_no_job_recorded_has_no_lineage(project: Project) -> None:
     with pytest.raises(NoLineage, match="is in no run directory"):
         trace(project.config)
     (project.results / FREE / "manifest.json").write_text("{}")
-    with pytest.raises(ManifestError, match="expected a manifest of format"):
+    with pytest.raises(ManifestError, match="expected format"):
         trace(project.results / FREE)
 
 

@@ -240,7 +240,7 @@ def names(downloads: Path, **changes: Any) -> list[str]:
 
 
 def test_an_unfinished_fetch_is_not_taken_for_the_corpus_and_files_put_there_by_hand_are(downloads: Path) -> None:
-    with refused(f"^{folder_of(downloads)}: a fetch into it was not finished; {AGAIN}"):
+    with refused(f"^{folder_of(downloads)}: the split 'train' of the dataset is not among what was fetched; {AGAIN}"):
         names(downloads)
     (folder_of(downloads) / ".cache" / "huggingface").rmdir()
     write_jsonl(folder_of(downloads) / "data" / "test-0.jsonl", ["of another split"])

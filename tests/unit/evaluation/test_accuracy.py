@@ -127,7 +127,7 @@ def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[
 
 @pytest.mark.parametrize(
     ("fits", "size", "named"),
-    [(3, BatchSize(8, is_fixed=True), "batch_size"), (0, BatchSize(4), "single sequence")],
+    [(3, BatchSize(8, is_fixed=True), "batch size 8; .* set a smaller batch_size"), (0, BatchSize(4), "batch size 1;")],
     ids=["a size that belongs to the result", "a single sequence"],
 )
 def test_a_batch_that_cannot_be_halved_is_the_users_error(fits: int, size: BatchSize, named: str) -> None:

@@ -242,11 +242,11 @@ def test_a_summary_that_is_not_json_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "found an empty file"),
-        (b'{"format": 1, "sta', "found no JSON"),
-        (b"\xff\xfe", "found no JSON"),
-        (b"[]", "expected a manifest of format 1, found 'list'"),
-        (b'{"format": 2}', "expected a manifest of format 1, found 2"),
+        (b"", "is no manifest: Expecting value"),
+        (b'{"format": 1, "sta', "is no manifest: Unterminated string"),
+        (b"\xff\xfe", "is no manifest: "),
+        (b"[]", "expected format 1, found 'list'"),
+        (b'{"format": 2}', "expected format 1, found 2"),
         (b'{"format": 1, "stage": 3}', "stage: expected a string, found 3"),
     ],
 )

@@ -69,10 +69,12 @@ def register_group(name: str, table: ArrayLike, elements: Sequence[str] | None =
 
 def _check_table(name: str, table: np.ndarray) -> None:
     order = len(table)
-    if table.shape != (order, order) or not np.issubdtype(table.dtype, np.integer) or not 1 <= order <= MAX_ORDER:
-        raise InvalidTable(f"group {name!r}: the table must be a square of integers, with 1 to {MAX_ORDER} rows")
-    if table.min() < 0 or table.max() >= order:
-        raise InvalidTable(f"group {name!r}: the table has entries outside 0..{order - 1}, the indices of its elements")
+    is_square = table.shape == (order, order) and np.issubdtype(table.dtype, np.integer) and 1 <= order <= MAX_ORDER
+    if not is_square or table.min() < 0 or table.max() >= order:
+        raise InvalidTable(
+            f"group {name!r}: the table must be a square of integers, with 1 to {MAX_ORDER} rows, each the index of an "
+            "element from 0 on"
+        )
     if not ((table[0] == np.arange(order)).all() and (table[:, 0] == np.arange(order)).all()):
         raise InvalidTable(f"group {name!r}: element 0 is not the identity; let row 0 and column 0 be 0, 1, 2, ...")
     for a in range(order):  # (a b) c = a (b c)

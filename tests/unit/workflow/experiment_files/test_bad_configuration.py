@@ -17,7 +17,7 @@ TINY_CASES = [
     ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
     ("group: S3", "group: Q3", "data.s3.group: 'Q3' is no group, built in or of a plugin; use one of S1 to S7"),
-    ("group: S3", "group: S9", "data.s3.group: 'S9' is too large"),
+    ("group: S3", "group: S9", "data.s3.group: 'S9' is no group"),
     ("group: S3", "group: S7\n    monoid: aperiodic", "data.s3.group: S7 x aperiodic has 20160 elements"),
     ("group: S3", "group: 3", "data.s3.group: expected a string, found 3"),
     ("[0.5, 1]", "1.5", "data.s3.train.hard_fraction: expected a number from 0 to 1 or a list with"),

@@ -100,13 +100,12 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
     """
     folder, record = wanted.folder(downloads), wanted.record(downloads)
     if not record.exists():
-        others, traces = wanted.all_records(downloads), folder / ".cache" / "huggingface"
-        if others:
+        traces = folder / ".cache" / "huggingface"
+        if wanted.all_records(downloads) or traces.exists():
             what = wanted.kind if wanted.split is None else f"split '{wanted.split}' of the {wanted.kind}"
-            raise FetchedFilesError(f"{folder}: the {what} is not among what was fetched; {FETCH}")
-        if traces.exists():
             raise FetchedFilesError(
-                f"{folder}: a fetch into it was not finished; {FETCH}, or remove {traces} if all files are there"
+                f"{folder}: the {what} is not among what was fetched; {FETCH}, or remove {traces} if all files are "
+                "there"
             )
         return None
     found = Fetched.read(record)

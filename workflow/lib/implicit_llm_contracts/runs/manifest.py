@@ -90,7 +90,7 @@ class Manifest:
         Raises: ManifestError when it is missing, damaged, or of another format.
         """
         try:
-            content = json.loads(path.read_bytes())
+            raw = path.read_bytes()
         except FileNotFoundError as error:
             raise ManifestError(
                 f"{path}: no manifest there; give the directory of a finished job, or run the workflow to make it", path
@@ -99,20 +99,18 @@ class Manifest:
             raise ManifestError(
                 f"{path}: cannot read the manifest ({error.strerror}); check the file system", path
             ) from error
-        except ValueError as error:
-            found = "an empty file" if path.stat().st_size == 0 else f"no JSON ({error})"
-            raise ManifestError(f"{path}: expected a manifest, found {found}; {_rebuild(path.parent)}", path) from error
         try:
+            content = json.loads(raw)
             found = content.pop("format", None) if isinstance(content, dict) else type(content).__name__
-            refuse_if(found != FORMAT, f"expected a manifest of format {FORMAT}, found {found!r}")
+            refuse_if(found != FORMAT, f"expected format {FORMAT}, found {found!r}")
             manifest = fill(cls, content | content.pop("identity", {}), str(path))
             for record in manifest.files:
                 inside = PurePosixPath(record.path)
                 is_out = inside.is_absolute() or ".." in inside.parts
                 refuse_if(is_out, f"the path {record.path!r} leads out of the run directory")
-        except (UserError, TypeError) as error:
+        except (UserError, ValueError, TypeError) as error:
             reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
-            raise ManifestError(f"{path}: {reason}; {_rebuild(path.parent)}", path) from error
+            raise ManifestError(f"{path}: is no manifest: {reason}; {_rebuild(path.parent)}", path) from error
         return manifest
 
     @classmethod
