@@ -147,9 +147,9 @@ def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome
             case BabiArchive():
                 return _babi(need, downloads, babi_url)
             case HubFiles():
-                return _hub_safe_files(need, downloads)
+                return _hub_files(need, downloads)
             case HubCheckpoint():
-                return _hub_checkpoint(need, downloads)
+                return _hub_files(need.files, downloads, need)
             case EvaluationData():
                 return _evaluation_data(need)
             case LocalFile():
@@ -197,42 +197,33 @@ def _download(url: str, path: Path, by_hand: str) -> None:
         raise FetchError(f"{url}: cannot be fetched ({first_line(error)}); {by_hand}") from error
 
 
-def _hub_files(need: HubFiles, downloads: Path) -> tuple[Outcome, Fetched | None]:
+def _hub_files(need: HubFiles, downloads: Path, peer: HubCheckpoint | None = None) -> Outcome:
+    """The files of data, of a tokenizer, or of a model that training begins with.
+
+    Of a peer also what to write into the experiment file, so that the import is what was meant.
+    """
+    state: Literal["there", "fetched"] = "there"
     folder, fetched = need.folder(downloads), fetched_before(need, downloads)
-    if fetched is not None:
-        return Outcome("there", f"{folder}: {fetched}"), fetched
-    if by_hand := put_by_hand(need, downloads):
-        return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub"), None
-    fetched = fetch_hub_files(need, downloads)
-    return Outcome("fetched", f"{folder}: {fetched}"), fetched
-
-
-def _hub_safe_files(need: HubFiles, downloads: Path) -> Outcome:
-    """The files of data, of a tokenizer, or of a model that training begins with."""
-    outcome, fetched = _hub_files(need, downloads)
-    if fetched is None or PICKLE_FILE not in fetched.sizes:
-        return outcome
-    return Outcome(
-        "failed",
-        f"model {need.name}: is a pickle on the hub, and training reads safetensors only; name another, or the folder "
-        "of a copy that is saved so",
-    )
-
-
-def _hub_checkpoint(need: HubCheckpoint, downloads: Path) -> Outcome:
-    """The files; and what to write into the experiment file, so that the import is what was meant."""
-    outcome, fetched = _hub_files(need.files, downloads)
-    at = f"peers.{need.peer}.checkpoint"
-    if fetched is not None and PICKLE_FILE in fetched.sizes and not need.is_vouched:
-        digest = sha256_of(need.files.folder(downloads) / PICKLE_FILE)
-        return Outcome(
-            "failed",
-            f"{outcome.what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its "
-            f"digest: if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {digest}}}",
+    if fetched is None:
+        if by_hand := put_by_hand(need, downloads):
+            return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub")
+        state, fetched = "fetched", fetch_hub_files(need, downloads)
+    what = f"{folder}: {fetched}"
+    if peer is None:
+        if PICKLE_FILE in fetched.sizes:
+            raise FetchError(
+                f"model {need.name}: is a pickle on the hub, and training reads safetensors only; name another, or the "
+                "folder of a copy that is saved so"
+            )
+        return Outcome(state, what)
+    at = f"peers.{peer.peer}.checkpoint"
+    if PICKLE_FILE in fetched.sizes and not peer.is_vouched:
+        raise FetchError(
+            f"{what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its digest: if "
+            f"you trust it, write {at}.sha256: {{{PICKLE_FILE}: {sha256_of(folder / PICKLE_FILE)}}}"
         )
-    if fetched is not None and need.files.revision is None:
-        return Outcome(outcome.state, f"{outcome.what}; to pin it, write {at}.revision: {fetched.commit}")
-    return outcome
+    pin = f"; to pin it, write {at}.revision: {fetched.commit}" if need.revision is None else ""
+    return Outcome(state, f"{what}{pin}")
 
 
 def _evaluation_data(need: EvaluationData) -> Outcome:
