@@ -6,7 +6,6 @@ Reads only and takes no lock, so that it may look at any time, however often.
 from __future__ import annotations
 
 import math
-import os
 import re
 import socket
 import time
@@ -201,19 +200,14 @@ class Tail:
 
 def read_tail(path: Path) -> Tail:
     """What the last lines of a journal say; without a file nothing."""
-    try:
-        with open(path, "rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-    except OSError:
-        return Tail()
+    from snakemake_executor_plugin_submitit.store import tail
+
     records: list[dict[str, Any]] = []
-    for line in lines[min(start, 1) : -1]:  # the first one is cut, unless it is the first of the file
-        with suppress(journal.JournalError):
-            records += journal.parse_lines([line], path)
+    for line in tail(path, TAIL_BYTES).split("\n")[:-1]:
+        with suppress(journal.JournalError):  # the first one may be cut
+            records += journal.parse_lines([line.encode()], path)
     events = [record for record in records if record.get("name") in STAGE_EVENTS]
-    if not events and records and start > 0:
+    if records and not events:
         events = [{"name": "stage_started"}]  # farther back: after an end only another start is written
     since = next((i for i in reversed(range(len(records))) if records[i].get("name") == "stage_started"), 0)
     points = journal.points_of(records[since:]) or journal.points_of(records)[-1:]
