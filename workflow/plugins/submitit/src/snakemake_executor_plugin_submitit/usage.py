@@ -40,7 +40,6 @@ class Usage:
         self.root, self.status, self.gpus = root, status, gpus
         self._children_cpu_s = children_cpu_s()
         self._pause_s, self._next, self._next_of_gpus = SHORTEST_PAUSE_S, 0.0, 0.0
-        self._cpu_s: dict[psutil.Process, float] = {}  # as seen last
         self._mem_mb = 0.0
         self._of_gpus: list[tuple[float, float]] = []  # percent and MB of one GPU
 
@@ -53,9 +52,8 @@ class Usage:
         self._next = now + self._pause_s
         mem_mb = 0.0
         for process in processes.of_job(self.root, self.status):
-            with suppress(psutil.Error), process.oneshot():
+            with suppress(psutil.Error):
                 mem_mb += process.memory_info().rss / 2**20
-                self._cpu_s[process] = sum(process.cpu_times()[:2])
         self._mem_mb = max(self._mem_mb, mem_mb)
         if self.gpus and now >= self._next_of_gpus:
             self._next_of_gpus = now + LONGEST_PAUSE_S
@@ -66,7 +64,7 @@ class Usage:
         GPU, if they are known."""
         largest_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # also of processes never sampled
         found = {
-            "cpu_s": round(max(children_cpu_s() - self._children_cpu_s, sum(self._cpu_s.values())), 1),
+            "cpu_s": round(children_cpu_s() - self._children_cpu_s, 1),
             "mem_mb": round(max(self._mem_mb, largest_mb)),
         }
         if self._of_gpus:
