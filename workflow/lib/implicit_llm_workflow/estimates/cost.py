@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rich.table import Table
 
@@ -26,6 +26,8 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
+Unit = Literal["gpu", "cpu"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
 
@@ -50,7 +52,7 @@ class Cost:
     `device`: what they were or would be spent on; `basis`: where the number comes from.
     """
 
-    unit: Literal["gpu", "cpu"] | None
+    unit: Unit | None
     hours: float | None
     device: str | None
     basis: str
@@ -170,16 +172,13 @@ class CostModel:
 
 def total_text(costs: Iterable[Cost]) -> str:
     """The sum for each kind of processor, and how many jobs have no known cost."""
-    known: dict[str, Cost] = {}
-    unknown = 0
-    for cost in costs:
-        if cost.unit is None or cost.hours is None:
-            unknown += 1
-        else:
-            hours = cost.hours + (known[cost.unit].hours or 0.0 if cost.unit in known else 0.0)
-            known[cost.unit] = replace(cost, hours=hours)
-    parts = [known[unit].text for unit in ("gpu", "cpu") if unit in known]
-    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
+    costs, parts = list(costs), []
+    for unit in UNITS:
+        if known := [cost.hours for cost in costs if cost.unit == unit and cost.hours is not None]:
+            parts.append(Cost(unit, sum(known), None, "").text)
+    if unknown := sum(cost.hours is None for cost in costs):
+        parts.append(f"{unknown:,} of unknown cost")
+    return " and ".join(parts) or "nothing"
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:

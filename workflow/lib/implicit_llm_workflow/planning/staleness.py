@@ -189,13 +189,13 @@ def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status], root
         for name in node.upstream.values():
             status = found[name]
             if status.state == "fresh" and any(
-                _is_freed(found[item], root / item) for item in (name, *_pointed_to(nodes, name))
+                _is_freed(found[item], root / item) for item in (name, *pointed_to(nodes, name))
             ):
                 found[name] = replace(status, state="stale", why=f"its files were freed, and {key} needs them")
     return found
 
 
-def _pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
+def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
     """Inputs whose files a data set points to instead of having a copy."""
     return [name for name in nodes[key].upstream.values() if nodes[name].config.get("kind") == "token_shard"]
 

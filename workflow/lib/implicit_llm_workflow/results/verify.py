@@ -23,6 +23,7 @@ from implicit_llm_contracts.runs import (
 )
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.staleness import pointed_to
 from implicit_llm_workflow.text import size_text
 
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
@@ -96,8 +97,7 @@ def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
     keys: dict[str, None] = {}
     for target in targets:
         node = plan.find(target)
-        shards = [key for key in node.upstream.values() if plan.nodes[key].config.get("kind") == "token_shard"]
-        keys |= dict.fromkeys([*shards, node.key])
+        keys |= dict.fromkeys([*pointed_to(plan.nodes, node.key), node.key])
     return [plan.nodes[key] for key in keys]
 
 
