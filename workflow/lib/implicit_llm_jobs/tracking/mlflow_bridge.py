@@ -130,19 +130,12 @@ class Bridge:
 
     def _find_or_create_experiment(self) -> str:
         """Id of the experiment, which is made, or restored with its runs, if need be."""
-        from mlflow.exceptions import MlflowException
-
         name = self.run.experiment
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            faults.point("tracker.before_create_experiment")
-            try:
+        with alone(self.run.config_dir / LOCK):  # jobs that start at the same time would each make it
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                faults.point("tracker.before_create_experiment")
                 return str(self._client.create_experiment(name, artifact_location=artifact_location(self.run.uri)))
-            except MlflowException as error:
-                # Another job was faster.
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self._client.get_experiment_by_name(name)
         if found.lifecycle_stage == "deleted":
             self._client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
