@@ -46,7 +46,7 @@ app = typer.Typer(
     cls=Group,
     add_completion=False,
     help="Implicit language models: data sets, training, evaluation and report.\n\n"
-    "Whole experiments are run by Snakemake, which calls `job` and `train`:\n\n"
+    "Snakemake runs whole experiments. It calls `job` and `train`:\n\n"
     "    snakemake --profile profiles/local --configfile workflow/config/demo.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -79,11 +79,13 @@ def _tell_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error. Can stand anywhere.", metavar="")
+        bool, typer.Option("--debug", help="Show the traceback of an error. Works in any position.", metavar="")
     ] = False,
     show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, metavar="", help="Print the version and end."),
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, metavar="", help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Options of all commands; `main` has already taken --debug out."""

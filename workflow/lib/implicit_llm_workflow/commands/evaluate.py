@@ -40,8 +40,8 @@ evaluate = typer.Typer(
     name="evaluate",
     help="Evaluate any model manually: one sub-command for each kind of evaluation.\n\n"
     "The model is a run directory, or a checkpoint of transformers, of the published layout, or of the original "
-    "Mamba2 release. The result gets a run directory of its own, so that the same call finds it there. Evaluations of "
-    "an experiment are run by Snakemake, each by one call of `implicit-llm job`.",
+    "Mamba2 release. The result gets a run directory of its own, where the same call finds it. Snakemake runs the "
+    "evaluations of an experiment, each by one call of `implicit-llm job`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -78,7 +78,7 @@ Mode = Annotated[
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        help="Test-time compute: each mode once for each value, such as max-iter=1,2 or tol=0.2,0.05. Repeatable.",
+        help="Run each mode once for each value, such as max-iter=1,2 or tol=0.2,0.05. Repeatable.",
         metavar="KEY=VALUES",
         rich_help_panel=MODES_PANEL,
     ),

@@ -58,12 +58,12 @@ class InitError(UserError):
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder to set up; created if it does not exist.", metavar="DIR")],
 ) -> None:
     """Set up a folder for experiments of your own: Snakefile, profiles and the project's experiments as a start.
 
-    Rules and code stay in the installed package. An experiment finds models, tasks and curricula beside it first, so
-    that what you edit or add in DIR/workflow/config/ holds there. Nothing that is there is overwritten.
+    Rules and code stay in the installed package. An experiment looks for models, tasks and curricula beside itself
+    first, so it uses the files that you edit or add in DIR/workflow/config/. No existing file is overwritten.
 
     **Example**
 
@@ -104,7 +104,7 @@ def status(
         list[str] | None,
         options.targets(
             "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, or patterns such as "
-            "'train/*/free', with all that they are made from. The whole experiment if none is given."
+            "'train/*/free', with everything they are made from. The whole experiment if none is given."
         ),
     ] = None,
     config: options.Config = options.DEFAULT_CONFIG,
@@ -169,9 +169,9 @@ def explain(
 ) -> None:
     """Show which jobs will run next, why, how long they take, and what stays.
 
-    Why: the settings, the modules and functions, or the inputs that changed. Times are those of earlier runs, or else
-    of `implicit-llm estimate`. With --identity: the config, code and input fingerprints from which a job's own
-    fingerprint follows. A job that you run manually takes them as its --identity.
+    The reasons are settings, functions or inputs that changed. Times come from earlier runs, or else from
+    `implicit-llm estimate`. With --identity it prints what a job's fingerprint is made of: config, code and the
+    fingerprints of its inputs. Pass that to a job that you run manually, as its --identity.
 
     **Example**
 
@@ -206,7 +206,7 @@ def estimate(
         typer.Option(help="GPU of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned.", metavar="N")
+        int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned number.", metavar="N")
     ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
@@ -243,15 +243,15 @@ def accept(
             show_default=False,
         ),
     ],
-    why: Annotated[str, typer.Option(help="The reason; it stays with the result.", metavar="TEXT")] = "",
+    why: Annotated[str, typer.Option(help="The reason, stored with the result.", metavar="TEXT")] = "",
     revoke: Annotated[bool, options.flag("--revoke", "Undo acceptances: the results become stale again.")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Keep results although their code changed, and with them what was made from them.
+    """Keep results although their code changed, and everything made from them.
 
-    Only for code that was changed: another config or input makes another result. Holds until the code changes again.
-    The manifest does not change. The reason is stored in accepted.json beside it, and shown in the lineage.
+    You can accept changed code only: another config or input makes another result. The acceptance lasts until the code
+    changes again. It does not change the manifest: the reason is stored in accepted.json and shown in the lineage.
 
     **Example**
 
@@ -293,8 +293,8 @@ def prefetch(
 ) -> None:
     """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
 
-    Run it where there is a network, on a cluster the login node. It resumes an interrupted call; what is
-    there already is not fetched again. Ends with exit code 1 if something could not be fetched.
+    Run it on a machine with internet, such as the login node of a cluster. It resumes an interrupted call and fetches
+    no file twice. The exit code is 1 if something could not be fetched.
 
     **Example**
 
@@ -338,14 +338,14 @@ def gc(
     """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
 
     It lists run directories that the experiment does not name, and results of former settings or code that no manifest
-    refers to. The option --payload keeps the manifest, metrics and journal, so that the job still counts as done. If a
-    job needs the files later, they are rebuilt, and `implicit-llm explain` says so beforehand.
+    refers to. With --payload, manifest, metrics and journal stay, so the job still counts as done. If another job
+    needs the files later, they are rebuilt, and `implicit-llm explain` says so beforehand.
 
     **Example**
 
         implicit-llm gc
         implicit-llm gc --remove --config demo
-        implicit-llm gc --payload train/a5-implicit-s1/unrolled
+        implicit-llm gc --payload train/a5-implicit-s1/unrolled --config demo
     """
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 

@@ -53,8 +53,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="Run directory of a finished job that this one reads, by role. Repeatable; or a JSON file of them, as "
-        "@FILE.",
+        help="A finished job that this one reads, by role. Repeatable. @FILE names a JSON file with all of them.",
         metavar="ROLE=DIR",
     ),
 ]
@@ -72,13 +71,13 @@ TRAINING = {
         "micro_batch_size": "Sequences of one forward pass; 0 takes the whole batch at once.",
         "gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
         "shard_optimizer": "Each process keeps a part of AdamW's moments: less memory, more communication.",
-        "cuda_graphs": "On a GPU, start the kernels of a training pass by one call; the numbers are the same.",
+        "cuda_graphs": "On a GPU, start all kernels of a training pass in one call; the numbers are the same.",
     },
     "Checkpoints and stops": {
         "save_every_s": "Seconds between checkpoints; more where training would wait for over 2 % of the time.",
-        "save_steps": "Steps between checkpoints as well; 0 saves by time alone.",
+        "save_steps": "Steps between further checkpoints; 0 saves by time alone.",
         "grace_s": "Seconds from the stop signal to the kill; warns when a save takes longer.",
-        "hang_s": "End the job, with its stacks, after so long without progress; 0 waits for ever.",
+        "hang_s": "Write the stacks and end the job after this time without progress; 0 waits forever.",
         "resume": "Checkpoint, or run directory with one, of the same identity to resume from.",
     },
     "Progress and alarms": {
@@ -199,9 +198,9 @@ def job(
 ) -> None:
     """Run one job of an experiment, as the rules do: make data, import or evaluate a model, or make the report.
 
-    The identity says what the job is. An interrupted job resumes after what it has finished. Training has a command of
-    its own, `implicit-llm train`. Data jobs use --threads and --downloads, imports --downloads. Evaluations use
-    --threads, --device, --batch-size and --kernels. An option that does nothing in a job is refused.
+    The identity defines the job. An interrupted job resumes. Training has its own command, `implicit-llm train`. Data
+    jobs use --threads and --downloads, imports --downloads. Evaluations use --threads, --device, --batch-size and
+    --kernels. The command refuses an option that the job does not use.
 
     **Example**
 
@@ -282,7 +281,7 @@ def preflight(
 ) -> None:
     """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, disk.
 
-    It stops at the first check that fails, with one line that says what to do; to the executor the failure is `env`.
+    It stops at the first failed check, with one line that names the fix. The failure class is `env`.
 
     **Example**
 

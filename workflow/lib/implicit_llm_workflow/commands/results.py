@@ -30,16 +30,17 @@ def report(
         typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
     ] = None,
     missing: Annotated[
-        bool, options.flag("--missing", "Make the report from the fresh results, and name in it those that are not.")
+        bool, options.flag("--missing", "Make a report from the fresh results; it lists the others.")
     ] = False,
     numbers: Annotated[
-        bool, options.flag("--numbers", "Print the main numbers that are there, and where report and MLflow are.")
+        bool, options.flag("--numbers", "Print the main numbers so far, and where report and MLflow are.")
     ] = False,
 ) -> None:
-    """Make the report of an experiment: one HTML page, its figures, and the verdict on every claim.
+    """List the results that a report lacks, or make the report without them.
 
-    With `--config` alone it says which of its results are missing, stale or failed, and what makes them (exit code 2 if
-    there are any). With `--missing` as well it makes the report without them, in a folder of its own.
+    Snakemake makes the report: one HTML page, its figures, and the verdict on every claim. This command lists the
+    results that are missing, stale or failed, and prints the command that makes them. The exit code is 2 if the report
+    is missing or stale. With `--missing` it makes a report without these results, in a folder of its own.
 
     **Example**
 
@@ -113,13 +114,13 @@ def compare(
 ) -> None:
     """Compare finished runs: settings, code, inputs and metrics.
 
-    For inputs (the phase before, the data) it shows only what differs. Numbers are those at the end of the phase and of
-    its evaluations. Several seeds show mean, lowest and highest. Curves are in MLflow and in the report.
+    For inputs (the phase before, the data) it shows only what differs. Numbers are from the end of the phase and from
+    its evaluations, with mean, lowest and highest of several seeds. Curves are in MLflow and in the report.
 
     **Example**
 
-        implicit-llm compare a5-implicit a5-explicit
-        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --json
+        implicit-llm compare a5-implicit a5-explicit --config demo
+        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --config demo --json
         implicit-llm compare results/demo/train/s3-implicit-s0/free \\
             elsewhere/results/demo/train/s3-implicit-s0/free
     """
@@ -143,15 +144,15 @@ def lineage(
             show_default=False,
         ),
     ],
-    verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file on the way.")] = False,
+    verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file of these runs.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Show where a result came from: the runs behind it, back to the data.
 
-    It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted with other
-    code than the one wanted. With --verify, ends with exit code 1 if a file is missing or changed.
+    It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted although
+    its code changed. With --verify the exit code is 1 if a file is missing or changed.
 
     **Example**
 
@@ -196,13 +197,13 @@ def verify(
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
 
-    Lists each file that is missing or changed, and the commands that rebuild them. Ends with exit code 1 if it finds
+    It lists each file that is missing or changed, and the commands that rebuild them. The exit code is 1 if there are
     any.
 
     **Example**
 
         implicit-llm verify --config demo
-        implicit-llm verify data/a5-train train/a5-implicit-s0/free
+        implicit-llm verify data/a5-train train/a5-implicit-s1/free --config demo
     """
     from implicit_llm_workflow.results.verify import (
         check_files,
@@ -231,7 +232,7 @@ def verify(
 
 mlflow = typer.Typer(
     name="mlflow",
-    help="Rebuild the store in which MLflow keeps what the runs report.",
+    help="Rebuild MLflow's store of runs.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -243,10 +244,10 @@ def mlflow_rebuild(
         Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
     ] = options.DEFAULT_RESULTS,
 ) -> None:
-    """Add to the store what the results hold and it lacks: after an outage or a loss.
+    """Add to MLflow's store whatever it lacks of the results, after an outage or a loss.
 
-    Runs in the store keep their ids; others get new ids with the same tags, parameters and points. A damaged file is
-    refused; move it away to have a new one. Jobs may run at the same time.
+    Runs in the store keep their ids; others get new ids with the same tags, parameters and points. It refuses a damaged
+    file and prints the command that replaces it. Jobs may run at the same time.
 
     **Example**
 

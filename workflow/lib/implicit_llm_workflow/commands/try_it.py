@@ -52,15 +52,14 @@ def try_it(
     ] = 512,
     words: Annotated[int, typer.Option(min=1, max=256, help="Words to read.", metavar="N")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Draws other words.", metavar="N")] = 0,
-    picture: Annotated[Path, typer.Option(help="Where to draw it: an .svg, .png or .pdf file.", metavar="FILE")] = Path(
+    picture: Annotated[Path, typer.Option(help="File for the figure: .svg, .png or .pdf.", metavar="FILE")] = Path(
         "implicit-llm-try.svg"
     ),
 ) -> None:
     """See an implicit model at work, in less than a minute on a CPU.
 
-    One implicit layer, trained on words of 32 permutations, reads words of 512: after each token it names the product
-    of all so far. The command prints its accuracy beside that of explicit models, and draws it with the residuals of
-    the solver.
+    One implicit layer, trained on words of 32 permutations, reads words of 512. After each token it names the product
+    of all so far. The command prints its accuracy beside that of explicit models, and draws accuracy and residuals.
 
     **Example**
 

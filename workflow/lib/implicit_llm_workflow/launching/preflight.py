@@ -102,14 +102,14 @@ class Preflight:
         except RuntimeError as error:
             raise self._failed(
                 f"no kernel runs on {device} ({first_line(error)}); install a PyTorch that is built for this GPU "
-                "(docs/cluster.md), or take --kernels torch"
+                "(docs/install.md), or take --kernels torch"
             ) from error
         release = f"triton {_version('triton')}"
         for name, difference in differences.items():
             if not difference < _TOLERANCE:
                 raise self._failed(
                     f"{name} by kernels {backend} ({release}) is off by {difference:.2g} on {device}; "
-                    "take --kernels torch, or a PyTorch that docs/cluster.md names"
+                    "take --kernels torch, or a PyTorch that docs/install.md names"
                 )
         worst = max(differences.values())
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
