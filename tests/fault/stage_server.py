@@ -14,7 +14,7 @@ from typing import Any
 import mlflow  # noqa: F401
 from mlflow.store.tracking import sqlalchemy_store
 
-from implicit_llm_contracts.runs import StageContext, StageResult, new_directory, replace_file, write_atomic
+from implicit_llm_contracts.runs import StageContext, StageResult, new_directory, write_atomic
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.fault.forks import exit_code_of, serve
@@ -36,12 +36,8 @@ def body(context: StageContext) -> StageResult:
         with new_directory(context.work / "model") as directory:
             (directory / "weights").write_text("weights")
             (directory / "config.json").write_text("{}")
-    elsewhere = context.run_dir.parent / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
-    (elsewhere / "moved").write_text("moved")
-    replace_file(elsewhere / "moved", context.work / "moved")
     write_atomic(context.work / "declared" / "index.html", "page")
-    return StageResult(["checkpoint", "model", "moved", "declared"], {"steps": STEPS, "loss": 1 / STEPS})
+    return StageResult(["checkpoint", "model", "declared"], {"steps": STEPS, "loss": 1 / STEPS})
 
 
 def run(order: dict[str, Any]) -> None:

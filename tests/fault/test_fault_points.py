@@ -130,7 +130,7 @@ def tracked(run_dir: Path) -> list[tuple]:
 
 def check_final_names(run_dir: Path, is_damaged: bool = False) -> None:
     """Every file that has its final name is whole, also right after a fault."""
-    contents = {"model/weights": "weights", "moved": "moved", "declared/index.html": "page"}
+    contents = {"model/weights": "weights", "declared/index.html": "page"}
     for work in run_dir.glob("work/*/"):
         for name, content in contents.items():
             assert not (work / name).exists() or (work / name).read_text() == content

@@ -6,8 +6,8 @@ import hashlib
 import io
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -18,10 +18,7 @@ from implicit_llm_contracts.runs import (
     faults,
     fill,
     read_object,
-    replace_file,
     sha256_of,
-    storage_errors,
-    temporary_name,
     write_atomic,
     write_json,
 )
@@ -100,41 +97,18 @@ def write_index(directory: Path, index: Index) -> Path:
 
 
 class HashedFile:
-    """A file written piece by piece under a temporary name, with its digest.
+    """Writes to an open file, and counts and digests what it writes."""
 
-    `path` appears with `commit`; leaving the `with` block without it leaves nothing behind.
-
-    Raises: StorageError when the disk is full or not writable.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = 0
-        self._digest = hashlib.sha256()
-        self._temporary = temporary_name(path)
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            faults.point("hashed_file.before_open")
-            self._file = self._temporary.open("xb")
-
-    def __enter__(self) -> HashedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # of writing what is buffered: the error that ended the block says it already
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name, self._size, self._digest = file, name, 0, hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        with storage_errors(self.path, len(data)):
-            faults.point("hashed_file.before_write")
-            self._file.write(data)
+        faults.point("hashed_file.before_write")
+        self._file.write(data)
         self._digest.update(data)
-        self.size += len(data)
+        self._size += len(data)
 
-    def commit(self) -> FileRecord:
-        """Give the file its name; return its record, with the path relative to its directory."""
-        with storage_errors(self.path):
-            self._file.close()
-        replace_file(self._temporary, self.path)
-        return FileRecord(self.path.name, self.size, self._digest.hexdigest())
+    @property
+    def record(self) -> FileRecord:
+        """Of what is written so far, with the path relative to the file's directory."""
+        return FileRecord(self._name, self._size, self._digest.hexdigest())

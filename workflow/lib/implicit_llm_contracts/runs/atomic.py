@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.errors import UserError
@@ -96,12 +96,27 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def write_once(path: Path, data: bytes | str) -> None:
     """Write like `write_atomic` but do not try again: for caches, which one can do without. Raises: StorageError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
-    with storage_errors(path, len(raw)):
+    with new_file(path, len(raw)) as file:
+        file.write(raw)
+
+
+@contextmanager
+def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """A file to fill, which is at `path` when the block has ended; after an error nothing is left of it.
+
+    Raises: StorageError, whose message names `needed_bytes` where the disk is full.
+    """
+    tmp = temporary_name(path)
+    with storage_errors(path, needed_bytes):
         path.parent.mkdir(parents=True, exist_ok=True)
-        tmp = temporary_name(path)
+        faults.point("atomic.before_write")
         try:
-            _write(tmp, raw)
-            _rename(tmp, path)
+            with open(tmp, "xb") as file:
+                yield file
+                file.flush()
+                faults.point("atomic.before_fsync")
+                os.fsync(file.fileno())
+            retried(lambda: _rename(tmp, path), path)  # what took hours to write is not lost by an error that passes
         finally:
             tmp.unlink(missing_ok=True)
         fsync_directory(path.parent)
@@ -125,16 +140,6 @@ def size_difference(path: Path, size: int) -> str:
     """In what the file at `path` is not of this size (bytes), "" if it is."""
     found = path.stat().st_size if path.is_file() else "no file"
     return "" if found == size else f"expected {size} bytes, found {found}"
-
-
-def replace_file(source: Path, target: Path) -> None:
-    """Move the finished file `source` to `target`. Raises: StorageError, with `target` as it was before."""
-    with storage_errors(target, source.stat().st_size):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        faults.point("atomic.before_move")
-        fsync_file(source)
-        retried(lambda: _rename(source, target), target)
-        fsync_directory(target.parent)
 
 
 def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
@@ -213,15 +218,6 @@ def fsync_directory(path: Path) -> None:
     """Make renames within a directory durable."""
     faults.point("atomic.before_directory_fsync")
     fsync_file(path)
-
-
-def _write(path: Path, raw: bytes) -> None:
-    faults.point("atomic.before_write")
-    with open(path, "xb") as file:
-        file.write(raw)
-        file.flush()
-        faults.point("atomic.before_fsync")
-        os.fsync(file.fileno())
 
 
 def _rename(source: Path, target: Path) -> None:

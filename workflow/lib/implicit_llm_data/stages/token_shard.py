@@ -25,6 +25,7 @@ from implicit_llm_contracts.runs import (
     StageContext,
     StageResult,
     faults,
+    new_file,
     require,
     write_json,
 )
@@ -98,7 +99,8 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
     reported_s = 0.0
     with ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=share.size, desc=context.name, unit="B", unit_scale=True, disable=None))
-        files = {split: stack.enter_context(HashedFile(context.work / f"{split}.bin")) for split in SPLITS}
+        paths = {split: context.work / f"{split}.bin" for split in reversed(SPLITS)}  # the larger one ends first
+        files = {split: HashedFile(stack.enter_context(new_file(path)), path.name) for split, path in paths.items()}
         for batch in _batches(share.documents()):
             faults.point("token_shard.before_batch")
             shard.write(batch, files)
@@ -108,7 +110,7 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
                 reported_s = shard.elapsed_s
                 shard.report(context.journal)
         faults.point("token_shard.before_commit")
-        committed = {split: file.commit() for split, file in files.items()}
+    committed = {split: file.record for split, file in files.items()}
     if not shard.documents:
         context.log.warning("no documents in %s", ", ".join(file.name for file in share.files)[:300])
         return committed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.values import Count
-from implicit_llm_contracts.runs import FileRecord, StageContext, StageResult, UserError, faults
+from implicit_llm_contracts.runs import FileRecord, StageContext, StageResult, UserError, faults, new_file
 from implicit_llm_data.shard_writer import HashedFile, write_index
 from implicit_llm_data.shards import DatasetSpec, Index, open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME
@@ -95,10 +95,11 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
 
 def _merge(work: Path, parts: list[FileRecord]) -> FileRecord:
     """One file with the tokens of all parts in their order."""
-    with HashedFile(work / MERGED_NAME) as merged:
+    with new_file(work / MERGED_NAME) as whole:
+        merged = HashedFile(whole, MERGED_NAME)
         for part in parts:
             faults.point("token_stream.before_part")
             with (work / part.path).open("rb") as file:
                 while data := file.read(COPIED_BYTES):
                     merged.write(data)
-        return merged.commit()
+    return merged.record

@@ -185,7 +185,7 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
     if not names:
         raise CorpusError(f"{root}: this Python has no sources; install them, or use a corpus with `source: files`")
     files = [
-        CorpusFile(name, (root / name).stat().st_size, partial(_read_source, root / name, text_format))
+        CorpusFile(name, (root / name).stat().st_size, partial(_read, _read_source, root / name, text_format))
         for name in sorted(names)
         if name != TOPICS
     ]
