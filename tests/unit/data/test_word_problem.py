@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +27,6 @@ A5_APERIODIC_TABLE_SHA256 = "c97fcaf46150b97d1f5961f2d49063ed26215df9f0e93425fca
 GROUPS = ("S1", "S2", "S3", "S4", "S5", "A1", "A2", "A3", "A4", "A5", "A6", "Z1", "Z2", "Z7", "Z60", "Z300")
 
 
-def images(name: str) -> tuple[int, ...]:
-    """The images of a permutation, from an element's name: "(2, 1)" or "(1,)"."""
-    return tuple(int(image) for image in name.strip("()").split(",") if image)
-
-
 @pytest.mark.parametrize(("monoid", "expected"), [("none", A5_TABLE_SHA256), ("aperiodic", A5_APERIODIC_TABLE_SHA256)])
 def test_tables_of_a5_have_the_published_check_sums(monoid: str, expected: str) -> None:
     table = load_product("A5", monoid).table
@@ -43,7 +37,6 @@ def test_tables_of_a5_have_the_published_check_sums(monoid: str, expected: str) 
 def test_tables_equal_the_published_file() -> None:
     published = json.loads(real_file("word_problem_tables.json").read_text())
     for name, found in (("A5", load_group("A5")), ("M", load_monoid("aperiodic"))):
-        assert list(found.elements) == published[f"{name}_elements"]
         assert found.table.tolist() == published[f"{name}_table"]
     assert (
         published["sha256_A5_table_uint8_rowmajor"],
@@ -80,23 +73,23 @@ def test_monoid_is_associative_with_identity_0_and_has_no_subgroup(name: str) ->
 @pytest.mark.parametrize("name", ["S2", "S3", "S4", "A3", "A4", "A5", "S7"])
 def test_permutations_are_in_lexicographic_order_and_compose_right_to_left(name: str) -> None:
     group = load_group(name)
-    elements = [images(text) for text in group.elements]
-    assert elements == sorted(elements)
-    assert len(set(elements)) == math.factorial(int(name[1])) // (2 if name[0] == "A" else 1)
+    elements = [
+        images
+        for images in itertools.permutations(range(int(name[1])))
+        if name[0] == "S" or sum(a > b for a, b in itertools.combinations(images, 2)) % 2 == 0
+    ]
+    assert len(elements) == group.order
     some = range(group.order) if group.order <= 60 else (0, 1234, 4321)
     for a, b in itertools.product(some, repeat=2):
-        assert elements[group.table[a, b]] == tuple(elements[a][image - 1] for image in elements[b])
+        assert elements[group.table[a, b]] == tuple(elements[a][image] for image in elements[b])
 
 
 def test_cyclic_group_lists_the_powers() -> None:
-    group = load_group("Z4")
-    assert group.elements == ("e", "a", "a^2", "a^3")
-    assert group.table[2, 3] == 1
+    assert load_group("Z4").table[2, 3] == 1
 
 
 def test_direct_product_multiplies_componentwise() -> None:
     group, monoid, product = load_group("S3"), load_monoid("aperiodic"), load_product("S3", "aperiodic")
-    assert product.elements[4 * 1 + 2] == f"{group.elements[1]}:B"
     for g, h, m, n in itertools.product(range(6), range(6), range(4), range(4)):
         assert product.table[4 * g + m, 4 * h + n] == 4 * group.table[g, h] + monoid.table[m, n]
     assert load_product("S5", "aperiodic").table.dtype == np.uint16  # of 480 elements

@@ -6,7 +6,6 @@ in a direct product the index is `right.order * left_index + right_index`. The i
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,33 +34,30 @@ class Algebra:
     """A finite group or monoid whose identity is element 0.
 
     table: (order, order), read-only, the smallest unsigned type that holds an index; table[a, b] is a*b.
-    elements: one printable name per index.
     """
 
-    name: str
     table: np.ndarray
-    elements: tuple[str, ...]
 
     @property
     def order(self) -> int:
         """How many elements there are."""
-        return len(self.elements)
+        return len(self.table)
 
 
 _OWN: dict[str, Algebra] = {}
 
 
-def register_group(name: str, table: ArrayLike, elements: Sequence[str] | None = None) -> Algebra:
+def register_group(name: str, table: ArrayLike) -> Algebra:
     """Make `name` a group of word problems: any finite monoid, given by its multiplication table.
 
-    Args: table[a][b] is the index of a*b, and element 0 is the identity. elements: a name for each, for printing.
+    Args: table[a][b] is the index of a*b, and element 0 is the identity.
     Raises: NameTaken for the name of a built-in group; InvalidTable.
     """
     if BUILTIN_GROUP.fullmatch(name):
         raise NameTaken(f"group {name!r} is built in; choose another name")
     product = np.asarray(table)
     _check_table(name, product)
-    _OWN[name] = _algebra(name, product, tuple(elements or map(str, range(len(product)))))
+    _OWN[name] = _algebra(product)
     GROUP_ORDERS[name] = len(product)
     load_product.cache_clear()
     return _OWN[name]
@@ -100,10 +96,10 @@ def load_monoid(name: str) -> Algebra:
     Raises: UnknownGroup, naming the valid forms.
     """
     if name == "none":
-        return _algebra("none", np.zeros((1, 1)), ("E",))
+        return _algebra(np.zeros((1, 1)))
     if name == "aperiodic":
         E, A, B, X = range(4)
-        return _algebra("aperiodic", np.array([[E, A, B, X], [A, X, X, X], [B, A, B, X], [X, X, X, X]]), tuple("EABX"))
+        return _algebra(np.array([[E, A, B, X], [A, X, X, X], [B, A, B, X], [X, X, X, X]]))
     raise UnknownGroup(f"monoid: {name!r} is unknown; use one of {', '.join(MONOID_ORDERS)}")
 
 
@@ -120,24 +116,21 @@ def load_product(group: str, monoid: str) -> Algebra:
 
 
 def direct_product(left: Algebra, right: Algebra) -> Algebra:
-    """Multiply componentwise; the element (i, j) has index `right.order * i + j` and is called "left:right"."""
+    """Multiply componentwise; the element (i, j) has index `right.order * i + j`."""
     order = left.order * right.order
     pairs = left.table.astype(np.int64)[:, None, :, None] * right.order + right.table[None, :, None, :]
-    elements = tuple(f"{a}:{b}" for a, b in itertools.product(left.elements, right.elements))
-    return _algebra(f"{left.name}x{right.name}", pairs.reshape(order, order), elements)
+    return _algebra(pairs.reshape(order, order))
 
 
 @lru_cache(maxsize=8)
 def _build_group(family: str, n: int) -> Algebra:
     if family == "Z":
         exponents = np.arange(n)
-        names = tuple("e" if k == 0 else "a" if k == 1 else f"a^{k}" for k in range(n))
-        return _algebra(f"Z{n}", (exponents[:, None] + exponents) % n, names)
+        return _algebra((exponents[:, None] + exponents) % n)
     permutations = np.array(list(itertools.permutations(range(n))), dtype=np.uint8)
     if family == "A":  # the even ones
         permutations = permutations[np.linalg.det(np.eye(n)[permutations]) > 0]
-    names = tuple(str(tuple(int(image) + 1 for image in row)) for row in permutations)
-    return _algebra(f"{family}{n}", _composition_table(permutations), names)
+    return _algebra(_composition_table(permutations))
 
 
 def _composition_table(permutations: np.ndarray) -> np.ndarray:
@@ -153,8 +146,8 @@ def _composition_table(permutations: np.ndarray) -> np.ndarray:
     return table
 
 
-def _algebra(name: str, table: np.ndarray, elements: tuple[str, ...]) -> Algebra:
+def _algebra(table: np.ndarray) -> Algebra:
     """Store the table in the smallest type that holds an index, and read-only, since it is shared by a cache."""
-    compact = np.ascontiguousarray(table, dtype=np.uint8 if len(elements) <= 256 else np.uint16)
+    compact = np.ascontiguousarray(table, dtype=np.uint8 if len(table) <= 256 else np.uint16)
     compact.setflags(write=False)
-    return Algebra(name, compact, elements)
+    return Algebra(compact)
