@@ -108,7 +108,7 @@ class TrainingLoop:
             self._load(job.start)
         self.speed = SpeedMeter(config.precision, job.device, world_size())
         self.journal = job.context.journal
-        self._alarm = SolverAlarm(job.runtime, self.journal)
+        self._alarm = SolverAlarm(self.journal)
         self._saves = SaveSchedule(job.runtime, job.stop, config.phase.end_step, job.store, self.journal)
         self._reported: dict[str, float] = {}
         self.sampler = StepSampler(len(job.dataset), config.batch_size, config.seed)

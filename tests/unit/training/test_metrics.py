@@ -19,8 +19,8 @@ from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
 from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
+from implicit_llm.training.operations import status
 from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, peak_flops, shown
-from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.runs.journal import Journal, read_events
 from implicit_llm_data.shards import IGNORED_LABEL
 from implicit_llm_jobs.progress import Progress
@@ -45,8 +45,9 @@ def rows(count: int, share: float, residual: float = 0.01) -> list[dict[str, flo
 
 
 @pytest.fixture
-def alarm(tmp_path: Path) -> SolverAlarm:
-    return SolverAlarm(Runtime(alarm_window_steps=10, alarm_unconverged_share=0.8), Journal(tmp_path / "journal.jsonl"))
+def alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SolverAlarm:
+    monkeypatch.setattr(status, "ALARM_STEPS", 10)
+    return SolverAlarm(Journal(tmp_path / "journal.jsonl"))
 
 
 def alarms(tmp_path: Path) -> list[dict[str, Any]]:
@@ -56,23 +57,23 @@ def alarms(tmp_path: Path) -> list[dict[str, Any]]:
 def test_an_alarm_is_an_event_and_a_warning_of_one_line(
     alarm: SolverAlarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alarm.observe(10, rows(10, 0.9))
+    alarm.observe(10, rows(10, 0.95))
     (event,), (record,) = alarms(tmp_path), caplog.records
-    assert event["unconverged_share"] == pytest.approx(0.9)
+    assert event["unconverged_share"] == pytest.approx(0.95)
     assert event["window_steps"] == 10
     assert "residual" not in event
     assert record.levelno == logging.WARNING
-    assert re.fullmatch(r".*unconverged_share is 0\.9 \(limit 0\.8\).*", record.message)
+    assert re.fullmatch(r".*unconverged_share is 0\.95 \(limit 0\.9\).*", record.message)
 
 
 @pytest.mark.parametrize(
     ("observed", "alarmed"),
     [
-        ([(9, rows(9, 0.9)), (10, rows(1, 0.9))], [10]),  # a whole window
-        ([(24, rows(10, 0.1) + rows(4, 0.9) + rows(10, 0.1))], []),
+        ([(9, rows(9, 0.95)), (10, rows(1, 0.95))], [10]),  # a whole window
+        ([(24, rows(10, 0.1) + rows(4, 0.95) + rows(10, 0.1))], []),
         ([(20, rows(20, NAN, NAN))], []),  # explicit or unrolled
         ([(10, rows(10, 0.0, residual=0.9))], [10]),
-        ([(step, rows(10, 0.9)) for step in range(10, 2000, 10)], [10, 110, 310, 710, 1510]),
+        ([(step, rows(10, 0.95)) for step in range(10, 2000, 10)], [10, 110, 310, 710, 1510]),
     ],
     ids=["all the time", "for a while", "not measured", "residual", "repeated now and then"],
 )
@@ -84,14 +85,9 @@ def test_an_alarm_needs_a_whole_window_above_a_limit(
     assert [event["step"] for event in alarms(tmp_path)] == alarmed
 
 
-def test_alarms_that_are_switched_off_are_silent(tmp_path: Path) -> None:
-    silent = Runtime(alarm_window_steps=10, alarm_unconverged_share=None, alarm_residual=None)
-    SolverAlarm(silent, Journal(tmp_path / "journal.jsonl")).observe(20, rows(20, 1.0, 9.0))
-    assert alarms(tmp_path) == []
-
-
-def test_training_alarms_and_goes_on(run_dir: Path, data: Path) -> None:
-    train(run_dir, train_config(phase={"solver": HARD}), data, alarm_window_steps=4, log_every_steps=3)
+def test_training_alarms_and_goes_on(run_dir: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "ALARM_STEPS", 4)
+    train(run_dir, train_config(phase={"solver": HARD}), data, log_every_steps=3)
     assert [event["step"] for event in events(run_dir, "solver_alarm")] == [6]
     assert (run_dir / "manifest.json").exists()
 
