@@ -24,9 +24,8 @@ from implicit_llm.training.operations.checkpoint import (
     KEPT_DIR,
     Checkpoint,
     CheckpointStore,
-    NoCheckpoint,
-    check_identity,
-    find_checkpoint,
+    CorruptCheckpoint,
+    read_checkpoint,
     step_name,
 )
 from implicit_llm.training.operations.preemption import StopRequest
@@ -52,7 +51,7 @@ DATA_ROLE, START_ROLE = "data", "start"
 
 
 class TrainInputError(UserError):
-    """An input directory or a runtime option is not what training needs."""
+    """An input, or the state that training left, is not what is needed."""
 
 
 def run(context: StageContext) -> StageResult:
@@ -89,7 +88,7 @@ def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdo
     apply_runtime(model, runtime, where)
     identity = {"stage": context.stage, "fingerprint": context.fingerprint, "config": context.config}
     store = CheckpointStore(context.work, identity, context.journal, config.phase.keep)
-    start = from_main(_find_start(context, config, runtime, store) if context.is_main else None)
+    start = from_main(_find_start(context, config, store) if context.is_main else None)
     job = TrainingJob(context, config, runtime, device, dataset, model, store, start, stop, watchdog)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
@@ -127,7 +126,7 @@ def _finish(job: TrainingJob) -> StageResult:
         return StageResult(files, {})
     final = store.newest()
     if final is None or final.global_step != phase.end_step:
-        raise NoCheckpoint(f"{store.final}: the state at the end of the phase was damaged; start again")
+        raise TrainInputError(f"{store.final}: the state at the end of the phase was damaged; start again")
     load_model(job.model, final.model(), str(final.path))
     summary = _summary(job, final)
     with new_directory(context.work / MODEL_DIR) as directory:
@@ -169,16 +168,9 @@ def _headline(job: TrainingJob) -> str:
     )
 
 
-def _find_start(
-    context: StageContext, config: TrainConfig, runtime: Runtime, store: CheckpointStore
-) -> Checkpoint | None:
-    """The furthest of this run's own checkpoints and the one given by hand; else where an earlier phase left off."""
+def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
+    """The newest of this run's own checkpoints; else where an earlier phase left off."""
     own = store.newest()
-    if runtime.resume is not None:
-        given = find_checkpoint(runtime.resume)
-        check_identity(given, store.identity, advice="leave out --resume, or give a checkpoint of this very run")
-        if own is None or own.global_step < given.global_step:
-            own = store.adopt(given)
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)
         return own
@@ -199,8 +191,8 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
             f"add {wanted} to `keep` of phase {phase['name']}, or let {config.phase.name} start at another step"
         )
     try:
-        start = find_checkpoint(path)
-    except NoCheckpoint as error:
+        start = read_checkpoint(path)
+    except CorruptCheckpoint as error:
         raise TrainInputError(
             f"{path}: the state after step {wanted} of phase {phase['name']} is missing or damaged; type "
             f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes that state again"

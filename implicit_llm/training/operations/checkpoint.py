@@ -222,10 +222,6 @@ class ForeignCheckpoint(UserError):
     """A checkpoint belongs to another identity."""
 
 
-class NoCheckpoint(UserError):
-    """There is no usable checkpoint where one was asked for."""
-
-
 class CheckpointStore:
     """Checkpoints below `work` of the run with this identity; only the process that holds the run's lock makes one.
 
@@ -284,25 +280,6 @@ class CheckpointStore:
             faults.point("checkpoint.mid_prune")
             shutil.rmtree(doomed, ignore_errors=True)
 
-    def adopt(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Copy a checkpoint of this identity from elsewhere, with the kept ones before it, so that it is of this run.
-
-        Raises: NoCheckpoint when a kept one is not there.
-        """
-        for step in self.keep:
-            if step < checkpoint.global_step and not (self.kept / step_name(step)).is_dir():
-                parents = checkpoint.path.parent, checkpoint.path.parent.parent
-                places = [parent / KEPT_DIR / step_name(step) for parent in parents]
-                source = next((place for place in places if place.is_dir()), None)
-                if source is None:
-                    raise NoCheckpoint(
-                        f"{checkpoint.path}: the kept checkpoint of step {step} is not beside it ({places[0]}); give "
-                        f"the whole run directory, or a checkpoint up to step {step}"
-                    )
-                _copy(source, self.kept / step_name(step))
-        directory = self.kept if checkpoint.global_step in self.keep else self.directory
-        return _copy(checkpoint.path, directory / step_name(checkpoint.global_step))
-
     def finish(self, checkpoint: Checkpoint) -> None:
         """Make `checkpoint` the final one and drop all but the kept ones; again is harmless."""
         if checkpoint.path != self.final:
@@ -331,7 +308,7 @@ class CheckpointStore:
         except CorruptCheckpoint as error:
             self._set_aside("checkpoint_corrupt", path, str(error))
             return None
-        check_identity(checkpoint, self.identity, advice=f"move {path} away and start again")
+        check_identity(checkpoint, self.identity)
         return checkpoint
 
     def _committed(self) -> Iterator[Path]:
@@ -357,28 +334,7 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def find_checkpoint(directory: Path) -> Checkpoint:
-    """The checkpoint `directory` itself, or the newest one of the run directory or work directory `directory`.
-
-    Raises: NoCheckpoint.
-    """
-    below = ("checkpoint", "checkpoints/step-*", f"{KEPT_DIR}/step-*")
-    patterns = ("", *below, *(f"work/*/{pattern}" for pattern in below))
-    paths = [path for pattern in patterns for path in (directory.glob(pattern) if pattern else [directory])]
-    found = []
-    for path in paths:
-        try:
-            found.append(read_checkpoint(path))
-        except (CorruptCheckpoint, OSError):
-            continue
-    if not found:
-        raise NoCheckpoint(
-            f"{directory}: no whole checkpoint there; give the directory of a training run or of a checkpoint"
-        )
-    return max(found, key=lambda checkpoint: checkpoint.global_step)
-
-
-def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any], advice: str) -> None:
+def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
     """Raises: ForeignCheckpoint with the difference of the configs, in one line."""
     found = checkpoint.state["identity"]
     if found["fingerprint"] == identity["fingerprint"]:
@@ -387,7 +343,7 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any], advice: 
     what = differences or "the configs are equal, the code or the inputs are not"
     raise ForeignCheckpoint(
         f"{checkpoint.path}: belongs to another identity, {found['fingerprint'][:16]} and not "
-        f"{identity['fingerprint'][:16]}: {what}; {advice}"
+        f"{identity['fingerprint'][:16]}: {what}; move it away and start again"
     )
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.training import stage
-from implicit_llm.training.operations.checkpoint import ForeignCheckpoint, NoCheckpoint, read_checkpoint
+from implicit_llm.training.operations.checkpoint import read_checkpoint
 from implicit_llm.training.stage import TrainInputError
 from implicit_llm_contracts.runs import Manifest, Preempted, StorageError, journal
 from implicit_llm_contracts.runs.faults import FaultInjected
@@ -157,16 +157,6 @@ def test_a_finished_phase_whose_manifest_was_lost_is_published_again_without_tra
     monkeypatch.setattr(stage, "_train", lambda *arguments: pytest.fail("trained again"))
     train(run_dir, train_config(), data)
     assert artifacts(run_dir) == before
-
-
-def test_an_explicit_resume_of_a_finished_phase_only_publishes_it_and_of_another_identity_is_refused(
-    tmp_path: Path, run_dir: Path, data: Path, undisturbed: Undisturbed
-) -> None:
-    finished = undisturbed.run_dir(train_config())
-    train(run_dir, train_config(), data, resume=finished)
-    assert outcome(run_dir) == (artifacts(finished), [])
-    with pytest.raises(ForeignCheckpoint, match="seed 3 -> 4; leave out --resume"):
-        train(tmp_path / "new" / "only", train_config(seed=4), data, resume=finished)
 
 
 def test_the_saved_model_is_that_of_the_final_checkpoint(undisturbed: Undisturbed) -> None:
@@ -339,16 +329,3 @@ def test_space_for_kept_checkpoints_is_asked_for_beforehand(
         needed.append(float(str(caught.value).split(" need ")[1].split()[0]))
     assert needed[1] / needed[0] == pytest.approx(5.2 / 3.2, abs=0.5)
     assert "2 of them kept" in str(caught.value)
-
-
-def test_an_explicit_resume_brings_the_kept_ones_along(tmp_path: Path, data: Path, trunk: Path) -> None:
-    old, new = tmp_path / "old" / "trunk", tmp_path / "new" / "trunk"
-    with inject("train.after_step:sigterm@5"), pytest.raises(Preempted):
-        train(old, trunk_config(), data)
-    alone = shutil.copytree(work_of(old) / "checkpoints" / "step-00000005", tmp_path / "alone" / "step-00000005")
-    with pytest.raises(NoCheckpoint, match="the kept checkpoint of step 3 is not beside it"):
-        train(tmp_path / "x" / "trunk", trunk_config(), data, resume=alone)
-    train(new, trunk_config(), data, resume=old)
-    assert kept(new) == kept(trunk)
-    assert artifacts(new) == artifacts(trunk)
-    assert [step for step, _ in logged(new)] == [6, 7, 8]

@@ -1,7 +1,6 @@
 """What a training job is (identity) and how it is run (runtime)."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -124,10 +123,7 @@ class Runtime:
     gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
     shard_optimizer: of several processes each keeps a part of AdamW's moments; the numbers are the same.
     cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, where its shapes allow it.
-    alarm_*: the solver's health is warned of when, as a mean over the last alarm_window_steps, more than this share of
-        the tokens is not converged, or the largest residual is above this one; None for no such alarm.
     progress: log lines at growing intervals, or a bar; auto takes the bar on a terminal outside of Snakemake.
-    resume: run directory or checkpoint of the same identity to take up when this one is further back.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -140,11 +136,6 @@ class Runtime:
     gradient_checkpointing: bool = False
     shard_optimizer: bool = False
     cuda_graphs: bool = True
-    # Word-problem models that learn reach 0.65 and 0.61 on the way; with 8 iterations for 256 tokens the share is 0.99.
-    alarm_unconverged_share: NotNegative | None = 0.9
-    alarm_residual: NotNegative | None = 0.8
-    alarm_window_steps: Count = 200
     progress: Literal["auto", "bar", "log"] = "auto"
     grace_s: NotNegative | None = None
     hang_s: NotNegative = 1800.0
-    resume: Path | None = None

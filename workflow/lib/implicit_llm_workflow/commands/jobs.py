@@ -78,7 +78,6 @@ TRAINING = {
         "save_steps": "Steps between further checkpoints; 0 saves by time alone.",
         "grace_s": "Seconds from the stop signal to the kill; warns when a save takes longer.",
         "hang_s": "Write the stacks and end the job after this time without progress; 0 waits forever.",
-        "resume": "Checkpoint, or run directory with one, of the same identity to resume from.",
     },
     "Progress and alarms": {
         "log_every_steps": "Steps between points of the journal.",
