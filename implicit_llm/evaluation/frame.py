@@ -204,7 +204,7 @@ def data_inputs(context: StageContext) -> dict[str, Input]:
     found = {role: context.inputs[role] for role in sorted(context.inputs) if role != MODEL_ROLE}
     if not found:
         raise EvaluateInputError(
-            f"evaluate/{context.name}: no test data; add --input NAME=DIR with the run directory of a data set"
+            f"evaluate/{context.name}: no test data; add the run directory of a data set to `inputs` of the identity"
         )
     return found
 

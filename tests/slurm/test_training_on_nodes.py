@@ -62,9 +62,9 @@ class TrainingJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         identity, code = self.folder / "identity.json", job_digest(job_code("train", self.config, self.config["model"]))
         wanted = Identity.parse(request(self.run_dir, self.config, self.data).identity)
-        identity.write_text(replace(wanted, code=code).to_json())
+        identity.write_text(replace(wanted, code=code).to_json({"data": str(self.data)}))
         program = [str(Path(sys.executable).with_name("implicit-llm")), "train", "--run-dir", str(self.run_dir)]
-        program += ["--identity", f"@{identity}", "--input", f"data={self.data}", "--device", "cpu"]
+        program += ["--identity", f"@{identity}", "--device", "cpu"]
         program += ["--log-every-steps", "1", "--progress", "log", "--threads", "2", *self.options]
         program += ["--log", str(self.folder / "job.log")]
         step = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--cpus-per-task=2"]

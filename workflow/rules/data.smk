@@ -16,10 +16,9 @@ rule data_set:
         runtime=60,
     params:
         identity=job.identity("data"),
-        inputs=job.inputs("data"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/data/{wildcards.data:q}"
-        " --identity {params.identity:q} {params.inputs:q} --log {log:q} --threads {threads}"
+        " --identity {params.identity:q} --log {log:q} --threads {threads}"
 
 
 use rule data_set as tokenizer with:

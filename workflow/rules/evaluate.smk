@@ -28,9 +28,8 @@ for kind in EVALUATION_KINDS:
             batch_size=0,
         params:
             identity=job.identity("evaluate"),
-            inputs=job.inputs("evaluate"),
         shell:
             "implicit-llm job"
             " --run-dir results/{wildcards.config:q}/evaluate/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.evaluation:q}"
-            " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+            " --identity {params.identity:q} --log {log:q}"
             " --threads {threads} --device {resources.device:q} --batch-size {resources.batch_size:q}"

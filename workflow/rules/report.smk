@@ -40,10 +40,9 @@ rule report:
         runtime=30,
     params:
         identity=job.identity("report"),
-        inputs=job.inputs("report"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/report"
-        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+        " --identity {params.identity:q} --log {log:q}"
 
 
 rule excerpt:
@@ -64,7 +63,6 @@ rule excerpt:
         runtime=30,
     params:
         identity=job.identity("excerpt"),
-        inputs=job.inputs("excerpt"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/excerpt/{wildcards.excerpt:q}"
-        " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+        " --identity {params.identity:q} --log {log:q}"

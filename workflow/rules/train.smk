@@ -39,10 +39,9 @@ for task in TASKS:
             hang_s=1800,
         params:
             identity=job.identity("train"),
-            inputs=job.inputs("train"),
         shell:
             "implicit-llm train --run-dir results/{wildcards.config:q}/train/{wildcards.run:q}/{wildcards.phase:q}"
-            " --identity {params.identity:q} {params.inputs:q} --log {log:q}"
+            " --identity {params.identity:q} --log {log:q}"
             " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
             " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
             " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"

@@ -273,9 +273,9 @@ def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_num
 
 
 def test_a_missing_input_is_named_with_what_to_give(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
-    with pytest.raises(InputMissing, match="add --input model=DIR"):
+    with pytest.raises(InputMissing, match="no input `model`; add its run directory to `inputs`"):
         run_evaluation(tmp_path, tests_by_role)
-    with pytest.raises(EvaluateInputError, match="add --input"):
+    with pytest.raises(EvaluateInputError, match="no test data; add"):
         run_evaluation(tmp_path, {"model": train(tmp_path, "explicit")})
     with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
         run_evaluation(tmp_path, {"model": next(iter(tests_by_role.values())), **tests_by_role})

@@ -162,7 +162,7 @@ def test_names_from_the_outside_are_escaped(tmp_path: Path) -> None:
 
 
 def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="--input"):
+    with pytest.raises(ReportError, match="no inputs; add"):
         stage.run(make_context(tmp_path / "empty", {}))
     roles = make_runs(tmp_path / "results", SMALL[1:])
     metrics = next((tmp_path / "results" / "evaluate").rglob("metrics.json"))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from implicit_llm_contracts.runs import FileRecord, Identity, Manifest, ManifestError, work_directory
-from implicit_llm_workflow.commands.jobs import Job, run_job
+from implicit_llm_workflow.commands.jobs import run_job
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from tests.refusals import refused
 
@@ -20,5 +20,5 @@ def test_a_changed_number_stops_the_report(tmp_path: Path) -> None:
     role = "evaluate:a5-explicit-s0/explicit/word-problem"
     report = Identity("report", "report", {"experiment": "demo"}, code, {role: evaluation.fingerprint})
     with refused(rf"{metrics}: expected sha256 .*; type `rm -f {producer}/manifest.json` and run", ManifestError):
-        run_job(Job(tmp_path / "report", report.to_json(), [f"{role}={producer}"]))
+        run_job(tmp_path / "report", report.to_json({role: str(producer)}), None, {})
     assert not (tmp_path / "report" / "index.html").exists()

@@ -192,9 +192,9 @@ def test_a_damaged_input_stops_the_stage_before_its_body(
 
 
 def test_a_missing_and_an_unknown_input_are_named(run_path: Path, identity_text: IdentityText, body: Body) -> None:
-    with refused("no directory given for the input 'data'; add --input data=DIR", IdentityError):
+    with refused("identity are data, and the run directories given are those of none; correct", IdentityError):
         run_stage(StageRequest(run_path, identity_text(upstream={"data": "0"})), body)
-    with refused("--input extra is not in the identity", IdentityError):
+    with refused("identity are none, and the run directories given are those of extra; correct", IdentityError):
         run_stage(StageRequest(run_path, identity_text(), {"extra": run_path}), body)
 
 

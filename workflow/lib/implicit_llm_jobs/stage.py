@@ -201,12 +201,11 @@ def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
     """The upstream runs, checked. Raises: IdentityError, ManifestError."""
-    for role in sorted(identity.upstream.keys() ^ request.inputs.keys()):
-        if role in identity.upstream:
-            raise IdentityError(f"{request.run_dir}: no directory given for the input '{role}'; add --input {role}=DIR")
-        known = ", ".join(sorted(identity.upstream)) or "none"
+    if identity.upstream.keys() != request.inputs.keys():
+        wanted, told = (", ".join(sorted(roles)) or "none" for roles in (identity.upstream, request.inputs))
         raise IdentityError(
-            f"{request.run_dir}: --input {role} is not in the identity (its inputs: {known}); remove it"
+            f"{request.run_dir}: the inputs of the identity are {wanted}, and the run directories given are those of "
+            f"{told}; correct `inputs` of the identity, which `implicit-llm explain --identity` prints"
         )
     wait_for_files(path / MANIFEST for path in request.inputs.values())
     inputs = {role: Input(path.absolute(), Manifest.read(path / MANIFEST)) for role, path in request.inputs.items()}

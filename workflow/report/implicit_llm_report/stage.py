@@ -28,7 +28,7 @@ def run(context: StageContext) -> StageResult:
     config = context.settings(ReportConfig)
     if not context.inputs:
         raise ReportError(
-            "report: no inputs; add --input ROLE=DIR with the run directories of evaluations and training phases"
+            "report: no inputs; add the run directories of evaluations and training phases to `inputs` of the identity"
         )
     given = Given(load_inputs(context.inputs, config), config, load_published())
     claims = load_claims()

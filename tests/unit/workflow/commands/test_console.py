@@ -11,8 +11,6 @@ from typer.main import get_command
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow import console
-from implicit_llm_workflow.commands.jobs import parse_inputs
-from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.experiments import (
     START_S,
@@ -238,29 +236,6 @@ def test_jobs_do_not_look_at_the_hub_unless_told_to(
         monkeypatch.setenv("HF_HUB_OFFLINE", given)
     output(capsys, "job", "--run-dir", str(tmp_path / "run"), "--identity", identity)
     assert os.environ["HF_HUB_OFFLINE"] == seen
-
-
-WRONG_FILES = ("{", "[]", '{"role": 1}', '{"data": "a"}')  # each with its text as its name
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        *((options, "--input") for options in (["data"], ["=x"], ["data="], ["data=x", "data=y"])),
-        *(
-            (["data=x", f"@{name}"], f"--input @{name}")
-            for name in ("nowhere", "{", "[]", '{"role": 1}', '{"data": "a"}')
-        ),
-    ],
-)
-def test_inputs_without_role_or_directory_and_files_without_inputs_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], named: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for text in WRONG_FILES:
-        Path(text).write_text(text)
-    with pytest.raises(OptionError, match=re.escape(named)):
-        parse_inputs(options)
 
 
 def test_the_headline_shows_each_mode_and_marks_stale_numbers(

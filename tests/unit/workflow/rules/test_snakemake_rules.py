@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs import ConfigError, Identity
 from implicit_llm_jobs.tracking import tracked_run as jobs_side
-from implicit_llm_workflow.commands.jobs import parse_inputs
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
@@ -29,7 +28,8 @@ def test_inputs_are_manifests_by_role_and_ancient_for_a_fresh_result(tiny: Exper
     assert job.upstream("train")(FREE) == manifests
     assert job.upstream("train", "start")(FREE) == manifests[1:]
     assert job.upstream("train", "nothing")(FREE) == []
-    assert job.inputs("train")(FREE)[:2] == ["--input", f"data={plan.root}/data/s3-train"]
+    identity, inputs = Identity.read(plan.identity_text(plan.find("train/implicit-s0/free")))
+    assert (identity.stage, inputs["data"]) == ("train", plan.root / "data" / "s3-train")
     with pytest.raises(UnknownTarget, match="no such job"):
         job.identity("train")(SimpleNamespace(run="implicit-s9", phase="free"))
     constraints = job.wildcard_constraints
@@ -75,12 +75,12 @@ MAX_WORD_BYTES = 128 * 1024  # Linux takes no longer word of a command, and a sh
 def test_many_inputs_are_named_in_a_file(language: ExperimentFile) -> None:
     plan = language.edit("num_shards: 3", f"num_shards: {MANY}").plan()
     plan.write_job_files()
-    words = RuleInputs(plan, marked).inputs("data")(SimpleNamespace(data="text-train"))
-    assert len(" ".join(words)) < MAX_WORD_BYTES
-    given = parse_inputs(words[1:])
-    assert len(given) == MANY
-    assert given["shard-01999"] == plan.root / "data" / "text-shard-01999"
-    assert given.keys() == plan.identities["data/text-train"].upstream.keys()
+    word = RuleInputs(plan, marked).identity("data")(SimpleNamespace(data="text-train"))
+    assert len(word) < MAX_WORD_BYTES
+    identity, inputs = Identity.read(word)
+    assert len(inputs) == MANY
+    assert inputs["shard-01999"] == plan.root / "data" / "text-shard-01999"
+    assert inputs.keys() == identity.upstream.keys()
 
 
 def test_every_path_belongs_to_the_rule_of_one_kind(language: ExperimentFile) -> None:

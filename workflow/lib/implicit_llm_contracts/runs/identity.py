@@ -36,15 +36,19 @@ class Identity:
     def fingerprint(self) -> str:
         return compute_fingerprint(self.stage, self.config, self.code, self.upstream)
 
-    def to_json(self) -> str:
-        """The text for `--identity`, which `parse` reads."""
-        return canonical_json(
-            {field.name: getattr(self, field.name) for field in fields(self)} | {"fingerprint": self.fingerprint}
-        )
+    def to_json(self, inputs: Mapping[str, str] | None = None) -> str:
+        """The text for `--identity`, which `read` reads; `inputs`: the run directories of the inputs, by role."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return canonical_json(values | {"fingerprint": self.fingerprint} | ({"inputs": inputs} if inputs else {}))
 
     @classmethod
     def parse(cls, text: str) -> Identity:
-        """Read the JSON text, or the file named after `@`.
+        """The identity that `read` finds. Raises: as `read`."""
+        return cls.read(text)[0]
+
+    @classmethod
+    def read(cls, text: str) -> tuple[Identity, dict[str, Path]]:
+        """Read the JSON text, or the file named after `@`: an identity, and the run directories of its inputs by role.
 
         Raises: ConfigError for a wrong key; IdentityError for a name that leads out of the folder of results, and for a
             fingerprint that does not belong to the rest.
@@ -64,7 +68,8 @@ class Identity:
             values = json.loads(text)
         except ValueError as error:
             raise IdentityError(f"{where}: not JSON ({error}); give JSON text or @FILE") from error
-        given = values.pop("fingerprint", None) if isinstance(values, dict) else None
+        known = values if isinstance(values, dict) else {}
+        given, inputs = known.pop("fingerprint", None), known.pop("inputs", {})
         identity = fill(cls, values, where)
         path = PurePosixPath(identity.stage, identity.name)
         if path.is_absolute() or ".." in path.parts:
@@ -74,7 +79,7 @@ class Identity:
                 f"{where}: fingerprint {str(given)[:16]} does not belong to the rest, which gives "
                 f"{identity.fingerprint[:16]}; do not edit an identity, let the workflow make it"
             )
-        return identity
+        return identity, {role: Path(directory) for role, directory in inputs.items()}
 
 
 def again_file(identity_file: Path) -> Path:

@@ -67,7 +67,7 @@ class StageContext:
         """The upstream run with this role. Raises: InputMissing."""
         if role not in self.inputs:
             raise InputMissing(
-                f"{self.stage}/{self.name}: no input `{role}`; add --input {role}=DIR with its run directory"
+                f"{self.stage}/{self.name}: no input `{role}`; add its run directory to `inputs` of the identity"
             )
         return self.inputs[role]
 

@@ -23,7 +23,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs import MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
 from implicit_llm_workflow.commands import options
-from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, Job, JobRuntime, Log, run_job
+from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
@@ -108,9 +108,9 @@ def make_command(name: str) -> Callable[..., None]:
         inputs = {"model": _model(model, sha256 or [], log), **test_sets}
         identity = _identity(command_name, config, {role: manifest for role, (_, manifest) in inputs.items()})
         run_dir = out or ROOT / "evaluate" / identity.name
-        words = [f"{role}={folder}" for role, (folder, _) in inputs.items()]
+        directories = {role: str(folder) for role, (folder, _) in inputs.items()}
         runtime = options.given(JobRuntime, {key: values[key] for key in machine})
-        run_job(Job(run_dir, identity.to_json(), words, log, runtime))
+        run_job(run_dir, identity.to_json(directories), log, runtime)
         _show(run_dir, kind.columns)
 
     options.with_options(command, {**_setting_options(kind), **machine})
@@ -225,7 +225,7 @@ def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Ma
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
     identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
     run_dir = ROOT / "checkpoint" / name
-    run_job(Job(run_dir, identity.to_json(), None, log, {"downloads": downloads_folder()}))
+    run_job(run_dir, identity.to_json(), log, {"downloads": downloads_folder()})
     return run_dir, Manifest.read(run_dir / MANIFEST)
 
 

@@ -171,7 +171,7 @@ def explain(
 
     The reasons are settings, functions or inputs that changed. Times come from earlier runs, or else from
     `implicit-llm estimate`. With --identity it prints what a job's fingerprint is made of: config, code and the
-    fingerprints of its inputs. Pass that to a job that you run manually, as its --identity.
+    fingerprints of its inputs; and where these inputs are. Pass that to a job that you run manually, as its --identity.
 
     **Example**
 
@@ -185,7 +185,7 @@ def explain(
     if identity:
         if len(wanted) != 1:
             raise options.OptionError("--identity: needs one job, for example `explain --identity data/a5-train`")
-        typer.echo(plan.identities[plan.find(wanted[0]).key].to_json())
+        typer.echo(plan.identity_text(plan.find(wanted[0])))
         return
     found = why.explain(plan, wanted)
     if as_json:

@@ -2,11 +2,10 @@
 
 import importlib
 import importlib.util
-import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -45,16 +44,9 @@ IdentityText = Annotated[
     str,
     typer.Option(
         "--identity",
-        help="The identity of the result, as JSON, or @FILE. `implicit-llm explain --identity` prints it.",
+        help="The identity of the result and the run directories of its inputs, as JSON, or @FILE. "
+        "`implicit-llm explain --identity` prints it.",
         metavar="JSON",
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        help="A finished job that this one reads, by role. Repeatable. @FILE names a JSON file with all of them.",
-        metavar="ROLE=DIR",
     ),
 ]
 Log = Annotated[Path | None, typer.Option(help="File to which the log is appended, besides stderr.", metavar="FILE")]
@@ -97,37 +89,29 @@ class JobRuntime:
     downloads: Path | None = None
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a command was told to do. `runtime`: the options of the stage that were set."""
+def run_job(
+    run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
+) -> None:
+    """Hand a job to its stage, with the options of the stage that were set. Raises: UserError, what the stage raises.
 
-    run_dir: Path
-    identity: str
-    inputs: list[str] | None = None
-    log: Path | None = None
-    runtime: dict[str, Any] = field(default_factory=dict)
-    is_training: bool = False
-
-
-def run_job(job: Job) -> None:
-    """Hand the job to its stage, with the options that were set. Raises: UserError, and what the stage raises."""
+    `identity`: JSON or @FILE, as a command was told.
+    """
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
         signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
     # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    directories = parse_inputs(job.inputs or [])
     from implicit_llm_jobs.stage import StageRequest, run_stage
 
-    identity = Identity.parse(job.identity)
-    stage, config = identity.stage, identity.config
-    if (stage == "train") != job.is_training:
-        command = "job" if job.is_training else "train"
+    wanted, inputs = Identity.read(identity)
+    stage, config = wanted.stage, wanted.config
+    if (stage == "train") != is_training:
+        command = "job" if is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
-    if idle := [name for name in job.runtime if name not in OPTIONS_OF_JOB.get(stage, job.runtime)]:
+    if idle := [name for name in runtime if name not in OPTIONS_OF_JOB.get(stage, runtime)]:
         raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
-    if stage == "data" and "threads" in job.runtime:
-        os.environ["RAYON_NUM_THREADS"] = str(job.runtime["threads"])  # of the tokenizers
+    if stage == "data" and "threads" in runtime:
+        os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # of the tokenizers
     plugins = plugin_paths(config)
     for plugin in plugins:
         load_plugin(Path(plugin))
@@ -139,16 +123,16 @@ def run_job(job: Job) -> None:
     run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
 
     def check_code() -> None:
-        require_submitted_code(name, identity.code, f"{stage}/{identity.name}", plugins)
+        require_submitted_code(name, wanted.code, f"{stage}/{wanted.name}", plugins)
 
     def body(context: StageContext) -> StageResult:
         check_code()
         return run(context)
 
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
-    request = StageRequest(job.run_dir, job.identity, directories, job.runtime, job.log, reads=reads)
+    request = StageRequest(run_dir, identity, inputs, runtime, log, reads=reads)
     # A finished result, which may have been accepted with other code, only has to be found again.
-    if request.again is not None or not (work_directory(job.run_dir, identity.fingerprint) / MANIFEST).is_file():
+    if request.again is not None or not (work_directory(run_dir, wanted.fingerprint) / MANIFEST).is_file():
         check_code()
     run_stage(request, body)
 
@@ -161,37 +145,9 @@ def _reads_of_evaluation(path: PurePosixPath) -> bool:
     return {"checkpoint", "kept"}.isdisjoint(path.parts)
 
 
-def parse_inputs(options: list[str]) -> dict[str, Path]:
-    """Role -> directory from ROLE=DIR or @FILE; a role may hold anything but "=". Raises: OptionError."""
-    directories: dict[str, Path] = {}
-    for option in options:
-        for role, directory in _given_inputs(option):
-            if role in directories:
-                raise OptionError(f"--input {option}: role {role!r} is given twice; remove one")
-            directories[role] = directory
-    return directories
-
-
-def _given_inputs(option: str) -> list[tuple[str, Path]]:
-    if option.startswith("@"):
-        try:
-            values = json.loads(Path(option[1:]).read_text(encoding="utf-8"))
-            return [(role, Path(directory)) for role, directory in values.items()]
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise OptionError(
-                f'--input {option}: is no file with a JSON object {{"ROLE": "DIR", ...}} ({error}); let the workflow '
-                "write it"
-            ) from error
-    role, equals, directory = option.partition("=")
-    if not (role and equals and directory):
-        raise OptionError(f"--input {option}: must have the form ROLE=DIR, for example data=results/demo/data/a5-train")
-    return [(role, Path(directory))]
-
-
 def job(
     run_dir: RunDir,
     identity: IdentityText,
-    inputs: Inputs = None,
     log: Log = None,
     **values: Any,
 ) -> None:
@@ -210,7 +166,7 @@ def job(
         implicit-llm job --identity @id.json \\
             --run-dir results/mine/checkpoint/pythia-70m
     """
-    run_job(Job(run_dir, identity, inputs, log, given(JobRuntime, values)))
+    run_job(run_dir, identity, log, given(JobRuntime, values))
 
 
 DOWNLOADS = {"downloads": "Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads."}
@@ -222,7 +178,6 @@ with_options(
 def train(
     run_dir: RunDir,
     identity: IdentityText,
-    inputs: Inputs = None,
     log: Log = None,
     nodes: Annotated[
         int,
@@ -251,7 +206,7 @@ def train(
         implicit-llm explain --config demo \\
             --identity train/a5-implicit-s1/unrolled > id.json
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
-            --identity @id.json --input data=results/demo/data/a5-train
+            --identity @id.json
     """
     runtime = given(Runtime, values)
     if threads := runtime.get("threads", 0):
@@ -260,7 +215,7 @@ def train(
         worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
         launch(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
         return
-    run_job(Job(run_dir, identity, inputs, log, runtime, is_training=True))
+    run_job(run_dir, identity, log, runtime, is_training=True)
     leave_other_processes()
 
 

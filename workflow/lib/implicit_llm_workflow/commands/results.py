@@ -10,7 +10,7 @@ import typer
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import MANIFEST, without_password
 from implicit_llm_workflow.commands import options
-from implicit_llm_workflow.commands.jobs import Job, run_job
+from implicit_llm_workflow.commands.jobs import run_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def report(
             raise options.OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
         wanted, inputs = report_with_missing(plan, page, found)
         folder = plan.run_dir(page).with_name(wanted.name)
-        run_job(Job(folder, wanted.to_json(), inputs))
+        run_job(folder, wanted.to_json(inputs), None, {})
         typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
         typer.echo(str(folder / "index.html"))
     elif found or plan.statuses[page.key].state != "fresh":

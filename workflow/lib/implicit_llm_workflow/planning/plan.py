@@ -1,6 +1,5 @@
 """An experiment as a plan: its nodes, what each of them should be, and what there is already."""
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable
@@ -23,8 +22,6 @@ LOCAL_PROFILE = "profiles/local"
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
 
 
-# Jobs with more inputs are told them in a file: one word of a command holds 128 KB on Linux.
-MAX_INPUT_OPTIONS = 8
 MODEL_ROLE = "model"
 FORCED = "forced, or made from what was forced"
 
@@ -107,27 +104,17 @@ class Plan:
     def identity_file(self, node: Node) -> Path:
         """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""
         fingerprint = self.identities[node.key].fingerprint
-        return self.root / ".identities" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
+        return self.root / ".jobs" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 
-    def has_many_inputs(self, node: Node) -> bool:
-        """Whether the job is told its inputs in a file."""
-        return len(node.upstream) > MAX_INPUT_OPTIONS
-
-    def inputs_file(self, node: Node) -> Path:
-        """Where a job with many inputs finds which directories they are."""
-        path = self.identity_file(node)
-        return path.with_name(f"{path.stem}.inputs.json")
-
-    def input_dirs(self, node: Node) -> dict[str, str]:
-        """Run directory of everything that a job reads, by role."""
-        return {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
+    def identity_text(self, node: Node) -> str:
+        """What a job is told: its identity, and the run directory of everything that it reads."""
+        directories = {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
+        return self.identities[node.key].to_json(directories)
 
     def write_job_files(self) -> None:
-        """Make the files with identities and inputs that are not there yet."""
+        """Make the files with identities that are not there yet."""
         for node in self.nodes.values():
-            _write_once(self.identity_file(node), self.identities[node.key].to_json())
-            if self.has_many_inputs(node):
-                _write_once(self.inputs_file(node), json.dumps(self.input_dirs(node), indent=1))
+            _write_once(self.identity_file(node), self.identity_text(node))
 
     @property
     def wanted(self) -> list[str]:

@@ -21,15 +21,15 @@ def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
     return [_missing_result(plan, jobs, role, node) for role, node in missing.items()]
 
 
-def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, list[str]]:
-    """The identity of the page made from the fresh results, and its inputs as ROLE=DIR; it has a folder of its own."""
+def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, dict[str, str]]:
+    """The identity of the page made from the fresh results, and its inputs' directories; it has a folder of its own."""
     lacking = {item.role for item in missing}
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
     config = {**page.config, "missing": [asdict(item) for item in missing]}
     upstream = {role: plan.identities[key].fingerprint for role, key in there.items()}
     code = plan.code_of(job_code(page.stage, config))
     identity = Identity(page.stage, f"{page.name}{WITH_MISSING}", config, code, upstream)
-    return identity, [f"{role}={plan.run_dir(plan.nodes[key])}" for role, key in there.items()]
+    return identity, {role: str(plan.root / key) for role, key in there.items()}
 
 
 def _missing_result(plan: Plan, jobs: Mapping[str, ObservedJob], role: str, node: Node) -> MissingResult:

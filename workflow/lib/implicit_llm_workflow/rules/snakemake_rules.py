@@ -155,23 +155,10 @@ class RuleInputs:
         return largest
 
     def identity(self, stage: str) -> Callable[[Any], str]:
-        """A parameter function: the identity of a job, as @FILE, which keeps commands short enough to be read."""
+        """A parameter function: the identity of a job, as @FILE: some have too many inputs for a command."""
         return _asked_by_snakemake(
             lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
         )
-
-    def inputs(self, stage: str) -> Callable[[Any], list[str]]:
-        """A parameter function: `--input ROLE=DIR` for everything that a job reads, `--input @FILE` for many."""
-
-        @_asked_by_snakemake
-        def options(wildcards: Any) -> list[str]:
-            node = self.node(stage, wildcards)
-            if self._plan.has_many_inputs(node):
-                return ["--input", f"@{self._plan.inputs_file(node).as_posix()}"]
-            directories = self._plan.input_dirs(node).items()
-            return [word for role, path in directories for word in ("--input", f"{role}={path}")]
-
-        return options
 
 
 def rule_of(node: Node) -> str:
