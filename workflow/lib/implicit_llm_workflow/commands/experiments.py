@@ -170,8 +170,8 @@ def explain(
     """Show which jobs will run next, why, how long they take, and what stays.
 
     The reasons are settings, functions or inputs that changed. Times come from earlier runs, or else from
-    `implicit-llm estimate`. With --identity it prints what a job's fingerprint is made of: config, code and the
-    fingerprints of its inputs; and where these inputs are. Pass that to a job that you run manually, as its --identity.
+    `implicit-llm estimate`. With --identity it prints what a job's fingerprint is made of (config, code and the
+    fingerprints of its inputs) and where the inputs are. Pass that to a job that you run manually, as its --identity.
 
     **Example**
 

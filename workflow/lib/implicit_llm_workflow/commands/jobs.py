@@ -71,7 +71,7 @@ TRAINING = {
         "grace_s": "Seconds from the stop signal to the kill; warns when a save takes longer.",
         "hang_s": "Write the stacks and end the job after this time without progress; 0 waits forever.",
     },
-    "Progress and alarms": {
+    "Progress": {
         "log_every_steps": "Steps between points of the journal.",
         "progress": "Log lines at growing intervals, or a bar.",
     },
