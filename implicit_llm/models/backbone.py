@@ -183,10 +183,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         valid_BL: Tensor | None,
         position_ids: Tensor | None,
         prefix: Prefix | None,
-        *,
-        dropout_masks: tuple[Tensor, ...] | None = None,
     ) -> StackInput:
-        """Everything f needs besides z; computed once per forward pass. Without dropout masks, new ones are drawn.
+        """Everything f needs besides z; computed once per forward pass.
 
         Args: valid_BL is False for padding, which comes last in each row. Without position_ids, positions count tokens.
         Raises: ValueError for positions that do not increase, as in packed documents.
@@ -212,7 +210,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             weights=weights,
             injection_BLE=self.injection(embedding_BLD) if self.config.is_implicit else None,
             valid_BL=valid_BL,
-            dropout_masks=self.draw_dropout(embedding_BLD) if dropout_masks is None else dropout_masks,
+            dropout_masks=self.draw_dropout(embedding_BLD),
             rope=self.rope(position_ids),
             prefix=prefix,
             mesh=mesh,
