@@ -13,12 +13,11 @@ from implicit_llm_report.inputs.frame import AVERAGE, COSTS, groups
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of one task; `chance` is what a model without knowledge scores."""
+    """One metric of one task."""
 
     label: str
     task: str
     metric: str
-    chance: float | None = None
 
 
 @dataclass(frozen=True)
