@@ -59,7 +59,7 @@ def draw_parity_by_length(given):  # type: ignore[no-untyped-def]
     """The figure: panels drawn with matplotlib, from the table of all results, which has a row for each number."""
     from implicit_llm_report.figures.svg import Figure, Panel
 
-    frame = given.inputs.frame
+    frame = given.measured
     rows = frame[(frame["kind"] == "parity_accuracy") & (frame["metric"] == "accuracy_token")]
 
     def draw(axes) -> None:  # type: ignore[no-untyped-def]

@@ -26,7 +26,7 @@ from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.published import Published
-from implicit_llm_report.inputs.sources import Given, ReportInputs, load_inputs
+from implicit_llm_report.inputs.sources import Given, load_inputs
 from implicit_llm_report.inputs.training_runs import TrainingRun
 
 Record = dict[str, Any]
@@ -126,7 +126,7 @@ def legend_of(figure: str) -> Sequence[str]:
     return re.findall(r"</svg>\s*(.*?)</li>", figure.split('<div class="panels')[0], re.DOTALL)
 
 
-def inputs_of(context: StageContext) -> ReportInputs:
+def inputs_of(context: StageContext) -> Given:
     """What the report reads."""
     return load_inputs(context.inputs, fill(ReportConfig, context.config, "report"))
 
@@ -138,8 +138,7 @@ def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[Trainin
         kind: [{"role": f"evaluate:{record['run']}"} | record for record in mine] for kind, mine in records.items()
     }
     frame = frame_of(known, {}, training)
-    inputs = ReportInputs(tuple(training), {}, frame=frame)
-    return Given(inputs, ReportConfig(**config), Published({}))
+    return Given(ReportConfig(**config), Published({}), frame, tuple(training), {})
 
 
 def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:

@@ -167,10 +167,10 @@ def test_only_tests_at_the_training_length_count() -> None:
         about | {"run": f"{layers}", "num_layers": layers, "seed": seed, "accuracy_last10": accuracy}
         for layers, seed, accuracy in ((1, 0, 0.2), (2, 0, 0.95), (2, 1, 0.93))
     ]
-    found = fewest_layers(depths(given_of({"word_problem": records}).inputs.frame, LAYERS), LAYERS)
+    found = fewest_layers(depths(given_of({"word_problem": records}).measured, LAYERS), LAYERS)
     assert set(found["value"]) == {2.0}
     beyond = given_of({"word_problem": [record | {"length": 32} for record in records]})
-    assert depths(beyond.inputs.frame, LAYERS).empty
+    assert depths(beyond.measured, LAYERS).empty
 
 
 def test_a_section_that_is_asked_for_and_has_no_runs_says_so(tmp_path: Path) -> None:

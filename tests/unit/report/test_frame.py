@@ -28,7 +28,7 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
         | make_babi_runs(tmp_path / "babi", seeds=(0,))
         | make_language_runs(tmp_path / "text", family("mamba2", "implicit_mamba2", seeds=(0,))[:2])
     )
-    frame = inputs_of(make_context(tmp_path / "report", roles)).frame
+    frame = inputs_of(make_context(tmp_path / "report", roles)).measured
     frame = frame[frame["task"].isna()]  # without the parts of CatbAbI
     found = {(row.kind, row.metric, *(getattr(row, key) for key in WHAT)): row for row in frame.itertuples()}
     metrics = {"word_problem": "accuracy_last10", "perplexity": "perplexity", "catbabi": "accuracy"}

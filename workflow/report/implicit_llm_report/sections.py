@@ -60,7 +60,7 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
     "babi": _babi,
     "test-time": sweeps.swept_rows,
     "duality": _duality,
-    "jacobian": lambda given: jacobian.jacobian_rows(given.inputs.frame),
+    "jacobian": lambda given: jacobian.jacobian_rows(given.measured),
 }
 
 

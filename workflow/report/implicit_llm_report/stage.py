@@ -7,8 +7,7 @@ from implicit_llm_contracts.runs import DECLARED, StageContext, StageResult, wri
 from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg
-from implicit_llm_report.inputs.published import load_published
-from implicit_llm_report.inputs.sources import Given, load_inputs
+from implicit_llm_report.inputs.sources import load_inputs
 from implicit_llm_report.page import latex_numbers
 from implicit_llm_report.page.page import PageContent, render
 from implicit_llm_report.registry import caption_of
@@ -30,7 +29,7 @@ def run(context: StageContext) -> StageResult:
         raise ReportError(
             "report: no inputs; add the run directories of evaluations and training phases to `inputs` of the identity"
         )
-    given = Given(load_inputs(context.inputs, config), config, load_published())
+    given = load_inputs(context.inputs, config)
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
     judgements = [judge(claim, given.frame, config.experiment) for claim in claims if is_papers]

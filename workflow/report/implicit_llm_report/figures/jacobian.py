@@ -30,7 +30,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 def jacobian(given: Given) -> Figure | None:
     """Heat maps, of one token each that has entries to draw."""
-    shown = groups(jacobian_rows(given.inputs.frame), ("name", "setting"))[:MOST_PANELS]
+    shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
         for model in shown

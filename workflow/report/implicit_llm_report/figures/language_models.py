@@ -110,7 +110,7 @@ def accuracy_by_babi_task(given: Given) -> Figure | None:
 
     Of runs that compete only the one chosen on the validation set is drawn: a grid has more of them than fit.
     """
-    rows = headlines(plain(given.inputs.frame, "catbabi"))
+    rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]
     shown = []
     for test in groups(rows, ("data",)):
@@ -137,7 +137,7 @@ def _decorate_tasks(axis: Axes, test: Group) -> None:
 
 def convergence_by_iteration(given: Given) -> Figure | None:
     """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
-    frame, charts = given.inputs.frame, []
+    frame, charts = given.measured, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
     for test in groups(rows, ("data", "length")):
         models, title = groups(test.rows, ("name",)), title_of(test, ("data", "length"))

@@ -62,7 +62,7 @@ def loss_by_flops(given: Given) -> Figure | None:
 
 def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[TrainingRun]]:
     """The runs that are evaluated, implicit ones first, under the label of their task; all where none is."""
-    frame, training = given.inputs.frame, given.inputs.training
+    frame, training = given.measured, given.training
     labels = {run: models for run, models in zip(frame["run"], frame["models"], strict=True) if models}
     for task in groups(given.words, TASK):
         labels |= dict.fromkeys(task.rows["run"], title_of(task, TASK))
@@ -123,7 +123,7 @@ def solver_health(given: Given) -> Figure | None:
 
 def _implicit_kinds(given: Given) -> dict[str, list[TrainingRun]]:
     kinds: dict[str, list[TrainingRun]] = {}
-    for run in given.inputs.training:
+    for run in given.training:
         if run.is_implicit:
             kinds.setdefault(_kind(run), []).append(run)
     return kinds

@@ -7,7 +7,7 @@ taken apart.
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from implicit_llm_report.config import DataPart, Job, ReportConfig, ReportError
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
-from implicit_llm_report.inputs.published import Published
+from implicit_llm_report.inputs.published import Published, load_published
 from implicit_llm_report.inputs.suites import with_suites
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
 
@@ -42,25 +42,22 @@ class Source:
 
 
 @dataclass(frozen=True)
-class ReportInputs:
-    """Everything the report knows."""
-
-    training: tuple[TrainingRun, ...]
-    sources: Mapping[str, Source]
-    frame: pd.DataFrame = field(default_factory=lambda: frame_of({}, {}))
-
-
-@dataclass(frozen=True)
 class Given:
-    """`inputs.frame` is what was measured, `frame` has the averages of downstream tasks and the fewest layers too."""
+    """Everything the report knows.
 
-    inputs: ReportInputs
+    `measured` is what was measured or is missing; `frame` also has the averages of downstream tasks and the fewest
+    layers.
+    """
+
     config: ReportConfig
     published: Published
+    measured: pd.DataFrame
+    training: tuple[TrainingRun, ...]
+    sources: Mapping[str, Source]
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        found, config = with_suites(self.inputs.frame), self.config.minimum_layers
+        found, config = with_suites(self.measured), self.config.minimum_layers
         layers = [] if config is None else [fewest_layers(self.depths, config)]
         return pd.concat([found, *(rows for rows in layers if len(rows))], ignore_index=True)
 
@@ -68,18 +65,18 @@ class Given:
     def depths(self) -> pd.DataFrame:
         """Accuracies by depth; empty where the report's configuration names no group."""
         config = self.config.minimum_layers
-        return self.inputs.frame[:0] if config is None else depths(self.inputs.frame, config)
+        return self.measured[:0] if config is None else depths(self.measured, config)
 
     @cached_property
     def words(self) -> pd.DataFrame:
-        return plain(self.inputs.frame, "word_problem")
+        return plain(self.measured, "word_problem")
 
     @cached_property
     def perplexities(self) -> pd.DataFrame:
-        return plain(self.inputs.frame, "perplexity")
+        return plain(self.measured, "perplexity")
 
 
-def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInputs:
+def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> Given:
     """Read every input; missing results become rows without numbers. Raises: ReportError naming the file."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
@@ -99,7 +96,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> ReportInpu
     for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
         records.setdefault(kind, []).append(_placed(record, record["role"], config))
     training, reasons = _training_runs(sources, inputs), {item.role: item.why for item in config.missing}
-    return ReportInputs(training, sources, frame_of(records, reasons, training))
+    return Given(config, load_published(), frame_of(records, reasons, training), training, sources)
 
 
 def _trained(source: Source) -> Record:

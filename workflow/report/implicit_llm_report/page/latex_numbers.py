@@ -31,8 +31,8 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
     lines = [HEAD.format(experiment=given.config.experiment)]
     lines += [f"% lacks {item.job} ({item.state}); made by: {item.command}" for item in given.config.missing]
-    for group in groups(given.inputs.frame, PLACES):
-        known = ((role, given.inputs.sources.get(role)) for role in group.roles)
+    for group in groups(given.measured, PLACES):
+        known = ((role, given.sources.get(role)) for role in group.roles)
         lines.append(
             "% " + "; ".join(f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
         )

@@ -18,7 +18,7 @@ from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import LAST_TEN, METRIC_WORDS, PERPLEXITY, Spread, seeds_words
 from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
-from implicit_llm_report.inputs.sources import Given, ReportInputs, Source
+from implicit_llm_report.inputs.sources import Given, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
 from implicit_llm_report.registry import caption_of, registry
 from implicit_llm_report.sections import PublishedRow
@@ -45,7 +45,7 @@ class PageContent:
 
 def render(content: PageContent) -> str:
     """The page as text."""
-    inputs, config = content.given.inputs, content.given.config
+    given, config = content.given, content.given.config
     marks = {row.entry.mark for row in content.published} | {j.claim.mark for j in content.judgements if j.claim.mark}
     page = (
         _environment(content.given)
@@ -61,13 +61,13 @@ def render(content: PageContent) -> str:
             ],
             glances=glances(content) if config.is_whole else [],
             entries=registry().tables,
-            training=[_training(run, inputs.sources) for run in inputs.training if config.is_whole],
-            settings=hyperparameters(inputs),
-            all_sources=list(inputs.sources.values()),
-            anchors={source.manifest.fingerprint: source.anchor for source in inputs.sources.values()},
+            training=[_training(run, given.sources) for run in given.training if config.is_whole],
+            settings=hyperparameters(given),
+            all_sources=list(given.sources.values()),
+            anchors={source.manifest.fingerprint: source.anchor for source in given.sources.values()},
             used_marks=sorted(marks),
             marks=content.given.published.marks,
-            sources_of=partial(sources_of, inputs.sources),
+            sources_of=partial(sources_of, given.sources),
             symbols=SYMBOLS,
             not_run=NOT_RUN,
             mark_words=MARK_WORDS,
@@ -92,7 +92,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "words": cell_words,
         "caption": caption,
         "commas": "{:,}".format,
-        "by": partial(linked, sources=given.inputs.sources),
+        "by": partial(linked, sources=given.sources),
     }
     return environment
 
@@ -180,12 +180,12 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
     }
 
 
-def hyperparameters(inputs: ReportInputs) -> dict[str, Any]:
+def hyperparameters(given: Given) -> dict[str, Any]:
     """A row for each phase of each run with the settings that differ between them, and what all rows share."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for run in inputs.training:
+    for run in given.training:
         for phase in run.phases:
-            flat = pd.json_normalize(inputs.sources[phase.role].manifest.config).to_dict("records")[0]
+            flat = pd.json_normalize(given.sources[phase.role].manifest.config).to_dict("records")[0]
             settings = {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
             about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": settings}
             row = rows.setdefault((run.run, phase.name), about)
