@@ -26,6 +26,7 @@ from implicit_llm_contracts.runs import (
 )
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
+from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
 
 EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
@@ -224,14 +225,8 @@ for _panel, _sentences in TRAINING.items():
 
 
 def preflight(
-    hardware: Annotated[str, typer.Option(help="Name of the hardware class, for messages.", metavar="NAME")],
     report: Annotated[Path | None, typer.Option(help="JSON file for what was found.", metavar="FILE")] = None,
-    results: Annotated[Path, typer.Option(help="Folder in which results must be writable.", metavar="DIR")] = Path(
-        "results"
-    ),
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help=MACHINE["device"])] = "auto",
-    kernels: Annotated[Kernels, typer.Option(help=MACHINE["kernels"])] = "auto",
-    checkpoint_bytes: Annotated[int, typer.Option(min=0, help="Size of the largest checkpoint.", metavar="BYTES")] = 0,
+    **values: Any,
 ) -> None:
     """Check in seconds that this machine can run the jobs of a hardware class: driver, kernels, disk.
 
@@ -242,9 +237,17 @@ def preflight(
         srun --partition=h100 --gpus=1 \\
             implicit-llm preflight --hardware h100 --device cuda
     """
-    from implicit_llm_workflow.launching.preflight import Preflight
-
     with logs.configured(None):
-        found = Preflight(hardware, device, kernels, results, checkpoint_bytes).run()
+        found = Preflight(**given(Preflight, values)).run()
     if report is not None:
         write_json(report, found)
+
+
+PREFLIGHT = {
+    "hardware": "Name of the hardware class, for messages.",
+    "results": "Folder in which results must be writable.",
+    "device": MACHINE["device"],
+    "kernels": MACHINE["kernels"],
+    "checkpoint_bytes": "Size of the largest checkpoint.",
+}
+with_options(preflight, field_options(Preflight, PREFLIGHT, "Options"))

@@ -11,8 +11,10 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from implicit_llm_contracts.config.training import Kernels
+from implicit_llm_contracts.config.values import Number
 from implicit_llm_contracts.runs import UserError, require_space, write_atomic
 from implicit_llm_workflow.project_dirs import package_dir
 from implicit_llm_workflow.text import first_line
@@ -32,13 +34,13 @@ class PreflightFailed(UserError):
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a hardware class promises. `device`: auto, cpu or cuda; `kernels`: auto, torch or triton."""
+    """What a hardware class promises; `checkpoint_bytes`: of the largest one."""
 
-    hardware: str
-    device: str
-    kernels: str
-    results: Path
-    checkpoint_bytes: int
+    hardware: str = "this machine"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kernels: Kernels = "auto"
+    results: Path = Path("results")
+    checkpoint_bytes: Number = 0
 
     def run(self) -> dict[str, Any]:
         """What was found, by check, with the seconds that each took. Raises: PreflightFailed at the first bad one."""
@@ -95,7 +97,7 @@ class Preflight:
 
         device = self._device(torch)
         try:
-            backend = select_kernels_for(device, self.kernels)  # type: ignore[arg-type]
+            backend = select_kernels_for(device, self.kernels)
             differences = _differences(torch, device)
         except KernelsUnavailable as error:
             raise self._failed(str(error)) from error
