@@ -75,7 +75,7 @@ def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
     (checkout / "docs").mkdir()
     monkeypatch.chdir(checkout / below)
     err = refusal(capsys, "status", "--config", str(tiny.path), *options)
-    assert f"the results of {checkout} are in {checkout / 'results'}" in err
+    assert f"type `cd {checkout}` and leave out --results" in err
     monkeypatch.chdir(checkout)
     (checkout / "results").rmdir()  # as before the first run
     output(capsys, "status", "--config", str(tiny.path))
@@ -133,7 +133,7 @@ IDENTITY = "--run-dir x --identity {}"
         (f"explain --identity {TINY}", "--identity: needs one job.*"),
         (f"lineage report {TINY}", "report: has not finished; type: snakemake --configfile .*"),
         (f"accept report {TINY}", ".*--why: is missing.*"),
-        (f"report --only train/implicit-s0/free {TINY}", ".*is no figure or table of the experiment; .*"),
+        (f"report --only train/implicit-s0/free {TINY}", "excerpt/train/implicit-s0/free: .* has no such job; .*"),
         (f"estimate --hardware h20 {TINY}", ".*did you mean 'h200'.*"),
     ],
 )

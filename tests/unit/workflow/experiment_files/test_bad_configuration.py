@@ -253,7 +253,7 @@ PEER = "{data: text, checkpoint: {path: x}}"
 PEER_CASES = [
     (PEER, "{data: text, checkpoint: {}}", "needs either path"),
     (PEER, "{data: text, checkpoint: {path: x, hub: y, revision: null}}", "needs either path"),
-    (PEER, "{data: text, checkpoint: {hub: owner/other}}", "revision: is missing; name the commit, or null"),
+    (PEER, "{data: text, checkpoint: {hub: owner/other}}", "and revision (a commit, or null for the newest"),
     (PEER, "{data: text, checkpoint: {path: x, revision: y}}", "unknown key 'revision'"),
     (PEER, "{data: txt, checkpoint: {path: x}}", "did you mean 'text'"),
     (PEER, "{data: text, checkpoint: {path: x}, evaluations: [perplexty]}", "did you mean 'perplexity'"),
@@ -308,13 +308,13 @@ BESIDE_CASES = [
             ("config: {model_type: other}\npackage: 'other; rm'", "package: .*name of a Python package"),
             (
                 "pretrained: some/model",
-                "revision: is missing, .*`git ls-remote https://huggingface.co/some/model HEAD`",
+                "revision: some/model is no folder; .*`git ls-remote https://huggingface.co/some/model HEAD`",
             ),
             (f"{HUB}main", A_COMMIT),
             (f"{HUB}{COMMIT[:12]}", A_COMMIT),
             (f"{HUB}{COMMIT.upper()}", A_COMMIT),
-            (f"{HUB}null", "revision: is missing, and some/model is no folder"),
-            (f"pretrained: models\nrevision: {COMMIT}", "revision: models is a folder, which has none; remove it"),
+            (f"{HUB}null", "revision: some/model is no folder"),
+            (f"pretrained: models\nrevision: {COMMIT}", "revision: models is a folder; a folder has none"),
             ("pretrained: some/model\nconfig: llama3-130m-explicit", "unknown key"),
             (f"revision: {COMMIT}\nconfig: llama3-130m-explicit", "unknown key"),
         )

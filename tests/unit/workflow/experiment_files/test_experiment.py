@@ -194,9 +194,9 @@ CASES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"steps": "rest"}, {"after": "b", "steps": "rest"}], "b.after: there is no phase 'b' before this one"),
     (
         [{"steps": "rest", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
-        "b.start: phase 'a' does not keep step 700; add 0.7 to the list `keep` of 'a'",
+        "b.start: phase 'a', steps 0 to 1000, does not keep step 700; add 0.7 to its list `keep`",
     ),
-    ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: step 600 is outside of phase 'a', steps 0 to 500"),
+    ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: phase 'a', steps 0 to 500, does not keep step 600"),
     ([{"steps": "rest", "start": 5}], "a.start: the first phase starts at step 0; remove the key"),
     (
         [{"steps": 500, "keep": [0.6]}, {"steps": "rest"}],

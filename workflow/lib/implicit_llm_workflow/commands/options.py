@@ -134,9 +134,6 @@ def make_plan(config: str, results: Path) -> Plan:
     is_before_first_run = results.name == DEFAULT_RESULTS.name and (results.parent / SNAKEFILE).is_file()
     if not (results.is_dir() or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())
-        if root is None:
-            advice = "work in the folder of the Snakefile, or name its results by --results DIR"
-        else:
-            advice = f"the results of {root} are in {root / DEFAULT_RESULTS}: type `cd {root}` and leave out --results"
-        raise NoResults(f"{results}: there is no such folder of results; {advice}")
+        advice = "work in the folder of the Snakefile" if root is None else f"type `cd {root}` and leave out --results"
+        raise NoResults(f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR")
     return Plan(load_experiment(experiment_path(config)), results)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import MANIFEST, without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
@@ -58,11 +57,7 @@ def report(
         options.show(*main_numbers(plan))
         typer.echo("\n".join(where_to_look(plan)))
         return
-    name = (only or "").removeprefix(f"{EXCERPT}/")
-    if name and name not in plan.experiment.excerpts:
-        hint = nearest(name, plan.experiment.excerpts)
-        raise options.OptionError(f"--only {only}: is no figure or table of the experiment; {hint}")
-    page = plan.find(name or "report")
+    page = plan.find(f"{EXCERPT}/{only.removeprefix(f'{EXCERPT}/')}" if only else "report")
     found = find_missing(plan, page)
     _show(found, len(page.upstream))
     if missing:

@@ -154,15 +154,10 @@ def _start_step(entry: PhaseEntry, before: Phase | None, total_steps: int, at: s
             raise ConfigError(f"{at}.start: the first phase starts at step 0; remove the key")
         return 0
     start = before.end_step if entry.start is None else _step(entry.start, total_steps)
-    if not before.start_step < start <= before.end_step:
-        raise ConfigError(
-            f"{at}.start: step {start} is outside of phase {before.name!r}, steps {before.start_step} to "
-            f"{before.end_step}; choose another start"
-        )
     if start not in (before.end_step, *before.keep):
         raise ConfigError(
-            f"{at}.start: phase {before.name!r} does not keep step {start}; add {entry.start} to the list `keep` of "
-            f"{before.name!r}"
+            f"{at}.start: phase {before.name!r}, steps {before.start_step} to {before.end_step}, does not keep step "
+            f"{start}; add {entry.start} to its list `keep`, or choose another start"
         )
     return start
 

@@ -143,11 +143,11 @@ class Peer:
 def build_peer(name: str, item: Mapping[str, Any], source: str) -> Peer:
     """A peer from its values. Raises: ConfigError that starts with `source`, the file."""
     at, checkpoint = f"{source}: peers.{name}", item.get("checkpoint", {})
-    if not isinstance(checkpoint, Mapping) or ("path" in checkpoint) == ("hub" in checkpoint):
-        raise ConfigError(f"{at}.checkpoint: needs either path (a folder) or hub (a name on the hub)")
-    if "hub" in checkpoint and "revision" not in checkpoint:
+    is_known = isinstance(checkpoint, Mapping) and ("path" in checkpoint) != ({"hub", "revision"} <= checkpoint.keys())
+    if not is_known:
         raise ConfigError(
-            f"{at}.checkpoint.revision: is missing; name the commit, or null for the newest, which is then not pinned"
+            f"{at}.checkpoint: needs either path (a folder), or hub (a name on the hub) and revision (a commit, or "
+            "null for the newest, which is then not pinned)"
         )
     cls = HubCheckpoint if "hub" in checkpoint else FolderCheckpoint
     return fill_entry(Peer, name, {**item, "checkpoint": fill(cls, checkpoint, f"{at}.checkpoint")}, at)

@@ -29,12 +29,10 @@ class PretrainedModel:
     def fields(self, path: str) -> dict[str, Any]:
         """The model as its job is given it. Raises: ConfigError."""
         name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
-        if is_folder and self.revision is not None:
-            raise ConfigError(f"{path}: revision: {name} is a folder, which has none; remove it")
-        if not is_folder and self.revision is None:
+        if is_folder != (self.revision is None):
             raise ConfigError(
-                f"{path}: revision: is missing, and {name} is no folder; correct pretrained, or add the commit of a "
-                f"model of the hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
+                f"{path}: revision: {name} is {'a' if is_folder else 'no'} folder; a folder has none, and a model of "
+                f"the hub needs its commit, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
             )
         return {"pretrained": name} | ({} if self.revision is None else {"revision": self.revision})
 
