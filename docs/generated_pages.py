@@ -3,9 +3,10 @@
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -18,6 +19,7 @@ from implicit_llm_contracts.config.evaluation import (
     LmEvalConfig,
     ModeConfig,
     PerplexityConfig,
+    SweepConfig,
 )
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
@@ -25,9 +27,18 @@ from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
 
-EVALUATIONS = [ModeConfig, EvaluateConfig, PerplexityConfig, CatbabiConfig, LmEvalConfig, DualityConfig, JacobianConfig]
+EVALUATIONS = [
+    ModeConfig,
+    SweepConfig,
+    EvaluateConfig,
+    PerplexityConfig,
+    CatbabiConfig,
+    LmEvalConfig,
+    DualityConfig,
+    JacobianConfig,
+]
 SECTIONS: dict[str, list[type]] = {
-    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Override, MinimumLayersConfig],
+    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, MinimumLayersConfig],
     "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit],
     "CatbAbI": [data_sets.Catbabi, text.SimulatedText, text.ArchiveText, text.Stories],
     "Text": [
@@ -53,6 +64,15 @@ SECTIONS: dict[str, list[type]] = {
         excerpts.Origin,
     ],
 }
+# Entries whose field `name` is the key above them.
+NAMED = (
+    runs.RunEntry,
+    data_sets.WordProblem,
+    data_sets.Catbabi,
+    data_sets.LanguageModel,
+    evaluations.Peer,
+    excerpts.Excerpt,
+)
 
 
 def write_generated_pages(folder: Path) -> None:
@@ -84,23 +104,28 @@ def keys() -> Iterator[str]:
         for cls in classes:
             yield from (f"### {title}: {cls.__name__}", "", inspect.cleandoc(cls.__doc__ or "").replace("<", "\\<"), "")
             yield from ("| key | type | default |", "|---|---|---|")
+            hints = get_type_hints(cls)
             for item in fields(cls):
-                yield f"| `{item.name}` | `{type_of(item)}` | {default_of(item)} |"
+                if item.name != "name" or cls not in NAMED:
+                    yield f"| `{item.name.rstrip('_')}` | `{type_of(hints[item.name])}` | {default_of(item)} |"
             yield ""
 
 
-def type_of(item: Field[Any]) -> str:
-    """The annotation as it is written, without its checks."""
-    shown = item.type if isinstance(item.type, str) else getattr(item.type, "__name__", str(item.type))
-    return (
-        re.sub(r"Annotated\[((?:[^\[\],]|\[[^\]]*\])+),.*\]", r"\1", shown).replace("|", "or").replace("_Entry", "dict")
-    )
+def type_of(hint: Any) -> str:
+    """A type without its checks and the modules of its parts."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(type_of, get_args(hint)))
+    shown = str(hint) if get_args(hint) else hint.__name__
+    return re.sub(r"\w+\.(?=\w)", "", shown).replace("|", "or").removesuffix("Type")
 
 
 def default_of(item: Field[Any]) -> str:
     if item.default is not MISSING:
         return f"`{item.default!r}`".replace("|", "\\|")
-    return "required" if item.default_factory is MISSING else f"`{item.default_factory()!r}`"
+    if item.default_factory is MISSING:
+        return "required"
+    value = item.default_factory()
+    return "`{}`" if is_dataclass(value) else f"`{value!r}`"
 
 
 def cell(text: str) -> str:

@@ -99,11 +99,11 @@ class Stories:
 
 @dataclass(frozen=True)
 class SimulatedText:
-    """Stories made up here, in the format of bAbI. `story_length`: statements of a story, about.
+    """Simulated stories in the format of bAbI. `story_length`: about how many statements a story has.
 
-    A story of family 11 can be one statement longer, and very short ones longer by what their first question needs.
-    Every story has a random stream of its own, so that the splits are independent and more stories leave the first
-    ones as they are; very short stories can still be equal by chance.
+    A story of family 11 can be one statement longer, and a very short one by what its first question needs. Every story
+    has a random stream of its own, so the splits are independent, and a larger set begins with the same stories. Very
+    short stories can still be equal by chance.
     """
 
     source: Literal["simulated"]

@@ -117,7 +117,7 @@ class WordProblem(_Prepared):
 
 @dataclass(frozen=True)
 class Catbabi:
-    """`text`: where the stories come from; `collection`: which of them, by default the first that the text has.
+    """`text`: where the stories come from; `collection`: which of them, by default the first of the text.
 
     `mode` says what training learns, the answers to questions (qa) or every word (lm); validation and test sets are
     read for both. `seed` is that of the order of the stories. `drop_last_story` leaves out the last story of each file,
@@ -172,6 +172,8 @@ class Catbabi:
 
 @dataclass(frozen=True)
 class TrainLength:
+    """Tokens of a training sequence."""
+
     length: Length
 
 
@@ -186,7 +188,7 @@ class TestLengths:
 class LanguageModel:
     """Text as one stream of tokens, documents divided by an end-of-text token.
 
-    `num_shards`: jobs that the corpus is divided among, and so files of tokens; input files go to them in turn.
+    `num_shards`: number of jobs, and of files of tokens, that share the corpus; input files go to them in turn.
     `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`.
     """
 

@@ -121,9 +121,10 @@ class HubCheckpoint:
 
 @dataclass(frozen=True)
 class Peer:
-    """`data`: the data set that it is evaluated on; the model must have been trained with its tokens.
+    """`data`: the data set on which it is evaluated; the model must have been trained with its tokens.
 
-    `evaluations`: patterns of their names, by default those of DEFAULT_KINDS that fit its data and have no sweep.
+    `evaluations`: patterns of their names. By default those of the kinds word_problem, catbabi, perplexity and lm_eval
+    that fit its data and have no sweep.
     """
 
     name: str

@@ -36,13 +36,13 @@ _ExcerptName = Annotated[
 class ExperimentFile:
     """workflow/config/<name>.yaml. Every field belongs to the identity of some job; machine facts are in profiles/.
 
-    `name` is also the folder under results/ and the MLflow experiment. `description` is for the reader alone.
-    `data`: data sets, each with one training set and the sets that its models are evaluated on. `override`: changes to
-    the models, tasks and curricula of all `runs`. `evaluations` are done for every run whose data fits the kind, after
-    every phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
+    `name` is also the folder under results/ and the MLflow experiment. `description` is for readers only.
+    `data`: data sets, each with one training set and the sets on which its models are evaluated. `override`: changes to
+    the models, tasks and curricula of all `runs`. `evaluations` run for every run whose data fits the kind, after every
+    phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
     tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
-    title, note and minimum_layers of the report. `plugins`: Python files, relative to this one, that add
-    to what it can name.
+    title, note and minimum_layers of the report. `plugins`: Python files, relative to this one, that add families,
+    solver methods, groups, tasks, evaluations or figures.
     """
 
     name: Name

@@ -113,8 +113,8 @@ class Override:
 class RunEntry:
     """An entry of `runs`: a data set of the experiment, and files of models/, tasks/ and curricula/ by name.
 
-    `seeds`: of the initialisation and of the order of the data; one training each. `override` wins over the changes for
-    all runs. `grid`: axes by name; the entry makes one run at each point, <name>-<axis><value>-<axis><value>.
+    `seeds`: of the initialisation and of the order of the data; each trains one model. `override` wins over the changes
+    for all runs. `grid`: axes by name; the entry makes one run at each point, <name>-<axis><value>-<axis><value>.
     """
 
     name: _RunName
