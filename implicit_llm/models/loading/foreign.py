@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm_contracts.runs import ConfigError
 
 
 def import_package_of(fields: Mapping[str, Any]) -> None:
@@ -33,7 +34,7 @@ def load_errors() -> Iterator[None]:
         yield
     except ModelConfigError:
         raise
-    except (ValueError, TypeError, OSError, KeyError, SafetensorError) as error:
+    except (ConfigError, ValueError, TypeError, OSError, KeyError, SafetensorError) as error:
         raise ModelConfigError(
             f"is no causal language model that can be loaded ({' '.join(str(error).split())[:200]}); "
             "give another checkpoint"

@@ -19,9 +19,9 @@ import pytest
 
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_contracts.config.solver import SolverConfigError
 from implicit_llm_contracts.runs import (
     PROJECT_DIR,
+    ConfigError,
     IdentityError,
     Manifest,
     ManifestError,
@@ -211,7 +211,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("tried to allocate"), "stage_failed", "oom"),
         (ZeroDivisionError("by zero"), "stage_failed", "bug"),
         (ModelConfigError("no such field"), "stage_failed", "user"),
-        (SolverConfigError("no such mode"), "stage_failed", "user"),
+        (ConfigError("no such mode"), "stage_failed", "user"),
         (KernelsUnavailable("no triton"), "stage_failed", "env"),
         (Preempted("stopped after step 3"), "stage_preempted", "preempted"),
         (SystemExit(75), "stage_preempted", "preempted"),

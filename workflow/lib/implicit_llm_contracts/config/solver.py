@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.values import Count, Share
-from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, Only, UserError, check_fields
+from implicit_llm_contracts.runs import Only, check_fields, fill, refuse_if
 
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
@@ -19,10 +18,6 @@ Gradient = Literal["phantom", "implicit"]
 # The library puts the functions behind the names.
 METHODS: Registry[Any] = Registry("solver method", dict.fromkeys(("plain", "damped", "anderson")))
 STOPS: Registry[Any] = Registry("stopping rule", dict.fromkeys(("sequence", "token", "batch")))
-
-
-class SolverConfigError(UserError, ValueError):
-    """A solver setting is unknown or out of range; the message names the key and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +63,16 @@ class SolverConfig:
     gradient_tol: Share = 1e-4
 
     def __post_init__(self) -> None:
+        """Raises: ConfigError or InvalidValue, which name the key and what is allowed."""
         for key, names in (("method", METHODS), ("stop", STOPS), ("eval_stop", STOPS)):
-            if getattr(self, key) not in names:
-                raise SolverConfigError(f"solver.{key}: {getattr(self, key)!r} is none of {', '.join(names)}")
-        try:
-            check_fields(self, "solver")
-        except ConfigError as error:
-            raise SolverConfigError(str(error)) from error
-
-    def __new__(cls, *args: Any, **settings: Any) -> SolverConfig:
-        """Refuse an unknown setting and name the nearest valid one. Raises: SolverConfigError."""
-        names = [field.name for field in fields(cls)]
-        for key in settings:
-            if key not in names:
-                raise SolverConfigError(f"solver.{key}: no such setting; {nearest(key, names)}")
-        return super().__new__(cls)
+            value = getattr(self, key)
+            refuse_if(value not in names, f"{key}: {value!r} is none of {', '.join(names)}")
+        check_fields(self, "solver")
 
     @classmethod
     def of(cls, solver: SolverConfig | Mapping[str, Any]) -> SolverConfig:
-        """The record itself, or one with these settings and defaults for the others."""
-        if isinstance(solver, cls):
-            return solver
-        if isinstance(solver, Mapping):
-            return cls(**solver)
-        raise SolverConfigError(f"solver: {solver!r} is neither a SolverConfig nor a dict of its settings")
+        """The record itself, or one with these settings and defaults for the others. Raises: ConfigError."""
+        return solver if isinstance(solver, SolverConfig) else fill(cls, solver, "solver")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `of` gives the same record back."""
