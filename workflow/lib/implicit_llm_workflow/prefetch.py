@@ -77,17 +77,11 @@ Need = BabiArchive | HubFiles | HubCheckpoint | LocalFile | EvaluationData
 
 def needs_of(plan: Plan) -> list[Need]:
     """Each once, in the order of the jobs."""
-    peers = [_peer(node) for node in plan.nodes.values() if node.stage == "checkpoint" and "hub" in node.config]
-    needs = [need for node in plan.nodes.values() for need in _needs(node.stage, node.config)]
-    return list(dict.fromkeys([*needs, *peers]))
+    return list(dict.fromkeys(need for node in plan.nodes.values() for need in _needs(node)))
 
 
-def _peer(node: Node) -> HubCheckpoint:
-    files = HubFiles("model", node.config["hub"], node.config["revision"])
-    return HubCheckpoint(node.name, files, PICKLE_FILE in node.config["sha256"])
-
-
-def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:
+def _needs(node: Node) -> Iterator[Need]:
+    stage, config = node.stage, node.config
     kind = config.get("kind")
     if stage == "data" and kind == "babi_text" and config["source"] == "archive":
         yield BabiArchive(tuple(config.get("missing_files") or ()))
@@ -97,6 +91,9 @@ def _needs(stage: str, config: Mapping[str, Any]) -> Iterator[Need]:
         yield from _corpus_needs(config["corpus"])
     elif stage == "train" and "revision" in config["model"]:
         yield HubFiles("model", config["model"]["pretrained"], config["model"]["revision"])
+    elif stage == "checkpoint" and "hub" in config:
+        files = HubFiles("model", config["hub"], config["revision"])
+        yield HubCheckpoint(node.name, files, PICKLE_FILE in config["sha256"])
     elif stage == "evaluate" and kind == LM_EVAL:
         yield from _evaluation_needs(config)
 

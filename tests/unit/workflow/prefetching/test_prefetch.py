@@ -94,9 +94,9 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
         HubFiles("dataset", "owner/texts", "v1", "train"),
         LocalFile("more/*.txt", "corpus.files"),
         HubFiles("model", "owner/gpt2", COMMIT),
+        HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False),
         EvaluationData("allenai/ai2_arc", "ARC-Easy", None),
         EvaluationData("baber/piqa", None, None),
-        HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False),
     ]
 
 
