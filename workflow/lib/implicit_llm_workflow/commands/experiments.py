@@ -278,10 +278,8 @@ def accept(
             write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             typer.echo(f"accepted: {key} (code {what})")
-    stale = [key for key, status in options.make_plan(config, results).statuses.items() if status.state == "stale"]
     explain = f"implicit-llm explain --config {plan.experiment.source}"
-    rest = f"{len(stale)} still stale; `{explain}` says why" if stale else "none stale"
-    typer.echo(f"{len(found)} accepted; {rest}")
+    typer.echo(f"{len(found)} accepted; `{explain}` says what is still stale")
 
 
 def prefetch(
