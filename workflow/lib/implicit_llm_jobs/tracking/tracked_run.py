@@ -242,8 +242,7 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
     family: mamba2, llama3, or the type of the Hugging Face model. phase: "checkpoint" for an imported model.
     """
     run, phase = run_and_phase(name, config)
-    model = config.get("model")
-    model = model if isinstance(model, Mapping) else {}
+    model = config.get("model") or {}
     model_type = str(model.get("model_type") or summary.get("model_type") or "")
     seed, is_implicit = config.get("seed"), model.get("is_implicit")
     if is_implicit is None and model_type and not model_type.startswith("implicit_"):

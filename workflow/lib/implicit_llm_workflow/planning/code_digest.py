@@ -20,7 +20,6 @@ import ast
 import functools
 import hashlib
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -31,7 +30,7 @@ from typing import Any
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import owner_of, read_plugin
-from implicit_llm_contracts.runs import UserError, write_json
+from implicit_llm_contracts.runs import UserError, read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
@@ -315,9 +314,9 @@ def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCo
 def read_code_record(root: Path, digest: str) -> CodeRecord | None:
     """What was recorded of the code with this digest; None where nothing was, or not of this code."""
     try:
-        record = CodeRecord(**json.loads(record_path(root, digest).read_bytes()))
+        record = CodeRecord(**read_object(record_path(root, digest)))
         return record if record.digest == digest else None
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (TypeError, AttributeError):
         return None
 
 

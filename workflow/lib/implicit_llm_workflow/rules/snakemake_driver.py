@@ -5,7 +5,6 @@ It also tells the jobs which invocation of Snakemake they belong to, so that the
 """
 
 import argparse
-import getpass
 import json
 import logging
 import os
@@ -220,7 +219,9 @@ def announce() -> None:
     """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
-    about = Invocation(secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), _user())
+    about = Invocation(
+        secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), os.environ.get("USER")
+    )
     os.environ[VARIABLE] = json.dumps(asdict(about))
 
 
@@ -229,10 +230,3 @@ def profile_in_use() -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", default=os.environ.get("SNAKEMAKE_PROFILE"))
     return parser.parse_known_args(sys.argv[1:])[0].profile
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # of a container without a name for its user
-        return None
