@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ from implicit_llm.models.loading.foreign import load_errors, load_foreign
 from implicit_llm.models.loading.original_mamba2 import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published import is_published
 from implicit_llm_contracts.runs import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    PICKLE_FILE,
     StageContext,
     StageResult,
     UserError,
@@ -35,6 +37,7 @@ from implicit_llm_contracts.runs import (
     new_directory,
     read_object,
     sha256_of,
+    weight_files,
 )
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
@@ -104,10 +107,6 @@ def _copy(checkpoint: Checkpoint, names: tuple[str, ...], target: Path) -> None:
         shutil.copyfile(checkpoint.folder / name, target / name)
 
 
-CONFIG_FILE = "config.json"
-PICKLE_FILE = "pytorch_model.bin"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -150,7 +149,7 @@ class Checkpoint:
 
     folder: Path
     config: Mapping[str, Any]
-    weights: tuple[str, ...]
+    weights: list[str]
     others: tuple[str, ...]
     about: Mapping[str, Any]
 
@@ -183,34 +182,21 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
     return Checkpoint(folder, config, weights, others, about)
 
 
-def _weights(folder: Path, wanted: CheckpointConfig) -> tuple[str, ...]:
-    """Names of the files with weights, the index of shards included; of several sets the one that is loaded."""
-    if (folder / WEIGHTS_FILE).is_file():
-        return (WEIGHTS_FILE,)
-    index = folder / INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index}: is no index of weights ({error}); fetch it again") from error
-        for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
-                raise CheckpointError(f"{folder / name}: is named in {INDEX_FILE} and not there; fetch it again")
-        return (INDEX_FILE, *names)
-    return (_vouched_pickle(folder, wanted),)
-
-
-def _vouched_pickle(folder: Path, wanted: CheckpointConfig) -> str:
-    path = folder / PICKLE_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: has no {WEIGHTS_FILE}; give a checkpoint in that format")
+def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
+    """Names of the files with weights, the index of shards included. Raises: CheckpointError."""
+    names, path = weight_files(folder), folder / PICKLE_FILE
+    missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+    if not missing:
+        return names
+    if INDEX_FILE in names or not path.is_file():
+        raise CheckpointError(f"{folder}: has no {missing[0]}; give a checkpoint in that format, or fetch it again")
     if PICKLE_FILE not in wanted.digests:
         raise CheckpointError(
             f"{path}: is a pickle; if it comes from whom you trust, name its digest, in the experiment file as "
             f"`checkpoint: {{..., sha256: {{{PICKLE_FILE}: {sha256_of(path)}}}}}`, manually as "
             f"`--sha256 {PICKLE_FILE}={sha256_of(path)}`; only tensors are read from it even then"
         )
-    return PICKLE_FILE
+    return [PICKLE_FILE]
 
 
 def _compare(folder: Path, wanted: Mapping[str, str], found: Mapping[str, str]) -> None:

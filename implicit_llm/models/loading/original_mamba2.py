@@ -20,9 +20,8 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published import read_pickle
-from implicit_llm_contracts.runs import sha256_of
+from implicit_llm_contracts.runs import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, sha256_of
 
-CONFIG_FILE, SAFE_FILE, PICKLE_FILE = "config.json", "model.safetensors", "pytorch_model.bin"
 DEFAULT_PAD_MULTIPLE = 8
 
 # Settings of the original with the one value that gives our layers; others are not known here.
@@ -102,11 +101,11 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
 
 
 def _read_weights(directory: Path, sha256: str | None) -> dict[str, Tensor]:
-    if (directory / SAFE_FILE).is_file():
-        return load_file(directory / SAFE_FILE)
+    if (directory / WEIGHTS_FILE).is_file():
+        return load_file(directory / WEIGHTS_FILE)
     path = directory / PICKLE_FILE
     if not path.is_file():
-        raise ModelConfigError(f"{directory}: neither {SAFE_FILE} nor {PICKLE_FILE} is there")
+        raise ModelConfigError(f"{directory}: neither {WEIGHTS_FILE} nor {PICKLE_FILE} is there")
     found = sha256_of(path)
     if sha256 is None:
         raise UntrustedCheckpoint(f"{path}: is a pickle; vouch for it by its sha256, {found}")

@@ -7,12 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import local_folder, read_object, sha256_of, write_once
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-PICKLE_FILE = "pytorch_model.bin"
+from implicit_llm_contracts.runs import CONFIG_FILE, local_folder, read_object, sha256_of, weight_files, write_once
 
 
 class Remembered:
@@ -69,17 +64,6 @@ def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str
     root = local_folder(folder)
     if root is None:
         return {}
-    names = [CONFIG_FILE, *_weights(root)]
-    found = {name: digest(root / name) for name in names}
+    names = [CONFIG_FILE, *weight_files(root)]
+    found = {name: digest(root / name) for name in names if Path(name).name == name}
     return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
-
-
-def _weights(folder: Path) -> list[str]:
-    """Of several sets the one that is loaded."""
-    if (folder / WEIGHTS_FILE).is_file():
-        return [WEIGHTS_FILE]
-    try:
-        shards = set(json.loads((folder / INDEX_FILE).read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [WEIGHTS_FILE]
-    return [INDEX_FILE, *sorted(name for name in shards if isinstance(name, str) and Path(name).name == name)]

@@ -14,7 +14,11 @@ from typing import Any, Literal
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
 from implicit_llm_contracts.runs import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    PICKLE_FILE,
     TEXT_SUFFIXES,
+    WEIGHTS_FILE,
     Fetched,
     FetchedFilesError,
     HubFiles,
@@ -28,7 +32,6 @@ from implicit_llm_contracts.runs import (
     words_of,
 )
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
-from implicit_llm_workflow.file_digests import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import CONFIG_DIR

@@ -20,8 +20,12 @@ from implicit_llm_contracts.runs.atomic import (
 )
 from implicit_llm_contracts.runs.errors import ConfigError, Preempted, UserError, failure_class_of, refuse_if, require
 from implicit_llm_contracts.runs.fetched_files import (
+    CONFIG_FILE,
     FETCH,
+    INDEX_FILE,
+    PICKLE_FILE,
     TEXT_SUFFIXES,
+    WEIGHTS_FILE,
     Fetched,
     FetchedFilesError,
     HubFiles,
@@ -29,6 +33,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     fetched_model,
     find_fetched,
     is_text,
+    weight_files,
     words_of,
 )
 from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, check_fields, fill, fill_keys

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs.atomic import size_difference, write_json
+from implicit_llm_contracts.runs.atomic import read_object, size_difference, write_json
 from implicit_llm_contracts.runs.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.fill import fill
 
+CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # of a model
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
 
@@ -135,3 +137,14 @@ def fetched_model(name: str, revision: str | None, downloads: Path) -> tuple[Pat
     if found is None and not folder.is_dir():
         raise FetchedFilesError(f"{folder}: {name} has not been fetched; {FETCH}")
     return folder, None if found is None else found.commit
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors of a model, of several sets the one that is loaded, shards after their index.
+
+    Where there are none, that of the whole file.
+    """
+    shards = read_object(folder / INDEX_FILE).get("weight_map")
+    if (folder / WEIGHTS_FILE).is_file() or not isinstance(shards, dict):
+        return [WEIGHTS_FILE]
+    return [INDEX_FILE, *sorted({str(name) for name in shards.values()})]

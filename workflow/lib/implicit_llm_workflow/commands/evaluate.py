@@ -21,12 +21,12 @@ from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, Swee
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
+from implicit_llm_contracts.runs import CONFIG_FILE, MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
-from implicit_llm_workflow.file_digests import CONFIG_FILE, FileDigests, safe_digests
+from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 
 MODES_PANEL = "How an implicit model is solved"
