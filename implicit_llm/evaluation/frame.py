@@ -21,6 +21,7 @@ from implicit_llm.models.loading.foreign import import_package_of
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs import (
+    METRICS,
     Input,
     StageContext,
     StageResult,
@@ -34,7 +35,6 @@ from implicit_llm_data.shards import Sequences
 
 log = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.json"
 COSTS = ("f_evaluations_per_token", "unconverged_share")
 Record = dict[str, Any]
 Place = Callable[[Record], tuple[str, str]]
@@ -177,7 +177,7 @@ def rows_of(tokens: int | None, length: int) -> int:
 
 def write_metrics(work: Path, records: Sequence[Record]) -> Path:
     """Write metrics.json below `work`, equal bytes for equal records."""
-    path = work / METRICS_FILE
+    path = work / METRICS
     write_atomic(path, json.dumps({"records": records}, sort_keys=True, indent=1, allow_nan=False) + "\n")
     return path
 

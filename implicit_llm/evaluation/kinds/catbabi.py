@@ -41,12 +41,12 @@ from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
+from implicit_llm_data.babi.stories import VOCABULARY_NAME
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
 
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
-VOCABULARY_FILE = "vocabulary.json"  # beside the rows
 QUESTION_MARK = "?"
 CARRIED = "carried"
 
@@ -82,7 +82,7 @@ def run(context: StageContext) -> StageResult:
 
 def question_id(dataset: Any) -> int:
     """The token of "?" by the vocabulary beside the rows. Raises: EvaluateInputError when there is none."""
-    path = dataset.directory / VOCABULARY_FILE
+    path = dataset.directory / VOCABULARY_NAME
     words = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     if QUESTION_MARK not in words:
         raise EvaluateInputError(

@@ -9,21 +9,21 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_ticks
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import TASK, of_lengths
-from implicit_llm_report.inputs.frame import Spread, groups, kind_of, short_count
+from implicit_llm_report.inputs.frame import LAST_TEN, Spread, groups, kind_of, short_count
 from implicit_llm_report.inputs.sources import Given
-from implicit_llm_report.inputs.training_runs import FLOPS, LANGUAGE_MODEL, LOSS, STEP, TOKENS, Phase, TrainingRun
+from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, STEP, TOKENS, Phase, TrainingRun
 from implicit_llm_report.tables import title_of
 
-WORD_PROBLEM = "word_problem"  # task of training runs
-KIND_WORDS = {WORD_PROBLEM: "Word problems", "catbabi": "CatbAbI", LANGUAGE_MODEL: "Text"}
+KIND_WORDS = {WORD_PROBLEM: "Word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "Text"}
 SHOWN_FROM = 0.01  # of the longest run: the fall from the untrained loss would flatten everything after it
 
 # Journal keys, as the training stage names them.
-ACCURACY, SPECTRAL_RADIUS = "accuracy_last10", "spectral_radius"
+SPECTRAL_RADIUS = "spectral_radius"
 HEALTH = {
     "num_iter": "solver iterations",
     "residual": "largest relative residual",
@@ -46,7 +46,7 @@ def training_curves(given: Given) -> Figure | None:
         charts.append(_chart(f"{title}, training", runs, LOSS, LOSS_WORDS, amount))
         if runs[0].task in (WORD_PROBLEM, None):
             charts.append(
-                _chart(f"{title}, training accuracy", runs, ACCURACY, "accuracy, last 10 tokens", is_accuracy=True)
+                _chart(f"{title}, training accuracy", runs, LAST_TEN, "accuracy, last 10 tokens", is_accuracy=True)
             )
     return chart_figure("training-curves", "Training curves", charts)
 

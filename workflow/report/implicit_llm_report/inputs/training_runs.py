@@ -16,7 +16,6 @@ import pandas as pd
 from implicit_llm_contracts.runs import journal
 
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
-LANGUAGE_MODEL = "language_model"
 MAX_POINTS = 120  # bins of a whole run: beyond, a line of 500 pixels shows noise only
 MIN_POINTS = 20  # of a short branch
 END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
