@@ -54,8 +54,8 @@ Log = Annotated[Path | None, typer.Option(help="File to which the log is appende
 MACHINE_PANEL = "Use of the machine"
 MACHINE = {
     "threads": "CPU threads; 0 leaves their number to the libraries.",
-    "device": "Where the model is.",
-    "kernels": "Which kernels run.",
+    "device": "Where the model runs.",
+    "kernels": "Kernels to use.",
 }
 EVALUATION = MACHINE | {"batch_size": "Sequences at a time; 0 takes the default."}
 TRAINING = {
@@ -69,7 +69,7 @@ TRAINING = {
     "Checkpoints and stops": {
         "save_every_s": "Seconds between checkpoints; more where training would wait for over 2 % of the time.",
         "save_steps": "Steps between further checkpoints; 0 saves by time alone.",
-        "grace_s": "Seconds from the stop signal to the kill; warns when a save takes longer.",
+        "grace_s": "Seconds from the stop signal to the kill; the log warns if two saves take longer.",
         "hang_s": "Write the stacks and end the job after this time without progress; 0 waits forever.",
     },
     "Progress": {
