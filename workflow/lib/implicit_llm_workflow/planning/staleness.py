@@ -98,14 +98,11 @@ class Difference:
     new_inputs: tuple[str, ...]
     removed_inputs: tuple[str, ...]
 
-    @property
-    def is_of_inputs(self) -> bool:
-        return bool(self.changed_inputs or self.new_inputs or self.removed_inputs)
-
     def reasons(self) -> Iterator[str]:
         """One for each kind of change, in words."""
         # A report names the settings of its jobs, which change with them.
-        own = [change for change in self.config if not (self.is_of_inputs and change.startswith("jobs."))]
+        inputs = (*self.changed_inputs, *self.new_inputs, *self.removed_inputs)
+        own = [change for change in self.config if not (inputs and change.startswith("jobs."))]
         if own:
             yield f"config: {_first(own)}"
         if self.code is not None:
