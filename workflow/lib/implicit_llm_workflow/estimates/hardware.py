@@ -123,10 +123,7 @@ class Hardware:
 
 def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
     """Raises: ConfigError."""
-    hardware = fill(Hardware, read_yaml(path), str(path))
-    for name in (*(step.card for step in hardware.steps), *(item.card for item in hardware.assignments.values())):
-        hardware.card(name)
-    return hardware
+    return fill(Hardware, read_yaml(path), str(path))
 
 
 def _phase(solver: Mapping[str, Any] | None) -> str:
