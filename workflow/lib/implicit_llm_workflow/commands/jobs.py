@@ -17,6 +17,7 @@ from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import (
     MANIFEST,
     Identity,
+    Preempted,
     StageContext,
     StageResult,
     logs,
@@ -29,7 +30,6 @@ from implicit_llm_workflow.launching.launch import launch, leave_other_processes
 from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
 
-EXIT_START_AGAIN = 75  # of a job asked to stop outside of training: what it has finished stays
 # Which options of `implicit-llm job` a stage reads; it refuses the others.
 OPTIONS_OF_JOB = {
     "data": ("threads", "downloads"),
@@ -98,7 +98,8 @@ def run_job(
     `identity`: JSON or @FILE, as a command was told.
     """
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
-        signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(EXIT_START_AGAIN))
+        # Outside of training: what the job has finished stays.
+        signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(Preempted.exit_code))
     # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
     # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
