@@ -206,5 +206,5 @@ def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixtu
     assert len(named) > 10
     for name, hours in named.items():
         assert hours == pytest.approx(hours_of(upstream_closure(plan, [f"excerpt/{name}"])), rel=0.02), name
-    (whole,) = re.findall(r"everything together takes ([^;]*?) of training", PAGE)
+    (whole,) = re.findall(r"everything together\s+takes ([^;]*?) of training", PAGE)
     assert hours_in(whole.replace("-hours", "")) == pytest.approx(hours_of(set(jobs)), rel=0.02)
