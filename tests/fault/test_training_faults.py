@@ -94,7 +94,9 @@ def check_what_is_there(run_dir: Path, *, has_damaged: bool) -> None:
     """Right after a fault: what has a final name is whole, and from the first commit on there is a checkpoint."""
     for path in run_dir.glob("work/*/manifest.json"):
         Manifest.read(path).verify(run_dir)
-    events = [event["name"] for path in run_dir.glob("work/*/journal.jsonl") for event in journal.read_events(path)]
+    events = [
+        event.get("name") for path in run_dir.glob("work/*/journal.jsonl") for event in journal.read_records(path)
+    ]
     checkpoints = whole_checkpoints(run_dir, has_damaged=has_damaged)
     # Those after a kept one that was lost are given up: training starts again.
     given_up = max((number for number, name in enumerate(events) if name == "kept_checkpoint_lost"), default=0)

@@ -63,7 +63,8 @@ def body() -> Body:
 
 
 def events(run_path: Path) -> list[str]:
-    return [event["name"] for path in run_path.glob("work/*/journal.jsonl") for event in journal.read_events(path)]
+    records = [record for path in run_path.glob("work/*/journal.jsonl") for record in journal.read_records(path)]
+    return [record["name"] for record in records if record["kind"] == "event"]
 
 
 @pytest.fixture

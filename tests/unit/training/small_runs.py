@@ -149,8 +149,8 @@ def work_of(run_dir: Path) -> Path:
 
 def events(run_dir: Path, *names: str) -> list[dict[str, Any]]:
     """Events of the journal, on request those of these names alone."""
-    found = journal.read_events(work_of(run_dir) / "journal.jsonl")
-    return [event for event in found if not names or event["name"] in names]
+    found = journal.read_records(work_of(run_dir) / "journal.jsonl")
+    return [record for record in found if record["kind"] == "event" and (not names or record["name"] in names)]
 
 
 def saved(run_dir: Path) -> list[str]:

@@ -38,7 +38,7 @@ from implicit_llm.training.state import (
 )
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.atomic import StorageError, temporary_name
-from implicit_llm_contracts.runs.journal import Journal, read_events
+from implicit_llm_contracts.runs.journal import Journal, read_records
 from tests.limits import file_size_limit
 from tests.refusals import refused
 from tests.unit.training.small_runs import IMPLICIT, LLAMA, flip_last_byte, inject
@@ -73,7 +73,7 @@ def names(store: CheckpointStore) -> list[str]:
 
 
 def events(tmp_path: Path) -> list[tuple[str, str]]:
-    return [(event["name"], event["path"]) for event in read_events(tmp_path / "journal.jsonl")]
+    return [(event["name"], event["path"]) for event in read_records(tmp_path / "journal.jsonl")]
 
 
 def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
 from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
 from implicit_llm.training.operations import status
 from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, peak_flops, shown
-from implicit_llm_contracts.runs.journal import Journal, read_events
+from implicit_llm_contracts.runs.journal import Journal, read_records
 from implicit_llm_data.shards import IGNORED_LABEL
 from implicit_llm_jobs.progress import Progress
 from tests.unit.training.small_runs import (
@@ -51,7 +51,7 @@ def alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SolverAlarm:
 
 
 def alarms(tmp_path: Path) -> list[dict[str, Any]]:
-    return [event for event in read_events(tmp_path / "journal.jsonl") if event["name"] == "solver_alarm"]
+    return [record for record in read_records(tmp_path / "journal.jsonl") if record.get("name") == "solver_alarm"]
 
 
 def test_an_alarm_is_an_event_and_a_warning_of_one_line(

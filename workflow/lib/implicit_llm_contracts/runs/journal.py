@@ -161,11 +161,6 @@ def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
     return points
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All events, in order of writing."""
-    return [record for record in read_records(path) if record["kind"] == "event"]
-
-
 def read_records(path: Path) -> list[dict[str, Any]]:
     """All whole lines as they were written; none when there is no file.
 
