@@ -30,8 +30,8 @@ PAPER = {
 }
 
 
-def render_card(template: str, head: ModelCardData, values: Mapping[str, Any]) -> str:
-    """The card: the template of this folder with `values`, below the head.
+def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
+    """The card: the template of this folder with `values`, below what all heads say of a model and these fields.
 
     Raises: jinja2.UndefinedError for a missing value.
     """
@@ -44,8 +44,9 @@ def render_card(template: str, head: ModelCardData, values: Mapping[str, Any]) -
         keep_trailing_newline=True,
     )
     environment.filters |= {"cell": cell, "number": number, "commas": lambda value: f"{value:,}"}
-    page = environment.get_template(template).render(**values, paper=PAPER)
-    return f"---\n{head.to_yaml(line_break=chr(10))}\n---\n\n{page}"
+    page = environment.get_template(template).render(**values, model=model, paper=PAPER)
+    fields = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": model.tags} | head
+    return f"---\n{ModelCardData(**fields).to_yaml(line_break=chr(10))}\n---\n\n{page}"
 
 
 def cell(value: Any) -> str:
@@ -134,9 +135,7 @@ def solver_words(solver: SolverConfig | None) -> str:
 
 def saved_card(model: Any) -> str:
     """The card of `model`, without a licence: whoever trained the model chooses one."""
-    facts = ModelFacts.of(model)
-    head = ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=facts.tags)
-    return render_card("saved.md.j2", head, {"model": facts})
+    return render_card("saved.md.j2", ModelFacts.of(model), {})
 
 
 def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], layout: str) -> str:
@@ -144,16 +143,14 @@ def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], lay
 
     `source` says where its files come from, `layout` in whose format they were.
     """
-    facts = ModelFacts.of(model)
-    head = ModelCardData(
+    values = {"fingerprint": fingerprint, "source": source, "layout": layout}
+    return render_card(
+        "checkpoint.md.j2",
+        ModelFacts.of(model),
+        values,
         license="unknown",  # nothing but the weights and the configuration was read
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=facts.tags,
         base_model=source.get("hub"),
     )
-    values = {"fingerprint": fingerprint, "model": facts, "source": source, "layout": layout}
-    return render_card("checkpoint.md.j2", head, values)
 
 
 TEMPLATE = "training.md.j2"
@@ -167,7 +164,6 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     pretrained, revision = (config["model"].get(key) for key in ("pretrained", "revision"))
     values = {
         "fingerprint": context.fingerprint,
-        "model": facts,
         "config": config,
         "task": TASKS[config["task"]].learns.format(group=_group(data.config)),
         "limits": TASKS[config["task"]].limits,
@@ -181,15 +177,16 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "num_upstream": len(data.upstream),
         "corpus": data.summary.get("corpus"),
     }
-    head = ModelCardData(
+    return render_card(
+        TEMPLATE,
+        facts,
+        values,
         license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base
-        library_name="transformers",
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=_hub_data(data),
         base_model=None if revision is None else pretrained,  # a name on the hub, not a folder
     )
-    return render_card(TEMPLATE, head, values)
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:

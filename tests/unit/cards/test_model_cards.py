@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
@@ -162,12 +162,12 @@ def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) ->
 
 def test_names_cannot_break_out_of_a_table_or_the_head() -> None:
     assert model_card.cell("a|b\nc") == r"a\|b c"
-    head = ModelCardData(license="unknown", base_model="x\n---\nlicense: mit: {")
+    base = "x\n---\nlicense: mit: {"
     values = {"fingerprint": "0", "layout": "transformers", "source": {"sha256": {}}}
     facts = model_card.ModelFacts("x", "x", 1, {}, None)
-    card = ModelCard(render_card("checkpoint.md.j2", head, {**values, "model": facts}))
+    card = ModelCard(render_card("checkpoint.md.j2", facts, values, license="unknown", base_model=base))
     assert card.data.license == "unknown"
-    assert card.data.base_model == head.base_model
+    assert card.data.base_model == base
 
 
 @pytest.mark.parametrize(
