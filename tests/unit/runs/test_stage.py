@@ -171,7 +171,7 @@ def edit(path: Path, old: str, new: str) -> None:
     [
         (lambda out, manifest: out.unlink(), LOST),
         (lambda out, manifest: edit(out, "4", "5"), r"out\.txt: expected sha256 "),
-        (lambda out, manifest: edit(manifest, '"length": 4', '"length": 8'), "expected the identity of"),
+        (lambda out, manifest: edit(manifest, '"length": 4', '"length": 8'), "expected fingerprint .*, found"),
         (
             lambda out, manifest: replace(Manifest.read(manifest), fingerprint="0" * 64).write(manifest),
             r"as input 'data' expected fingerprint [1-9a-f]\w{15}, found 0{16}",
