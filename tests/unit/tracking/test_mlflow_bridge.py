@@ -221,7 +221,7 @@ LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_laye
             "mamba2-1.3b-implicit-s1/free-80",
             {"task": "language_model", "seed": 1, "model": {"model_type": "implicit_mamba2", "is_implicit": True}},
             {},
-            {"task": "language_model", "family": "mamba2", "size": "1.3b", "run": "mamba2-1.3b-implicit", "seed": "1"}
+            {"task": "language_model", "family": "mamba2", "run": "mamba2-1.3b-implicit", "seed": "1"}
             | {"phase": "free-80", "is_implicit": "true"},
         ),
         (
@@ -237,8 +237,7 @@ LLAMA = {"model_type": "implicit_llama3", "is_implicit": False, "num_hidden_laye
             "mamba2-130m-300b",
             {"hub": "state-spaces/mamba2-130m"},
             {"model_type": "mamba2"},
-            {"family": "mamba2", "size": "130m", "run": "mamba2-130m-300b", "phase": "checkpoint"}
-            | {"is_implicit": "false"},
+            {"family": "mamba2", "run": "mamba2-130m-300b", "phase": "checkpoint"} | {"is_implicit": "false"},
         ),
         (
             "train",

@@ -77,8 +77,6 @@ MANY_INPUTS = 200  # shards of a large text: their own runs say where they came 
 _OF_MODELS = ("train", "checkpoint")
 _MODEL_CONFIG = re.compile(r"(^|/)model/config\.json$")
 
-_SIZE = re.compile(r"(?:^|[-_])(\d+(?:\.\d+)?[kmb])(?=[-_]|$)", re.IGNORECASE)
-
 
 @dataclass(frozen=True)
 class TrackedRun:
@@ -238,33 +236,26 @@ class TrackedRun:
 def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
     """Tags of a run that makes a model (stages train and checkpoint); what is not known has no tag.
 
-    run: the name without its seed, the same for all seeds. size: as in the name (130m), else layers x width (2x64).
+    run: the name without its seed, the same for all seeds. size: layers x width (2x64).
     family: mamba2, llama3, or the type of the Hugging Face model. phase: "checkpoint" for an imported model.
     """
     run, phase = run_and_phase(name, config)
     model = config.get("model") or {}
     model_type = str(model.get("model_type") or summary.get("model_type") or "")
     seed, is_implicit = config.get("seed"), model.get("is_implicit")
+    layers, width = model.get("num_hidden_layers"), model.get("hidden_size")
     if is_implicit is None and model_type and not model_type.startswith("implicit_"):
         is_implicit = False
     found = {
         "task": config.get("task"),
         "family": model_type.removeprefix("implicit_"),
-        "size": _size(run, model),
+        "size": f"{layers}x{width}" if layers and width else None,
         "run": run,
         "phase": phase or ("checkpoint" if stage == "checkpoint" else None),
         "seed": None if seed is None else str(seed),
         "is_implicit": None if is_implicit is None else str(bool(is_implicit)).lower(),
     }
     return {key: str(value) for key, value in found.items() if value}
-
-
-def _size(run: str, model: Mapping[str, Any]) -> str | None:
-    found = _SIZE.search(run)
-    if found is not None:
-        return found.group(1).lower()
-    layers, width = model.get("num_hidden_layers"), model.get("hidden_size")
-    return f"{layers}x{width}" if layers and width else None
 
 
 # How the stage stands that wrote such an event last; one that was killed has written nothing.
