@@ -38,8 +38,8 @@ rule everything:
 README = """\
 # Experiments with implicit language models
 
-Experiments are the files of `workflow/config/`, `demo.yaml` the smallest of them; edit them, or add one of your own.
-Results go to `results/`. Type in this folder:
+Each YAML file in `workflow/config/` is an experiment; `demo.yaml` is the smallest. Edit one, or add your own. Results
+go to `results/`. Type in this folder:
 
     implicit-llm explain --config demo                                                  # what would run, and why
     snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to resume
