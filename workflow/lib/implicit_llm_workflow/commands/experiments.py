@@ -14,7 +14,7 @@ from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
 
 if TYPE_CHECKING:
-    from implicit_llm_workflow.planning.plan import Plan
+    pass
 
 
 SNAKEFILE = """\
@@ -345,7 +345,10 @@ def gc(
         implicit-llm gc --remove --config demo
         implicit-llm gc --payload train/a5-implicit-s1/unrolled --config demo
     """
+    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+    from implicit_llm_workflow.text import size_text
 
     if bool(targets) != payload:
         raise options.OptionError(
@@ -354,33 +357,18 @@ def gc(
     plan = options.make_plan(config, results)
     with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:
-            _free_payload(plan, targets or [])
-        else:
-            _list_garbage(plan, removes=remove)
-
-
-def _list_garbage(plan: Plan, *, removes: bool) -> None:
-    from implicit_llm_workflow.results import garbage
-    from implicit_llm_workflow.text import size_text
-
-    found = garbage.find_garbage(plan)
+            costs, freed = CostModel(plan), garbage.freeable(plan, targets or ())
+            for key in freed:
+                number, size = garbage.free(plan, key)
+                took = costs.recorded(plan.nodes[key]).text
+                typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
+            typer.echo(f"{len(freed)} jobs freed; they count as done until a job needs their files")
+            return
+        found = garbage.find_garbage(plan)
+        for item in found:
+            if remove:
+                shutil.rmtree(item.path)
+            typer.echo(f"{item.path}: {item.why} ({size_text(item.size)})")
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
-    end = "deleted" if removes else "type the same with --remove to delete them"
-    for item in found:
-        if removes:
-            shutil.rmtree(item.path)
-        typer.echo(f"{item.path}: {item.why} ({size_text(item.size)})")
+    end = "deleted" if remove else "type the same with --remove to delete them"
     typer.echo(f"{total}: {end}" if found else "nothing to delete")
-
-
-def _free_payload(plan: Plan, targets: list[str]) -> None:
-    from implicit_llm_workflow.estimates.cost import CostModel
-    from implicit_llm_workflow.results import garbage
-    from implicit_llm_workflow.text import size_text
-
-    costs, freed = CostModel(plan), garbage.freeable(plan, targets)
-    for key in freed:
-        number, size = garbage.free(plan, key)
-        took = costs.recorded(plan.nodes[key]).text
-        typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
-    typer.echo(f"{len(freed)} jobs freed; they count as done until a job needs their files")
