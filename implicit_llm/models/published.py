@@ -48,12 +48,12 @@ def clean_config(published: dict[str, Any]) -> dict[str, Any]:
     backbone = published["backbone_config"]
     block = backbone.get("block_cfg", {})
     is_implicit = published["backbone_type"] == "implicit"
-    if not backbone.get("rms_norm", True) or not backbone.get("pre_norm", True):
+    is_known = backbone.get("rms_norm", True) and backbone.get("pre_norm", True) and not published.get("head_bias")
+    if not is_known or published.get("d_embed", backbone["d_model"]) != backbone["d_model"]:
         raise ModelConfigError(
-            "backbone_config: rms_norm and pre_norm must be true; no published model has another norm"
+            "backbone_config: rms_norm and pre_norm must be true, head_bias false, and d_embed equal to d_model, as in "
+            "every published model"
         )
-    if published.get("d_embed", backbone["d_model"]) != backbone["d_model"] or published.get("head_bias"):
-        raise ModelConfigError("d_embed must equal d_model and head_bias be false; no published model has it otherwise")
     multiple = published.get("pad_vocab_size_multiple", 1) if published.get("pad_vocab") else 1
     vocab_size = -(-published["vocab_size"] // multiple) * multiple
     clean: dict[str, Any] = {

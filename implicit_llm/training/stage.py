@@ -183,19 +183,14 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     phase = source.manifest.config["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]
     path = source.work / ("checkpoint" if wanted == end else f"{KEPT_DIR}/{step_name(wanted)}")
-    kept = [int(step) for step in phase.get("keep", ())]
-    if wanted != end and wanted not in kept:
-        keeps = f"the states after {', '.join(map(str, kept))} and {end}" if kept else f"only the state after {end}"
-        raise TrainInputError(
-            f"{source.dir}: phase {phase['name']} has {keeps}, but phase {config.phase.name} starts at step {wanted}; "
-            f"add {wanted} to `keep` of phase {phase['name']}, or let {config.phase.name} start at another step"
-        )
     try:
         start = read_checkpoint(path)
     except CorruptCheckpoint as error:
+        has = ", ".join(map(str, [*phase.get("keep", ()), end]))
         raise TrainInputError(
-            f"{path}: the state after step {wanted} of phase {phase['name']} is missing or damaged; type "
-            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes that state again"
+            f"{path}: phase {config.phase.name} starts at step {wanted}, and {phase['name']} has the states after "
+            f"{has}; add {wanted} to its `keep`, or, if that state was damaged, type "
+            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes it again"
         ) from error
     context.log.info("starting from %s, step %d", source.manifest.name, start.global_step)
     return start

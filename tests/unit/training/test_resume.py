@@ -190,7 +190,9 @@ def test_two_phases_with_one_solver_equal_one_phase_bit_for_bit(
 def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data: Path) -> None:
     first = tmp_path / "a" / "p0"
     train(first, phase(0, 0, 4), data)
-    with pytest.raises(TrainInputError, match="only the state after 4, but phase p1 starts at step 5; add 5 to `keep`"):
+    with pytest.raises(
+        TrainInputError, match="phase p1 starts at step 5, and p0 has the states after 4; add 5 to its `keep`"
+    ):
         train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
     with pytest.raises(InputMissing, match="no input `start`"):
         train(tmp_path / "b" / "p1", phase(1, 4, STEPS), data)
@@ -304,7 +306,7 @@ def test_of_a_finished_phase_too_and_a_later_kept_one_stays_in_its_place(
 
 
 def test_a_branch_from_a_step_that_was_not_kept_is_told_what_to_do(tmp_path: Path, data: Path, trunk: Path) -> None:
-    message = "phase trunk has the states after 3, 6 and 8, but phase branch starts at step 5; add 5 to `keep`"
+    message = "phase branch starts at step 5, and trunk has the states after 3, 6, 8; add 5 to its `keep`"
     with refused(message, TrainInputError):
         train(tmp_path / "a" / "branch", branch_config(5), data, start=trunk)
 

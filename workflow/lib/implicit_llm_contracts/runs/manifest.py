@@ -121,12 +121,6 @@ class Manifest:
         return cls(**about, config=config, upstream=upstream, files=tuple(files), summary=dict(summary))
 
     @classmethod
-    def of_run(cls, run_dir: Path) -> Manifest | None:
-        """The manifest of a run directory, None where there is none. Raises: ManifestError for a damaged one."""
-        path = run_dir / MANIFEST
-        return cls.read(path) if path.exists() else None
-
-    @classmethod
     def find(cls, path: Path) -> Manifest | None:
         """Like `read`, but a missing or damaged file counts as absent."""
         try:

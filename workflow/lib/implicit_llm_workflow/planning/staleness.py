@@ -135,11 +135,10 @@ class Status:
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None = None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     try:
-        recorded = Manifest.of_run(run_dir)
+        recorded = Manifest.read(run_dir / MANIFEST)
     except ManifestError as error:
-        return Status("stale", str(error), None)
-    if recorded is None:
-        return Status("missing", "never finished", None)
+        is_there = (run_dir / MANIFEST).exists()
+        return Status("stale", str(error), None) if is_there else Status("missing", "never finished", None)
     if recorded.fingerprint == wanted.fingerprint:
         why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
         return Status("fresh", why, recorded, accepted=accepted)
