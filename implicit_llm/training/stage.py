@@ -190,7 +190,7 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
         raise TrainInputError(
             f"{path}: phase {config.phase.name} starts at step {wanted}, and {phase['name']} has the states after "
             f"{has}; add {wanted} to its `keep`, or, if that state was damaged, type "
-            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again: it makes it again"
+            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again"
         ) from error
     context.log.info("starting from %s, step %d", source.manifest.name, start.global_step)
     return start
