@@ -30,7 +30,6 @@ from implicit_llm.evaluation.answers import (
 )
 from implicit_llm.evaluation.frame import (
     COSTS,
-    EvaluateInputError,
     ModelEvaluation,
     Record,
     data_inputs,
@@ -42,7 +41,7 @@ from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
-from implicit_llm_data.shards import IGNORED_LABEL, Sequences, open_dataset
+from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset, open_dataset
 
 log = logging.getLogger(__name__)
 
@@ -80,15 +79,9 @@ def run(context: StageContext) -> StageResult:
     return evaluation.finish(evaluation.headline("accuracy", max))
 
 
-def question_id(dataset: Any) -> int:
-    """The token of "?" by the vocabulary beside the rows. Raises: EvaluateInputError when there is none."""
-    path = dataset.directory / VOCABULARY_NAME
-    words = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    if QUESTION_MARK not in words:
-        raise EvaluateInputError(
-            f"{path}: is missing or has no {QUESTION_MARK!r}, so there are no questions; "
-            "give the run directory of a catbabi data set"
-        )
+def question_id(dataset: TokenDataset) -> int:
+    """The token of "?" by the vocabulary beside the rows."""
+    words: list[str] = json.loads((dataset.directory / VOCABULARY_NAME).read_text(encoding="utf-8"))
     return words.index(QUESTION_MARK)
 
 

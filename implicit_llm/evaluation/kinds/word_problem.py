@@ -23,7 +23,7 @@ from implicit_llm.evaluation.frame import (
 )
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
-from implicit_llm_contracts.runs import Input, Manifest, StageContext, StageResult
+from implicit_llm_contracts.runs import Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
 
@@ -52,9 +52,11 @@ def run(context: StageContext) -> StageResult:
 def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[tuple[str, Input]]:
     """The test sets of these lengths by role, shortest sequences first.
 
-    Raises: EvaluateInputError for a length that none has, and for an input that is not a word problem.
+    Raises: EvaluateInputError for a length that none has.
     """
-    by_length = sorted((_length(source.manifest), role, source) for role, source in data_inputs(context).items())
+    by_length = sorted(
+        (source.manifest.config["length"], role, source) for role, source in data_inputs(context).items()
+    )
     present = sorted({length for length, *_ in by_length})
     missing = [length for length in lengths or () if length not in present]
     if missing:
@@ -63,16 +65,6 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[t
             f"{', '.join(map(str, present))}: add the length to the data's test lengths, or take it out"
         )
     return [(role, source) for length, role, source in by_length if lengths is None or length in lengths]
-
-
-def _length(manifest: Manifest) -> int:
-    missing = [key for key in TASK_FIELDS if key not in manifest.config]
-    if missing:
-        raise EvaluateInputError(
-            f"data/{manifest.name}: its manifest names no {', '.join(missing)}; "
-            "give the run directory of a word-problem data set"
-        )
-    return manifest.config["length"]
 
 
 log = logging.getLogger(__name__)

@@ -394,13 +394,6 @@ def test_records_name_the_protocol_and_are_made_in_every_mode(tmp_path: Path, ba
     assert sorted(Manifest.read(run_dir / "manifest.json").summary["accuracy"][ROLE]) == ["blockwise", "simultaneous"]
 
 
-def test_data_without_a_vocabulary_is_refused_by_the_file(tmp_path: Path, babi: Path) -> None:
-    dataset = open_dataset(work_of(babi))
-    dataset.directory = tmp_path
-    with pytest.raises(EvaluateInputError, match=r"vocabulary\.json: is missing"):
-        catbabi.question_id(dataset)
-
-
 def read_word_by_word(folder: Path, data: Path, most: int | None) -> tuple[list[dict[str, Any]], float]:
     """The words of the test set in file order, each after all before it: is it a question, is the answer right."""
     cache = ConvergedStateCache()
