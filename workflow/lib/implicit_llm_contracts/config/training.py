@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.values import COMMIT, BelowOne, Count, Fraction, Number, Seed
-from implicit_llm_contracts.runs import Only, refuse_if, require
+from implicit_llm_contracts.runs import Only, refuse_if
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]
@@ -67,7 +67,7 @@ class PhaseConfig:
 
     def __post_init__(self) -> None:
         start, end = self.start_step, self.end_step
-        require("end_step", end, start < end, f"give more than start_step, {start}")
+        refuse_if(end <= start, f"end_step: {end} is out of range; give more than start_step, {start}")
 
     @property
     def couples_sequences(self) -> bool:
@@ -100,7 +100,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         end, revision = self.phase.end_step, self.model.get("revision")
-        require("total_steps", self.total_steps, end <= self.total_steps, f"give at least phase.end_step, {end}")
+        total = self.total_steps
+        refuse_if(total < end, f"total_steps: {total} is out of range; give at least phase.end_step, {end}")
         refuse_if(
             self.phase.state_passing is not None and self.task != "word_problem",
             f"phase.state_passing: words alone can be joined, not the sequences of {self.task}; remove the key",

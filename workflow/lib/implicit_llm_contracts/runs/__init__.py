@@ -18,7 +18,7 @@ from implicit_llm_contracts.runs.atomic import (
     write_json,
     write_once,
 )
-from implicit_llm_contracts.runs.errors import ConfigError, Preempted, UserError, failure_class_of, refuse_if, require
+from implicit_llm_contracts.runs.errors import ConfigError, Preempted, UserError, failure_class_of, refuse_if
 from implicit_llm_contracts.runs.fetched_files import (
     CONFIG_FILE,
     FETCH,

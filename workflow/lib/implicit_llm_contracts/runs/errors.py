@@ -26,11 +26,6 @@ def refuse_if(is_wrong: object, problem: str) -> None:
         raise InvalidValue(problem)
 
 
-def require(key: str, value: object, is_valid: object, fix: str) -> None:
-    """Like `refuse_if`, for a value that is out of its range."""
-    refuse_if(not is_valid, f"{key}: {value!r} is out of range; {fix}")
-
-
 class Preempted(Exception):
     """The stage stopped on request after committing its state; started again it goes on from there."""
 

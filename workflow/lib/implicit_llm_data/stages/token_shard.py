@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs import (
     StageResult,
     faults,
     new_file,
-    require,
+    refuse_if,
     write_json,
 )
 from implicit_llm_data.shard_writer import HashedFile
@@ -54,7 +54,8 @@ class TokenShardConfig:
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        require("shard", self.shard, self.shard < self.num_shards, f"give less than num_shards, {self.num_shards}")
+        shard, count = self.shard, self.num_shards
+        refuse_if(shard >= count, f"shard: {shard} is out of range; give less than num_shards, {count}")
 
     @property
     def split(self) -> DocumentSplit:
