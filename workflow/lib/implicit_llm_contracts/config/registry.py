@@ -13,11 +13,8 @@ class NameTaken(UserError, ValueError):
     """A user's name is that of a built-in entry."""
 
 
-class UnknownName(UserError, KeyError):
+class UnknownName(UserError, LookupError):
     """No entry has this name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Registry(dict[str, T]):
