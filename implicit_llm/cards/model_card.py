@@ -18,7 +18,7 @@ from huggingface_hub import ModelCardData
 
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
-from implicit_llm_contracts.runs import Manifest, StageContext
+from implicit_llm_contracts.runs import StageContext
 
 FILE_NAME = "README.md"
 PAPER = {
@@ -161,6 +161,8 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
     data = context.inputs[DATA].manifest
+    corpus = data.summary.get("corpus")
+    dataset = (corpus or {}).get("dataset")  # a name on the hub, which what is made here or read of files does not have
     pretrained, revision = (config["model"].get(key) for key in ("pretrained", "revision"))
     values = {
         "fingerprint": context.fingerprint,
@@ -175,7 +177,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "data": data,
         "upstream": sorted(data.upstream.items()) if len(data.upstream) < 4 else [],
         "num_upstream": len(data.upstream),
-        "corpus": data.summary.get("corpus"),
+        "corpus": corpus,
     }
     return render_card(
         TEMPLATE,
@@ -184,7 +186,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
-        datasets=_hub_data(data),
+        datasets=None if dataset is None else [dataset],
         base_model=None if revision is None else pretrained,  # a name on the hub, not a folder
     )
 
@@ -212,9 +214,3 @@ def _group(data: Mapping[str, Any]) -> str:
     """What the elements of a word problem are of."""
     monoid = data.get("monoid", "none")
     return str(data.get("group", "a group")) + ("" if monoid == "none" else f" × {monoid}")
-
-
-def _hub_data(data: Manifest) -> list[str] | None:
-    """Names on Hugging Face's hub; what is made here, or read of files, has none."""
-    dataset = (data.summary.get("corpus") or {}).get("dataset")
-    return None if dataset is None else [dataset]
