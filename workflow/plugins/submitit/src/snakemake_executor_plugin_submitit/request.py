@@ -200,10 +200,11 @@ def sbatch_request(
         request.pop("requeue", None)
     if partitions and "partition" not in request:
         wanted = {
-            **asked,
+            "runtime": asked["runtime"],
             "threads": asked["threads"] * (tasks_per_node or 1),
             "mem_mb": asked["mem_mb"] + settings.extra_mem_mb,
             "nodes": nodes or 1,
+            "gpu": asked["gpu"],
             "gpu_model": resources.get("gpu_model"),
             "constraint": str(request.get("constraint", "")),
         }
