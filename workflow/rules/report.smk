@@ -41,8 +41,7 @@ rule report:
     params:
         identity=job.identity("report"),
     shell:
-        "implicit-llm job --run-dir results/{wildcards.config:q}/report"
-        " --identity {params.identity:q} --log {log:q}"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/report" " --identity {params.identity:q} --log {log:q}"
 
 
 rule excerpt:
