@@ -4,7 +4,7 @@ So a model that trains on short words meets the states of long ones, at the cost
 into the word before. After a wrong last answer a row starts from the empty state again: the old one has lost the
 product, and a model that is trained to go on from it forgets what it could do.
 
-Source: Buitrago and Gu 2025 (arXiv 2507.02782), without the rule for wrong answers.
+Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782), without the rule for wrong answers.
 Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of the group.
 """
 

@@ -8,7 +8,9 @@ from implicit_llm.models.stack import Prefix
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, IndexPermutation, StepSampler, micro_batches
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import PhaseConfig
+from implicit_llm_data.groups import load_group
 from implicit_llm_data.shards import IGNORED_LABEL
+from implicit_llm_data.stages.word_problem import prefix_products
 from tests.unit.evaluation.finished_runs import Rows
 
 # Input i is i * 10 + position; labels are inputs + 1000.
@@ -106,16 +108,24 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 
 def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_at_the_end_of_a_row() -> None:
-    phase = PhaseConfig("a", 0, 1, 5, None, state_passing=3)
-    passing = StatePassing(phase, {"group": "Z3", "monoid": "none"}, torch.device("cpu"))
-    starts = []
+    group, rng = load_group("S3"), np.random.default_rng(4)
+    passing = StatePassing(
+        PhaseConfig("a", 0, 1, 5, None, state_passing=3), {"group": "S3", "monoid": "none"}, torch.device("cpu")
+    )
+    before_B, seen = np.zeros(8, dtype=np.uint8), set()
     for step in range(1, 5):
-        batch = {"labels": torch.tensor([[0, 1], [0, 1]])}
+        words_LB = rng.integers(6, size=(4, 8), dtype=np.uint8)
+        alone_LB, joined_LB = np.empty_like(words_LB), np.empty_like(words_LB)
+        prefix_products(group, np.zeros(8, dtype=np.uint8), words_LB, out=alone_LB)
+        before_B = prefix_products(group, before_B * (step != 4), words_LB, out=joined_LB)
+        batch = {"labels": torch.from_numpy(alone_LB.T.astype(np.int64))}
         passing.join([batch], step)
-        starts.append(batch["labels"][:, 0].tolist())
-        batch["rows"].cache.prefix = Prefix(((torch.ones(2, 3),),), 2)
-        answers = batch["labels"].clone()
-        answers[1, -1] += step == 2
-        passing.leave(batch, torch.nn.functional.one_hot(answers % 3, 3))
-        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == [3, 0 if step == 2 else 3]
-    assert starts == [[0, 0], [1, 1], [2, 0], [0, 0]]
+        assert batch["labels"].tolist() == joined_LB.T.tolist()
+        seen.add((alone_LB != joined_LB).any())
+        batch["rows"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
+        is_right_B = rng.random(8) < 0.7
+        answers = batch["labels"] + torch.from_numpy(~is_right_B)[:, None]
+        passing.leave(batch, torch.nn.functional.one_hot(answers % 6, 6))
+        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * is_right_B).tolist()
+        before_B = before_B * is_right_B
+    assert seen == {True, False}
