@@ -186,11 +186,12 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     try:
         start = read_checkpoint(path)
     except CorruptCheckpoint as error:
-        has = ", ".join(map(str, [*phase.get("keep", ()), end]))
-        raise TrainInputError(
-            f"{path}: phase {config.phase.name} starts at step {wanted}, and {phase['name']} has the states after "
-            f"{has}; add {wanted} to its `keep`, or, if that state was damaged, type "
-            f"`rm -f {source.dir / 'manifest.json'}` and run the workflow again"
-        ) from error
+        kept = [*phase.get("keep", ()), end]
+        if wanted in kept:
+            what = f"is missing or damaged; type `rm -f {source.dir / 'manifest.json'}` and run the workflow again"
+        else:
+            has = ", ".join(map(str, kept))
+            what = f"was not kept: {phase['name']} has the states after {has}; add {wanted} to its `keep`"
+        raise TrainInputError(f"{path}: the state where phase {config.phase.name} starts {what}") from error
     context.log.info("starting from %s, step %d", source.manifest.name, start.global_step)
     return start

@@ -191,7 +191,7 @@ def test_a_phase_that_does_not_follow_its_start_is_refused(tmp_path: Path, data:
     first = tmp_path / "a" / "p0"
     train(first, phase(0, 0, 4), data)
     with pytest.raises(
-        TrainInputError, match="phase p1 starts at step 5, and p0 has the states after 4; add 5 to its `keep`"
+        TrainInputError, match="phase p1 starts was not kept: p0 has the states after 4; add 5 to its `keep`"
     ):
         train(tmp_path / "a" / "p1", phase(1, 5, STEPS), data, start=first)
     with pytest.raises(InputMissing, match="no input `start`"):
@@ -306,7 +306,7 @@ def test_of_a_finished_phase_too_and_a_later_kept_one_stays_in_its_place(
 
 
 def test_a_branch_from_a_step_that_was_not_kept_is_told_what_to_do(tmp_path: Path, data: Path, trunk: Path) -> None:
-    message = "phase branch starts at step 5, and trunk has the states after 3, 6, 8; add 5 to its `keep`"
+    message = "phase branch starts was not kept: trunk has the states after 3, 6, 8; add 5 to its `keep`"
     with refused(message, TrainInputError):
         train(tmp_path / "a" / "branch", branch_config(5), data, start=trunk)
 

@@ -94,7 +94,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 def write_once(path: Path, data: bytes | str) -> None:
-    """Write like `write_atomic` but do not try again: for caches, which one can do without. Raises: StorageError."""
+    """Write like `write_atomic`, but try only the rename again: for caches. Raises: StorageError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
     with new_file(path, len(raw)) as file:
         file.write(raw)
