@@ -252,6 +252,18 @@ def test_the_parts_of_a_training_step_are_the_profiled_ones(row: str) -> None:
     assert [float(cell) if cell else None for cell in cells(table, TRAINING[row])] == [*wanted, digits(rest)]
 
 
+def test_a_mixer_is_the_measured_one() -> None:
+    page = read("docs/performance.md").partition("Between its projections")[2].partition("Waiting limits")[0]
+    shown = [
+        [float(cell) for cell in re.findall(r"[\d.]+(?= \|)", row)] for row in page.splitlines() if "forward" in row
+    ]
+    h200, h100 = benchmark("mixer"), benchmark("mixer", "h100")
+    by_shape = zip(h200["rows"], h100["rows"], h100["mamba_ssm"], strict=True)
+    assert shown == [
+        [digits(row[way]["ms"]) for row in rows] for rows in by_shape for way in ("forward", "forward and backward")
+    ]
+
+
 @pytest.mark.parametrize("row", TRAINING)
 def test_a_training_step_is_the_measured_one(row: str) -> None:
     (published,) = [found for found in benchmark("published-code")["training"] if found["row"] == row]
@@ -300,6 +312,8 @@ def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
         ("a5m-released", "blockwise", 256): ("A5 × monoid, trained on 256 tokens, tested on 256", "blocks of 32"),
         ("a5m-released", "blockwise", 1024): ("tested on 1,024", "blocks of 32"),
         ("a5m-released", "published", 1024): ("", "published rule"),
+        ("a5m-fast", "blockwise", 256): ("the same by a fast recipe, tested on 256", "blocks of 32"),
+        ("a5m-fast", "blockwise", 1024): ("tested on 1,024", "blocks of 32"),
         ("s5-implicit", "blockwise-8-token", 128): (
             "S5, trained on 32 tokens, tested on 128",
             "blocks of 8, by token",
@@ -426,7 +440,7 @@ MODES = {
     "published": "published rule",
 }
 SEEDS = {"a5m": 3, "s5-implicit": 5, "s5-explicit": 3, "s5-lstm": 3, "s5-llama": 3, "s5-delta-net": 3}
-IMPLICIT = ["a5m-released", "a5m-no-dropout", "s5-implicit"]
+IMPLICIT = ["a5m-released", "a5m-no-dropout", "a5m-fast", "s5-implicit"]
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 
