@@ -117,6 +117,15 @@ def _sweep_kernel(
 
 
 @triton.jit
+def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
+    """Of out = (y + D x) silu(gate): the gradient of the gate, and y times that of y, summed over the channels."""
+    share_QP = sigmoid(gate_QP)
+    dy_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
+    row_Q = tl.sum(y_QP * dy_QP, axis=1)
+    return (y_QP + D * x_QP) * dout_QP * share_QP * (1.0 + gate_QP * (1.0 - share_QP)), row_Q
+
+
+@triton.jit
 def _head_kernel(
     projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, kept_ptr, dkept_ptr,
     dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, fed_ptr, dD_ptr, length, chunks,
@@ -172,13 +181,9 @@ def _head_kernel(
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
     # Loaded again: kept in registers they would push out others.
-    gate_QP = wide(at_gate, is_row)
-    dout_QP = wide(at_dout, is_row)
-    x_wide_QP = wide(at_x, is_row)
-    share_QP = sigmoid(gate_QP)
-    dy_wide_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
-    tl.store(rows_ptr + entry * Q + steps, tl.sum(y_QP * dy_wide_QP, axis=1))
-    dgate_QP = (y_QP + D * x_wide_QP) * dout_QP * share_QP * (1.0 + gate_QP * (1.0 - share_QP))
+    gate_QP, dout_QP, x_wide_QP = wide(at_gate, is_row), wide(at_dout, is_row), wide(at_x, is_row)
+    dgate_QP, row_Q = _gate_gradient(y_QP, gate_QP, dout_QP, x_wide_QP, D, kind)
+    tl.store(rows_ptr + entry * Q + steps, row_Q)
     at_dgate = dprojected_ptr + first_row * COLUMNS + steps[:, None] * COLUMNS + of_x
     tl.store(at_dgate, dgate_QP, is_row)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from snakemake_executor_plugin_submitit import processes, usage
 from snakemake_executor_plugin_submitit.processes import Relay, StopSignals, sentinel
@@ -143,15 +143,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         open(files.output_log, "ab") as output,
     ):
         offset = output.tell()
-        process = subprocess.Popen(
-            ["bash", "-c", script(step)],
-            cwd=step.workdir,
-            env=environment(step),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = start(step, output)
         add_attempt(
             files.attempts,
             "start",
@@ -185,6 +177,18 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             used=used.figures(),
         )
     return None if signals.is_ended else end
+
+
+def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["bash", "-c", script(step)],
+        cwd=step.workdir,
+        env=environment(step),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def wait(
