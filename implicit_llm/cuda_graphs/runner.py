@@ -93,9 +93,12 @@ class GraphRunner(Runner):
         return self._attempt(model, self._replay_token, decoder, model, embedding_BLD, cache)
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
-        is_wanted = self.replays_training and f.model.training and f.valid_BL is None and f.x.prefix is None
+        prefix, length = f.x.prefix, embedding_BLD.shape[1]
+        # A single block after nothing and one after a prefix would need two captures, in turn.
+        is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
+        is_wanted = self.replays_training and f.model.training and f.valid_BL is None and is_captured
         if is_wanted and _can_solve_training(f.model, embedding_BLD):
-            solved = self._attempt(f.model, self._solve, f.model, embedding_BLD, f.x.dropout_masks)
+            solved = self._attempt(f.model, self._solve, f.model, embedding_BLD, f.x.dropout_masks, prefix)
             if solved is not None:
                 return solved
         return super().training_solve(f, embedding_BLD, solver)
@@ -192,7 +195,11 @@ class GraphRunner(Runner):
 
     @torch.no_grad()
     def _solve(
-        self, model: ImplicitModel, embedding_BLD: Tensor, masks: tuple[Tensor, ...] | None
+        self,
+        model: ImplicitModel,
+        embedding_BLD: Tensor,
+        masks: tuple[Tensor, ...] | None,
+        prefix: Prefix | None = None,
     ) -> tuple[Tensor, Blocks]:
         """As `training_solve`. Raises: CaptureFailed."""
         solver, length = model.solver, embedding_BLD.shape[1]
@@ -200,7 +207,7 @@ class GraphRunner(Runner):
         width = min(solver.block_len or length, length)
         by_blocks = width < length
         first, has_masks = embedding_BLD[:, :width], masks is not None
-        graph = self._graph_of(model, first, None, with_state=by_blocks, has_masks=has_masks, room_tokens=length)
+        graph = self._graph_of(model, first, prefix, with_state=by_blocks, has_masks=has_masks, room_tokens=length)
         return _solve_blocks(graph, embedding_BLD, width, masks, closes=by_blocks)
 
     @torch.no_grad()

@@ -125,6 +125,25 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
         assert step == 1 or graphs.step is not None
 
 
+def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_code() -> None:
+    model, graphs = _model(MAMBA, **FREE, block_len=4).train(), GraphRunner(replays_training=True)
+    words = torch.randint(37, (3, 8, 12))
+
+    def read():
+        cache, losses = ConvergedStateCache(), []
+        for ids in words:
+            out = model(input_ids=ids, labels=ids, aligned=True, past_key_values=cache)
+            losses.append(out.loss)
+        model.zero_grad()
+        sum(losses).backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        return losses, gradients, cache.prefix.layers, out.solver_stats.num_iter
+
+    plain, captured = _by_each_runner(model, read, graphs)
+    torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-6)
+    assert graphs.sequences[True].length == words.shape[0] * words.shape[2]
+
+
 def test_sequences_that_are_done_leave_the_captured_batch() -> None:
     model = _model(MAMBA, **FREE, block_len=4).train()
     model.base.runner = GraphRunner(replays_training=True)
