@@ -77,23 +77,19 @@ def read(model: torch.nn.Module, tokens_BL: torch.Tensor) -> tuple[np.ndarray, d
 
 def by_position(factors_BL: np.ndarray, norms: dict[int, float]) -> list[dict[str, Any]]:
     is_right_BL = factors_BL == 0
-    found = []
-    for start, end in pairwise(EDGES):
-        if end > factors_BL.shape[1]:
-            break
-        has_slipped, is_misread = changes(factors_BL)
-        part = slice(start, end)
-        found.append(
-            {
-                "tokens": [start, end],
-                "accuracy_last10": round(float(is_right_BL[:, end - 10 : end].mean()), 4),
-                "accuracy_sequence": round(float(is_right_BL[:, :end].all(axis=1).mean()), 4),
-                "slips": int(has_slipped[:, part].sum()),
-                "misread": int(is_misread[:, part].sum()),
-                "norm_at_end": round(norms[end], 2),
-            }
-        )
-    return found
+    has_slipped_BL, is_misread_BL = changes(factors_BL)
+    return [
+        {
+            "tokens": [start, end],
+            "accuracy_last10": round(float(is_right_BL[:, end - 10 : end].mean()), 4),
+            "accuracy_sequence": round(float(is_right_BL[:, :end].all(axis=1).mean()), 4),
+            "slips": int(has_slipped_BL[:, start:end].sum()),
+            "misread": int(is_misread_BL[:, start:end].sum()),
+            "norm_at_end": round(norms[end], 2),
+        }
+        for start, end in pairwise(EDGES)
+        if end <= factors_BL.shape[1]
+    ]
 
 
 def changes(factors_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
