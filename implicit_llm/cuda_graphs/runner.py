@@ -94,7 +94,7 @@ class GraphRunner(Runner):
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
         prefix, length = f.x.prefix, embedding_BLD.shape[1]
-        # A single block after nothing and one after a prefix would need two captures, in turn.
+        # Without blocks, starts from nothing and after a prefix need different graphs, which would replace each other.
         is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
         is_wanted = self.replays_training and f.model.training and f.valid_BL is None and is_captured
         if is_wanted and _can_solve_training(f.model, embedding_BLD):

@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -500,3 +501,16 @@ def test_weights_have_the_digests_of_their_cards() -> None:
         digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
         assert digest in card.read_text(encoding="utf-8"), card.parent.name
     assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 16 * 2**20
+
+
+def test_a_misread_answer_is_no_slip_of_the_state() -> None:
+    found = runpy.run_path(str(STATE_TRACKING / "slips.py"))["slips"](np.array([[0, 0, 5, 0, 0, 3, 3, 0, 0, 9]]))
+    assert found.tolist() == [[0, 0, 0, 0, 0, 3, 0, 4, 0, 0]]  # 4 takes the 3 back
+
+
+def test_the_slips_of_the_page_are_the_counted_ones() -> None:
+    page = read("docs/state-tracking.md").partition("### What limits the length")[2]
+    run, *_ = json.loads(read("results/reference/state-tracking/state-passing.json"))["runs"]
+    weights = json.loads(read("results/reference/state-tracking/slips.json"))
+    for found in (run["slips"], weights):
+        assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page

@@ -4,9 +4,9 @@
 
 MODEL: a folder with config.json and model.safetensors. Prints one JSON object.
 
-The factor of an answer is answer times product to the power of -1: the identity if the answer is right. A word whose
-state slipped goes on with the right moves from a wrong element, so that its factor stays the same from token to token.
-A wrong answer after which the factor is what it was before is misread; otherwise the state has slipped.
+The factor of an answer is the answer times the inverse of the product: the identity if the answer is right. A word
+whose state slipped takes the right steps from a wrong element, so its factor stays the same from token to token. An
+answer is misread if the answers beside it share another factor; the state slips where the shared factor changes.
 """
 
 import argparse
@@ -40,7 +40,8 @@ def main() -> None:
     answers_BL, norms = read(model, torch.as_tensor(tokens_BL))
     factors_BL = TABLE[answers_BL, INVERSE[products(tokens_BL)]]
     asked = {key: getattr(options, key) for key in ("words", "length", "tol", "seed")}
-    json.dump(asked | {"by_position": by_position(factors_BL, norms), "slips": slips(factors_BL)}, sys.stdout, indent=1)
+    found = {"by_position": by_position(factors_BL, norms), "slips": commonest(slips(factors_BL))}
+    json.dump(asked | found, sys.stdout, indent=1)
 
 
 def arguments() -> argparse.Namespace:
@@ -77,7 +78,7 @@ def read(model: torch.nn.Module, tokens_BL: torch.Tensor) -> tuple[np.ndarray, d
 
 def by_position(factors_BL: np.ndarray, norms: dict[int, float]) -> list[dict[str, Any]]:
     is_right_BL = factors_BL == 0
-    has_slipped_BL, is_misread_BL = changes(factors_BL)
+    has_slipped_BL, is_misread_BL = slips(factors_BL) != 0, factors_BL != without_misread(factors_BL)
     return [
         {
             "tokens": [start, end],
@@ -92,19 +93,28 @@ def by_position(factors_BL: np.ndarray, norms: dict[int, float]) -> list[dict[st
     ]
 
 
-def changes(factors_BL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the state slips and where an answer is misread, both (B, L)."""
+def without_misread(factors_BL: np.ndarray) -> np.ndarray:
+    """The factors with those that neither neighbour shares replaced by the last shared one; the identity at first."""
     before_BL = np.pad(factors_BL, ((0, 0), (1, 0)))[:, :-1]
-    after_BL = np.pad(factors_BL, ((0, 0), (0, 1)), mode="edge")[:, 1:]
-    differs_BL = factors_BL != before_BL
-    return differs_BL & (factors_BL == after_BL), differs_BL & (after_BL == before_BL)
+    after_BL = np.pad(factors_BL, ((0, 0), (0, 1)), constant_values=-1)[:, 1:]
+    is_shared_BL = (factors_BL == before_BL) | (factors_BL == after_BL)
+    shared_BL = np.zeros_like(factors_BL)
+    last_B = shared_BL[:, 0]
+    for position, is_shared_B in enumerate(is_shared_BL.T):
+        last_B = np.where(is_shared_B, factors_BL[:, position], last_B)
+        shared_BL[:, position] = last_B
+    return shared_BL
 
 
-def slips(factors_BL: np.ndarray) -> dict[str, Any]:
-    """By how much states slip: the factor from the one before to the one after, the commonest first."""
-    has_slipped_BL, _ = changes(factors_BL)
-    before_BL = np.pad(factors_BL, ((0, 0), (1, 0)))[:, :-1]
-    steps = TABLE[factors_BL, INVERSE[before_BL]][has_slipped_BL]
+def slips(factors_BL: np.ndarray) -> np.ndarray:
+    """By what the state slips at each token (B, L): the shared factor times the inverse of the one before."""
+    shared_BL = without_misread(factors_BL)
+    before_BL = np.pad(shared_BL, ((0, 0), (1, 0)))[:, :-1]
+    return TABLE[shared_BL, INVERSE[before_BL]]
+
+
+def commonest(slips_BL: np.ndarray) -> dict[str, Any]:
+    steps = slips_BL[slips_BL != 0]
     return {
         "number": len(steps),
         "by": [[cycles(int(element)), times] for element, times in Counter(steps.tolist()).most_common(8)],
