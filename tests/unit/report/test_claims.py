@@ -161,11 +161,11 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
     assert (missing.spread.values, missing.spread.num_missing) == ((), 1)
 
 
-def lost_records(config: Record) -> list[Record]:
+def lost_records(config: Record, known: dict[str, list[Record]] | None = None) -> list[Record]:
     """Those of a missing evaluation."""
     item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
     report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
-    return [found for _, found in missing_records(report, {})]
+    return [found for _, found in missing_records(report, known or {})]
 
 
 SIMULTANEOUS = [{"name": mode, "eval_mode": mode} for mode in ("simultaneous", "sequential")]
@@ -185,6 +185,12 @@ def test_a_claim_about_all_runs_is_missing_while_a_run_has_no_result(claim: str,
     record = {"role": "evaluate:m", "run": "m", "is_implicit": True} | there
     assert of_claim(claim, [record], config["kind"]).verdict == "holds"
     assert of_claim(claim, [record, *lost_records(config)], config["kind"]).verdict == "missing"
+
+
+def test_what_is_known_of_a_run_is_taken_from_all_its_records() -> None:
+    known = [{"run": "n", "train_length": 8}, {"run": "n", "train_length": 9, "train_hard_fraction": 0.1}]
+    (lost,) = lost_records({"kind": "jacobian"}, {"jacobian": known[:1], "word_problem": known[1:]})
+    assert (lost["train_length"], lost["train_hard_fraction"]) == (8, 0.1)
 
 
 def test_a_missing_downstream_result_is_missing_in_its_columns_and_their_average() -> None:

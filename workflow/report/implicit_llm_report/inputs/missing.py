@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL, pairs_of, swept_modes
@@ -42,14 +43,14 @@ def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str,
 
 
 def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> Record:
-    """These fields of the first record that agrees with `wanted` and has them."""
-    for records in known.values():
-        for record in records:
-            if all(record.get(key) == value for key, value in wanted.items()):
-                found = {key: record[key] for key in keys if record.get(key) is not None}
-                if found:
-                    return found
-    return {}
+    """These fields, each of the first record that agrees with `wanted` and has it."""
+    found: Record = {}
+    for record in chain.from_iterable(known.values()):
+        if found.keys() >= set(keys):
+            break
+        if all(record.get(key) == value for key, value in wanted.items()):
+            found |= {key: record[key] for key in keys if record.get(key) is not None and key not in found}
+    return found
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:
