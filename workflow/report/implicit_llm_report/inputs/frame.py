@@ -47,7 +47,7 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The mode whose numbers represent a model: the first of these that it was evaluated in.
+# The mode whose numbers represent a model: of those that read most of its test sets the first in this order.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
@@ -237,11 +237,11 @@ class _Derived:
         training: Sequence[TrainingRun],
     ) -> None:
         self.kind, self.training = kind, training
-        self.modes: defaultdict[tuple, set[str]] = defaultdict(set)
+        self.tests: defaultdict[tuple, defaultdict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
         self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.errors: dict[tuple, float] = {}
         for record in records:
-            self.modes[_reading(record)].add(record.get("mode") or "")
+            self.tests[_reading(record)][record.get("mode") or ""].add(record.get("data"))
             self.phases[str(record.get("run"))][record.get("phase")] = record.get("solver")
             if record.get("split") == "valid" and record.get("accuracy") is not None:
                 self.errors[_validated(record)] = 1 - record["accuracy"]
@@ -252,7 +252,8 @@ class _Derived:
         length, trained, phase = record.get("length"), record.get("train_length"), record.get("phase")
         name, label = self._named(run, phase, solver)
         bounds = {one.iterations for one in self.phases[run].values() if one is not None}
-        modes = self.modes[_reading(record)]
+        tests = self.tests[_reading(record)]
+        modes = [mode for mode in tests if len(tests[mode]) == max(map(len, tests.values()))]
         ranks = (*HEADLINE_MODES, "parallel", *sorted(modes))
         return {
             "name": name,
