@@ -2,10 +2,12 @@
 
     python docs/images/state_tracking.py
 
-One panel for each task. A dot is a seed, a line the mean over the seeds.
+One panel for each task, read in blocks of 8 by token, by explicit models in parallel. A dot is a seed, a line the
+mean over the seeds.
 """
 
 from collections.abc import Iterator
+from math import log2
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +22,12 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .card { fill: #ffffff } .title { font-weight: 600; font-size: 14px } .small { font-size: 12px }
 .grid { stroke: #d1d9e0 } .chance { stroke: #818b98; stroke-dasharray: 4 4 }
 .implicit { stroke: #0969da; fill: #0969da } .explicit { stroke: #bc4c00; fill: #bc4c00 }
-polyline { fill: none !important; stroke-width: 2.5 } text.implicit, text.explicit { stroke: none }
+.passing { stroke: #1a7f37; fill: #1a7f37 }
+polyline { fill: none !important; stroke-width: 2.5 } text { stroke: none !important }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc } .card { fill: #0d1117 } .grid { stroke: #3d444d } .chance { stroke: #9198a1 }
   .implicit { stroke: #4493f8; fill: #4493f8 } .explicit { stroke: #db6d28; fill: #db6d28 }
+  .passing { stroke: #3fb950; fill: #3fb950 }
 }
 """
 
@@ -42,27 +46,25 @@ class Panel(NamedTuple):
 
 
 def panels() -> list[Panel]:
-    """The two tasks, read from the tables."""
-    seeds = pd.read_csv(REFERENCE / "state-tracking" / "accuracy.csv")
-    single = pd.read_csv(REFERENCE / "h200" / "tables" / "accuracy.csv")
-    blocks = seeds[(seeds["mode"] == "blockwise-8-token") & (seeds.hard_fraction != 0.5)]
-    deep = seeds[seeds.run == "s5-explicit-layers16"]
-    shallow = single.query("run == 'a5m-explicit' and hard_fraction == 0.1 and length <= 1024")
-    shallow = shallow.assign(seed=0).rename(columns={"accuracy_last10_mean": "accuracy_last10"})
+    """The two tasks, read from the table."""
+    frame = pd.read_csv(REFERENCE / "h200" / "accuracy.csv").query("hard_fraction != 0.5")
+    blocks = frame[frame["mode"] == "blockwise-8-token"]
     s5 = [
-        Line("implicit", "1 implicit layer, 5 seeds", (104, 0.55), blocks[blocks.run == "s5-implicit"]),
-        Line("explicit", "16 explicit layers, 3 seeds", (146, 0.07), deep),
+        Line("passing", "with state passing, 5 seeds", (140, 0.93), blocks[blocks.run == "s5-state-passing"]),
+        Line("implicit", "1 implicit layer, 5 seeds", (132, 0.25), blocks[blocks.run == "s5-implicit"]),
+        Line("explicit", "16 explicit layers, 3 seeds", (84, 0.06), frame[frame.run == "s5-explicit-layers16"]),
     ]
     a5 = [
-        Line("implicit", "1 implicit layer, 3 seeds", (60, 0.68), blocks[blocks.run == "a5m-released"]),
-        Line("explicit", "1 explicit layer, 1 seed", (60, 0.07), shallow),
+        Line("implicit", "1 implicit layer, 3 seeds", (60, 0.55), blocks[blocks.phase == "free-16"]),
+        Line("explicit", "1 explicit layer, 3 seeds", (60, 0.07), frame[frame.run == "a5m-explicit"]),
     ]
     return [Panel("S5, trained on 32 tokens", 1 / 120, s5), Panel("A5 x monoid, trained on 256 tokens", 1 / 60, a5)]
 
 
 def draw_panel(panel: Panel, left: float) -> Iterator[str]:
-    lengths = sorted(panel.lines[0].accuracy.length.unique())
-    x_of = {n: left + PLOT_WIDTH * (0.08 + 0.84 * i / (len(lengths) - 1)) for i, n in enumerate(lengths)}
+    lengths = sorted({length for line in panel.lines for length in line.accuracy.length})
+    logs = [log2(length / lengths[0]) for length in lengths]
+    x_of = {n: left + PLOT_WIDTH * (0.08 + 0.84 * at / logs[-1]) for n, at in zip(lengths, logs, strict=True)}
 
     def y_of(accuracy: float) -> float:
         return TOP + PLOT_HEIGHT * (1 - accuracy)

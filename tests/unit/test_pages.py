@@ -13,8 +13,8 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -221,7 +221,6 @@ TRAINING = {
     "llama3-1.3b-implicit": "Llama 1.3B, 4 x 2048, (32+4), 19 iterations",
 }
 MODELS = {"mamba2": "Mamba2 130M", "llama3": "Llama 130M"}
-WAYS = {"blockwise": "blocks of 32", "blockwise-8-token": "blocks of 8, by token", "published": "published rule"}
 
 
 def benchmark(name: str, card: str = "h200") -> dict:
@@ -308,25 +307,22 @@ def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
 
 
 def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
-    frame = pd.read_csv(ROOT / "results/reference/state-tracking/accuracy.csv").query("hard_fraction != 0.5")
-    shown = {
-        ("a5m-released", "blockwise", 256): ("A5 × monoid, trained on 256 tokens, tested on 256", "blocks of 32"),
-        ("a5m-released", "blockwise", 1024): ("tested on 1,024", "blocks of 32"),
-        ("a5m-released", "published", 1024): ("", "published rule"),
-        ("a5m-fast", "blockwise", 256): ("the same by a fast recipe, tested on 256", "blocks of 32"),
-        ("a5m-fast", "blockwise", 1024): ("tested on 1,024", "blocks of 32"),
-        ("s5-implicit", "blockwise-8-token", 128): (
-            "S5, trained on 32 tokens, tested on 128",
-            "blocks of 8, by token",
-        ),
-        ("s5-implicit", "published", 128): ("", "published rule"),
-        ("s5-explicit-layers16", "parallel", 128): ("S5, 16 explicit layers, tested on 128", "in parallel"),
-    }
+    shown = [
+        ("A5 × monoid, trained on 256 tokens, tested on 1,024", "a5m-released/free-32", "blockwise", 1024),
+        ("", "a5m-released/free-32", "published", 1024),
+        ("tested on 4,096", "a5m-released/free-32", "blockwise", 4096),
+        ("the same by a fast recipe, tested on 1,024", "a5m-fast/free", "blockwise", 1024),
+        ("tested on 4,096", "a5m-fast/free", "blockwise", 4096),
+        ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
+        ("with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
+        ("tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
+        ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
+    ]
     rows = re.findall(r"^\| (.*?) ?\| (.+?) \| ([\d., ]+) % \| ([\d.]+) % \|$", read("README.md"), re.MULTILINE)
     measured = []
-    for (run, mode, length), (what, way) in shown.items():
-        found = frame[(frame.run == run) & (frame["mode"] == mode) & (frame.length == length)].sort_values("seed")
-        percent = 100 * found.accuracy_last10
+    for what, run, mode, length in shown:
+        percent = 100 * seeds_of(run, mode, length).accuracy_last10
+        way = {**MODES, "parallel": "in parallel"}[mode]
         measured.append((what, way, ", ".join(f"{value:.1f}" for value in percent), f"{percent.mean():.1f}"))
     assert rows == measured
 
@@ -334,16 +330,6 @@ def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
 def test_the_figure_of_the_readme_is_drawn_from_the_kept_results() -> None:
     draw = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["draw"]
     assert read("docs/images/state-tracking.svg") == draw()
-
-
-@pytest.mark.parametrize(("length", "hard"), [(256, 0.1), (256, 0.5), (1024, 0.1), (1024, 0.5)])
-def test_the_accuracies_with_one_seed_are_the_kept_ones(length: int, hard: float) -> None:
-    text = read("docs/state-tracking.md").partition("## With one seed")[2]
-    frame = pd.read_csv(ROOT / "results/reference/h200/tables/accuracy.csv").query("run == 'a5m-implicit'")
-    found = frame[(frame.length == length) & (frame.hard_fraction == hard)].set_index("mode").accuracy_last10_mean
-    (row,) = re.findall(rf"^\| {length:,}, {100 * hard:.0f} %.*", text, re.MULTILINE)
-    shown = [float(re.findall(r"[\d.]+", cell)[0]) for cell in row.split("|")[2:5]]
-    assert shown == [round(100 * found[mode], 1) for mode in ("sequential", "blockwise", "published")]
 
 
 def test_the_seeds_of_the_demo_are_the_kept_ones() -> None:
@@ -432,7 +418,7 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
     assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in PRETRAINING
 
 
-STATE_TRACKING = ROOT / "results/reference/state-tracking"
+STATE_TRACKING = ROOT / "results/reference/h200"
 WEIGHTS = ROOT / "results/reference/weights"
 MODES = {
     "blockwise": "blocks of 32",
@@ -440,43 +426,65 @@ MODES = {
     "sequential": "sequential",
     "published": "published rule",
 }
-SEEDS = {"a5m": 3, "s5-implicit": 5, "s5-explicit": 3, "s5-lstm": 3, "s5-llama": 3, "s5-delta-net": 3}
-IMPLICIT = ["a5m-released", "a5m-no-dropout", "a5m-fast", "s5-implicit"]
+SEEDS = {
+    **{"a5m": 3, "s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5},
+    **{"s5-explicit": 3, "s5-lstm": 3, "s5-llama": 3, "s5-delta-net": 3},
+}
+A5 = [*(f"a5m-released/free-{bound}" for bound in (8, 16, 32)), "a5m-no-dropout/free", "a5m-fast/free"]
+BASELINES = {"s5-explicit": 3, "s5-lstm": 2, "s5-llama": 1, "s5-delta-net": 1}
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 
-def rows_of(run: str) -> list[str]:
-    """The rows of the page's table of one run: last ten tokens / whole sequences in percent, a column for each seed."""
-    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run")
-    rows = []
-    for (length, hard), of_data in frame.groupby(["length", "hard_fraction"]):
-        for mode, words in MODES.items():
-            found = of_data[of_data["mode"] == mode].sort_values("seed")
-            if found.empty:  # a seed is missing
-                continue
-            last, whole = 100 * found.accuracy_last10, 100 * found.accuracy_sequence
-            cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(last, whole, strict=True)]
-            mean = f"{last.mean():.1f} / {whole.mean():.1f}"
-            rows.append("| " + " | ".join([f"{length:,}, {100 * hard:.0f} %", words, *cells, mean]) + " |")
-    return rows
+def seeds_of(run: str, mode: str, length: int, hard: float | None = None) -> pd.DataFrame:
+    """The rows of a run and phase in one mode, by seed; empty while a seed is missing."""
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv")
+    hard = hard or (0.1 if run.startswith("a5m") else 1)
+    is_asked = (frame["mode"] == mode) & (frame.length == length) & (frame.hard_fraction == hard)
+    return frame[is_asked & (frame.run + "/" + frame.phase == run)].sort_values("seed")
 
 
-def row_of_baseline(run: str) -> str:
-    """The last ten tokens in percent at 32, 128 and 512 tokens, each seed."""
-    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == @run").sort_values(["length", "seed"])
-    cells = [", ".join(f"{100 * x:.1f}" for x in found.accuracy_last10) for _, found in frame.groupby("length")]
-    return " | ".join([f"{frame.num_parameters.iloc[0]:,}", *cells])
+def percent(values: pd.Series) -> str:
+    return ", ".join(f"{100 * value:.1f}" for value in values)
 
 
-@pytest.mark.parametrize("run", IMPLICIT)
-def test_every_row_of_the_seeds_is_on_the_page(run: str) -> None:
-    assert [row for row in rows_of(run) if row not in read("docs/state-tracking.md")] == []
+def rows_of_a5() -> Iterator[str]:
+    for length, hard, (mode, words) in product((256, 1024, 4096), (0.1, 0.5), MODES.items()):
+        cells = [percent(seeds_of(run, mode, length, hard).accuracy_last10) for run in A5]
+        yield "| " + " | ".join([f"{length:,}, {100 * hard:.0f} %", words, *cells]) + " |"
+
+
+def rows_of_s5() -> Iterator[str]:
+    for length, (mode, words) in product((32, 128, 512), MODES.items()):
+        found = seeds_of("s5-implicit/free", mode, length)
+        last, whole = 100 * found.accuracy_last10, 100 * found.accuracy_sequence
+        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(last, whole, strict=True)]
+        mean = f"{last.mean():.1f} / {whole.mean():.1f}"
+        yield "| " + " | ".join([f"{length:,}, 100 %", words, *cells, mean]) + " |"
+
+
+def rows_of_state_passing() -> Iterator[str]:
+    for length, mode in product((32, 512, 4096, 65536), MODES):
+        single, passing = (seeds_of(f"s5-{run}/free", mode, length) for run in ("single-words", "state-passing"))
+        cells = [
+            percent(values) for values in (single.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
+        ]
+        if any(cells):
+            yield "| " + " | ".join([f"{length:,}", MODES[mode], *cells]) + " |"
+
+
+@pytest.mark.parametrize("rows", [rows_of_a5, rows_of_s5, rows_of_state_passing])
+def test_every_row_of_the_seeds_is_on_the_page(rows: Callable[[], Iterator[str]]) -> None:
+    assert [row for row in rows() if row not in read("docs/state-tracking.md")] == []
 
 
 def test_every_baseline_is_on_the_page() -> None:
-    runs = [run for run in pd.read_csv(STATE_TRACKING / "accuracy.csv").run.unique() if run not in IMPLICIT]
-    assert len(runs) == 7
-    assert [run for run in runs if row_of_baseline(run) not in read("docs/state-tracking.md")] == []
+    page, frame = read("docs/state-tracking.md"), pd.read_csv(STATE_TRACKING / "accuracy.csv")
+    for start, number in BASELINES.items():
+        found = list(frame[frame.run.str.startswith(start)].sort_values(["length", "seed"]).groupby("run"))
+        assert len(found) == number
+        for _, rows in found:
+            cells = [percent(of_length.accuracy_last10) for _, of_length in rows.groupby("length")]
+            assert " | ".join([f"{rows.num_parameters.iloc[0]:,}", *cells]) in page
 
 
 @pytest.mark.parametrize(("folder", "num_tables"), [(LANGUAGE_MODELS, 3), (STATE_TRACKING, 4)])
@@ -510,7 +518,5 @@ def test_a_misread_answer_is_no_slip_of_the_state() -> None:
 
 def test_the_slips_of_the_page_are_the_counted_ones() -> None:
     page = read("docs/state-tracking.md").partition("### What limits the length")[2]
-    run, *_ = json.loads(read("results/reference/state-tracking/state-passing.json"))["runs"]
-    weights = json.loads(read("results/reference/state-tracking/slips.json"))
-    for found in (run["slips"], weights):
+    for found in json.loads(read("results/reference/h200/slips.json")).values():
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page

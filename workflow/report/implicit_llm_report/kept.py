@@ -4,7 +4,9 @@ python -m implicit_llm_report.kept results/demo page          # page/declared/in
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -15,12 +17,17 @@ from implicit_llm_report import stage
 def make_again(results: Path, target: Path) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names."""
     manifest = Manifest.read(results / "report" / MANIFEST)
-    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
+    make_page(results, target, manifest.config, manifest.upstream, manifest.fingerprint)
+
+
+def make_page(results: Path, target: Path, config: Mapping[str, Any], roles: Iterable[str], fingerprint: str) -> None:
+    """Make a report of these settings in TARGET/declared; a role is that of an input, such as `train:a5-s0/free`."""
+    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in roles}
     context = StageContext(
         stage="report",
         name="report",
-        fingerprint=manifest.fingerprint,
-        config=dict(manifest.config),
+        fingerprint=fingerprint,
+        config=dict(config),
         inputs={role: Input(folder, Manifest.read(folder / MANIFEST)) for role, folder in folders.items()},
         run_dir=target,
         work=target,

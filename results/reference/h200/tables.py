@@ -1,6 +1,6 @@
 """Write the tables of this folder from `inputs.tar.xz` and the plan of the experiment. In the checkout's root:
 
-    python results/reference/state-tracking/tables.py [FOLDER]
+    python results/reference/h200/tables.py [FOLDER]
 
 A row is complete when every planned seed of its run, phase and evaluation has a result on its test set and in its mode.
 An evaluation that was interrupted gives the rows that it had finished.
@@ -32,11 +32,11 @@ ACCURACY = [*["run", "phase", "mode", "hard_fraction", "length", "seed"], *METRI
 def main(folder: Path = HERE) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
-        results = Path(scratch, "results/state-tracking")
+        results = Path(scratch, "results/h200")
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
-        records = [row for one in measured for row in rows_of(one, trained, results)]
-        finished = pd.DataFrame(records)[JOB].drop_duplicates()
+        finished = pd.DataFrame([job_of(one, trained) for one in measured])
+        records = [row for one in measured if of_words(one) for row in rows_of(one, trained, results)]
         rows = pd.DataFrame([*records, *interrupted_rows(results, trained)])
         training = pd.DataFrame([training_row(one, results) for one in trained.values()])
     jobs = planned()
@@ -53,7 +53,7 @@ def main(folder: Path = HERE) -> None:
 
 
 def plan() -> list[Node]:
-    return list(build_graph(load_experiment(Path("workflow/config/state-tracking.yaml"))).values())
+    return list(build_graph(load_experiment(Path("workflow/config/h200.yaml"))).values())
 
 
 def planned() -> pd.DataFrame:
@@ -66,13 +66,23 @@ def manifests(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
+def of_words(one: dict[str, Any]) -> bool:
+    """Whether an evaluation is of word problems and has one row for each test set and mode."""
+    config = one["identity"]["config"]
+    return config["kind"] == "word_problem" and "sweep" not in config
+
+
+def job_of(one: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
+    seed = trained[one["identity"]["upstream"]["model"]]["identity"]["config"]["seed"]
+    run, phase, evaluation = one["name"].split("/")
+    return dict(zip(JOB, [run.removesuffix(f"-s{seed}"), phase, evaluation, seed], strict=True))
+
+
 def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list[dict[str, Any]]:
     """The rows of an evaluation, one for each test set and mode."""
     model = trained[one["identity"]["upstream"]["model"]]
-    seed = model["identity"]["config"]["seed"]
-    run, phase, evaluation = one["name"].split("/")
-    job = {"run": run.removesuffix(f"-s{seed}"), "phase": phase, "evaluation": evaluation, "seed": seed}
-    job |= {"fingerprint": one["fingerprint"][:16], "num_parameters": model["summary"]["num_parameters"]}
+    job = job_of(one, trained) | {"fingerprint": one["fingerprint"][:16]}
+    job |= {"num_parameters": model["summary"]["num_parameters"]}
     metrics = json.loads((results / "evaluate" / one["name"] / one["files"][0]["path"]).read_text())
     return [
         job | {key: record[key] for key in [*METRICS, "mode", "hard_fraction", "length"]}
@@ -110,7 +120,7 @@ def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
         "step": summary["global_step"],
         "parameters": summary["num_parameters"],
         "busy_seconds": sum(attempt["busy_s"] for attempt in provenance["attempts"]),
-        "train_accuracy_last10": summary["metrics"]["accuracy_last10"],
+        "train_accuracy": summary["metrics"].get("accuracy_last10", summary["metrics"].get("accuracy")),
         "loss": summary["metrics"]["loss"],
     }
 
