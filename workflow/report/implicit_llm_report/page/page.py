@@ -86,7 +86,7 @@ def _environment(given: Given) -> jinja2.Environment:
     environment.filters |= {
         "number": number,
         "minus": minus,
-        "spread": spread_words,
+        "spread": lambda spread: Markup(" ".join(filter(None, (spread_words(spread), lacking(spread))))),
         "seeds": seeds_words,
         "notes": partial(notes, published=given.published),
         "words": cell_words,
@@ -127,9 +127,7 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
     work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
     found = [spread_words(spread)]
     found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
-    found += (
-        [f'<span class="missing">{spread.num_missing} missing</span>'] if spread.num_missing and spread.values else []
-    )
+    found += [lacking(spread)]
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
         title = html.escape(published.marks[entry.mark])
@@ -145,6 +143,11 @@ def minus(text: str) -> str:
 def spread_words(spread: Spread) -> str:
     """The range over seeds, where there is one."""
     return f"{number(spread.low)} to {number(spread.high)}" if len(spread.values) > 1 else ""
+
+
+def lacking(spread: Spread) -> str:
+    """How many seeds gave no number, where others did."""
+    return f'<span class="missing">{spread.num_missing} missing</span>' if spread.num_missing and spread.values else ""
 
 
 def glances(content: PageContent) -> list[dict[str, Any]]:
