@@ -310,12 +310,12 @@ def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
     shown = [
         ("A5 × monoid, trained on 256 tokens, tested on 1,024", "a5m-released/free-32", "blockwise", 1024),
         ("", "a5m-released/free-32", "published", 1024),
-        ("tested on 4,096", "a5m-released/free-32", "blockwise", 4096),
-        ("the same by a fast recipe, tested on 1,024", "a5m-fast/free", "blockwise", 1024),
-        ("tested on 4,096", "a5m-fast/free", "blockwise", 4096),
+        ("A5 × monoid, tested on 4,096", "a5m-released/free-32", "blockwise", 4096),
+        ("A5 × monoid, fast recipe, tested on 1,024", "a5m-fast/free", "blockwise", 1024),
+        ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", "blockwise", 4096),
         ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
-        ("with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
-        ("tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
+        ("S5, with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
+        ("S5, with state passing, tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
         ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
     ]
     rows = re.findall(r"^\| (.*?) ?\| (.+?) \| ([\d., ]+) % \| ([\d.]+) % \|$", read("README.md"), re.MULTILINE)
