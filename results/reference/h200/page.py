@@ -9,6 +9,7 @@ came later, and says how several GPUs add their gradients.
 import shutil
 import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 from implicit_llm_report.kept import make_page
@@ -16,18 +17,20 @@ from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).absolute().parent
 CONFIG = Path("workflow/config/h200.yaml")
 
 
 def main(target: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
-        plan = Plan(load_experiment(CONFIG), Path(scratch, "results"))
+    experiment = load_experiment(CONFIG)
+    with tempfile.TemporaryDirectory() as scratch, chdir(scratch):  # so that the page names results/, not this folder
+        shutil.unpack_archive(HERE / "inputs.tar.xz")
+        plan = Plan(experiment)
         page = plan.nodes["report"]
         missing = [one for one in find_missing(plan, page) if not is_kept(plan, one.job)]
-        identity, _ = report_with_missing(plan, page, missing)
-        make_page(plan.root, target, identity.config, identity.upstream, identity.fingerprint)
+        identity, found = report_with_missing(plan, page, missing)
+        folders = {role: Path(folder).absolute() for role, folder in found.items()}
+        make_page(folders, target, identity.config, identity.fingerprint)
 
 
 def is_kept(plan: Plan, job: str) -> bool:
@@ -36,4 +39,4 @@ def is_kept(plan: Plan, job: str) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]).absolute())

@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def main(folder: Path = HERE) -> None:
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
         finished = pd.DataFrame([job_of(one, trained) for one in measured])
-        records = [row for one in measured if of_words(one) for row in rows_of(one, trained, results)]
+        records = [
+            row for one in measured if of_words(one["identity"]["config"]) for row in rows_of(one, trained, results)
+        ]
         rows = pd.DataFrame([*records, *interrupted_rows(results, trained)])
         training = pd.DataFrame([training_row(one, results) for one in trained.values()])
     jobs = planned()
@@ -66,9 +69,8 @@ def manifests(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
-def of_words(one: dict[str, Any]) -> bool:
+def of_words(config: Mapping[str, Any]) -> bool:
     """Whether an evaluation is of word problems and has one row for each test set and mode."""
-    config = one["identity"]["config"]
     return config["kind"] == "word_problem" and "sweep" not in config
 
 
@@ -97,7 +99,7 @@ def interrupted_rows(results: Path, trained: dict[str, Any]) -> list[dict[str, A
     rows = []
     for node in plan():
         folder = results / node.key
-        if node.stage != "evaluate" or (folder / "manifest.json").exists():
+        if node.stage != "evaluate" or not of_words(node.config) or (folder / "manifest.json").exists():
             continue
         run_phase, evaluation = node.name.rsplit("/", 1)
         for path in sorted(folder.glob("work/*/partial/*.json")):

@@ -119,6 +119,7 @@ def test_claim_without_runs_or_at_another_scale_was_not_run(scale: str, of: Reco
         ({"family": "Llama"}, 0.3),
         ({"iterations": {"at_most": 8}}, 0.2),
         ({"is_headline": True, "data": "L16"}, 1.0),
+        ({"is_headline": True, "run": "far"}, 0.7),  # read on more test sets sequentially than in blocks
     ],
 )
 def test_columns_of_the_frame_say_which_numbers_a_claim_means(of: Record, expected: float) -> None:
@@ -129,6 +130,19 @@ def test_columns_of_the_frame_say_which_numbers_a_claim_means(of: Record, expect
         WORD | {"data": "llama", "model_type": "llama", "length": 18, "accuracy_last10": 0.3},
         WORD | {"data": "few", "solver": Solver("fixed_point", 8, 4), "length": 18, "accuracy_last10": 0.2},
         WORD | {"mode": "sequential", "length": 18, "accuracy_last10": 0.1},
+        *[
+            WORD
+            | {
+                "run": "far",
+                "data": data,
+                "accuracy_last10": 0.7,
+                "mode": "sequential",
+                "length": 99,
+                "hard_fraction": None,
+            }
+            for data in ("far-1", "far-2")
+        ],
+        WORD | {"run": "far", "data": "far-1", "accuracy_last10": 0.6, "length": 99, "hard_fraction": None},
     ]
     assert judge({"of": of}, AT_LEAST, records).spread.mean == expected
 

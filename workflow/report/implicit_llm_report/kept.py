@@ -4,7 +4,7 @@ python -m implicit_llm_report.kept results/demo page          # page/declared/in
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from implicit_llm_report import stage
 def make_again(results: Path, target: Path) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names."""
     manifest = Manifest.read(results / "report" / MANIFEST)
-    make_page(results, target, manifest.config, manifest.upstream, manifest.fingerprint)
+    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
+    make_page(folders, target, manifest.config, manifest.fingerprint)
 
 
-def make_page(results: Path, target: Path, config: Mapping[str, Any], roles: Iterable[str], fingerprint: str) -> None:
-    """Make a report of these settings in TARGET/declared; a role is that of an input, such as `train:a5-s0/free`."""
-    folders = {role: results.absolute() / role.replace(":", "/", 1) for role in roles}
+def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:
+    """Make a report of these settings in TARGET/declared, from the inputs in these folders by role."""
     context = StageContext(
         stage="report",
         name="report",

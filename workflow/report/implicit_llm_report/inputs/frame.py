@@ -47,7 +47,7 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The mode whose numbers represent a model: of those that read most of its test sets the first in this order.
+# The mode whose numbers represent a model: of those that read the most test sets, the first in this order.
 HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
@@ -241,7 +241,7 @@ class _Derived:
         self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.errors: dict[tuple, float] = {}
         for record in records:
-            self.tests[_reading(record)][record.get("mode") or ""].add(record.get("data"))
+            self.tests[_reading(record)][record.get("mode") or ""].add((record.get("data"), record.get("length")))
             self.phases[str(record.get("run"))][record.get("phase")] = record.get("solver")
             if record.get("split") == "valid" and record.get("accuracy") is not None:
                 self.errors[_validated(record)] = 1 - record["accuracy"]

@@ -46,10 +46,8 @@ def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> R
     """These fields, each of the first record that agrees with `wanted` and has it."""
     found: Record = {}
     for record in chain.from_iterable(known.values()):
-        if found.keys() >= set(keys):
-            break
         if all(record.get(key) == value for key, value in wanted.items()):
-            found |= {key: record[key] for key in keys if record.get(key) is not None and key not in found}
+            found = {key: record[key] for key in keys if record.get(key) is not None} | found
     return found
 
 

@@ -127,7 +127,7 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
     work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
     found = [spread_words(spread)]
     found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
-    found += [lacking(spread)]
+    found.append(lacking(spread))
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
         title = html.escape(published.marks[entry.mark])
