@@ -39,7 +39,7 @@ from implicit_llm_workflow.text import first_line
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 BABI_NAME = "tasks_1-20_v1-2.tar.gz"
-EVALUATION_DATA_FILE = CONFIG_DIR / "prefetch" / "evaluation-data.yaml"
+EVALUATION_DATA_FILE = CONFIG_DIR / "prefetch/evaluation-data.yaml"
 
 
 @dataclass(frozen=True)

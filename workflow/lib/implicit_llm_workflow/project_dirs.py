@@ -10,7 +10,7 @@ REPORT = "implicit_llm_report"
 _PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_IN_CHECKOUT = Path("workflow", "lib", _PACKAGE_DIR.name)
 
-CONFIG_DIR = PROJECT_DIR / "workflow" / "config"
+CONFIG_DIR = PROJECT_DIR / "workflow/config"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 

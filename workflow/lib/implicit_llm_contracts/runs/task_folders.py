@@ -5,7 +5,7 @@ from pathlib import Path
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 
-TASK_FOLDERS = PROJECT_DIR / "workflow" / "config" / "lm_eval"
+TASK_FOLDERS = PROJECT_DIR / "workflow/config/lm_eval"
 IGNORED = "__pycache__"
 
 

@@ -13,7 +13,7 @@ from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
-HARDWARE_FILE = CONFIG_DIR / "estimate" / "hardware.yaml"
+HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
 FEW_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond it like the measured free phases
 STATE_BYTES = 12  # of a checkpoint, per parameter: the weights and AdamW's two moments in fp32
 SAME_SIZE = 0.1  # models of a family whose numbers of parameters differ by less have the same throughput

@@ -289,7 +289,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[Column]:
 
 def where_to_look(plan: Plan) -> Iterator[str]:
     """The report's path, or the command that makes it; and the command that opens MLflow."""
-    page = plan.root / "report" / "index.html"
+    page = plan.root / "report/index.html"
     make = plan.command_for([plan.nodes["report"]])
     yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")

@@ -47,8 +47,6 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The mode whose numbers represent a model: of those that read the most test sets, the first in this order.
-HEADLINE_MODES = ("blockwise", "sequential", "simultaneous", "published")
 # Order of modes in tables and legends, by falling work per answer.
 MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
@@ -223,10 +221,10 @@ class _Derived:
     """What follows from the fields of a record and of the other records of its kind that sweep nothing.
 
     `name` is the run, with its phase where several phases of the run have results of this kind, `label` the kind of
-    model and its phase. `is_headline` marks the mode that stands for the model in figures and claims. `budget`:
-    "bounded" for the phase of a run with the fewest iterations, "free" for its others. `choice` is the score by which
-    competing runs are chosen, the lower the better: training loss at the end of language models, error on the
-    validation set of CatbAbI.
+    model and its phase. `is_headline` marks the mode that stands for the model in figures and claims: of those that
+    read the most test sets, the first in MODE_ORDER. `budget`: "bounded" for the phase of a run with the fewest
+    iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the lower the better:
+    training loss at the end of language models, error on the validation set of CatbAbI.
     `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
     """
 
@@ -253,14 +251,13 @@ class _Derived:
         name, label = self._named(run, phase, solver)
         bounds = {one.iterations for one in self.phases[run].values() if one is not None}
         tests = self.tests[_reading(record)]
-        modes = [mode for mode in tests if len(tests[mode]) == max(map(len, tests.values()))]
-        ranks = (*HEADLINE_MODES, "parallel", *sorted(modes))
+        headline = min(tests, key=lambda mode: (-len(tests[mode]), mode_rank(mode)), default=None)
         return {
             "name": name,
             "label": label if record.get("is_implicit") else "explicit",
             "family": family_of(record.get("model_type")),
             "phase_label": solver and solver.label,
-            "is_headline": not sweep and record.get("mode") == next((mode for mode in ranks if mode in modes), None),
+            "is_headline": not sweep and record.get("mode") == headline,
             **({"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}),
             "length_factor": length / trained if length and trained else None,
             "is_harder": _is_harder(record),

@@ -86,7 +86,7 @@ def _environment(given: Given) -> jinja2.Environment:
     environment.filters |= {
         "number": number,
         "minus": minus,
-        "spread": lambda spread: Markup(" ".join(filter(None, (spread_words(spread), lacking(spread))))),
+        "spread": spread_words,
         "seeds": seeds_words,
         "notes": partial(notes, published=given.published),
         "words": cell_words,
@@ -125,9 +125,8 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
         return []
     group, spread = cell.group, cell.spread
     work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
-    found = [spread_words(spread)]
+    found: list[str] = [spread_words(spread)]
     found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
-    found.append(lacking(spread))
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
         title = html.escape(published.marks[entry.mark])
@@ -140,14 +139,12 @@ def minus(text: str) -> str:
     return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
 
 
-def spread_words(spread: Spread) -> str:
-    """The range over seeds, where there is one."""
-    return f"{number(spread.low)} to {number(spread.high)}" if len(spread.values) > 1 else ""
-
-
-def lacking(spread: Spread) -> str:
-    """How many seeds gave no number, where others did."""
-    return f'<span class="missing">{spread.num_missing} missing</span>' if spread.num_missing and spread.values else ""
+def spread_words(spread: Spread) -> Markup:
+    """The range over seeds, and how many gave no number, where others did."""
+    words = [f"{number(spread.low)} to {number(spread.high)}"] if len(spread.values) > 1 else []
+    if spread.num_missing and spread.values:
+        words.append(f'<span class="missing">{spread.num_missing} missing</span>')
+    return Markup(" ".join(words))
 
 
 def glances(content: PageContent) -> list[dict[str, Any]]:
