@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 from implicit_llm_report.kept import make_page
@@ -27,7 +28,7 @@ def main(target: Path) -> None:
         shutil.unpack_archive(HERE / "inputs.tar.xz")
         plan = Plan(experiment)
         page = plan.nodes["report"]
-        missing = [one for one in find_missing(plan, page) if not is_kept(plan, one.job)]
+        missing = [replace(one, why="not finished") for one in find_missing(plan, page) if not is_kept(plan, one.job)]
         identity, found = report_with_missing(plan, page, missing)
         folders = {role: Path(folder).absolute() for role, folder in found.items()}
         make_page(folders, target, identity.config, identity.fingerprint)
