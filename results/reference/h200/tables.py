@@ -31,18 +31,19 @@ ACCURACY = [*["run", "phase", "mode", "hard_fraction", "length", "seed"], *METRI
 
 
 def main(folder: Path = HERE) -> None:
+    plan = list(build_graph(load_experiment(Path("workflow/config/h200.yaml"))).values())
+    jobs = pd.DataFrame([job_of(node) for node in plan if node.stage == "evaluate"])
     with tempfile.TemporaryDirectory() as scratch:
         shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
         results = Path(scratch, "results/h200")
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
-        finished = pd.DataFrame([job_of(one, trained) for one in measured])
+        finished = pd.DataFrame([finished_job(one, trained) for one in measured])
         records = [
             row for one in measured if of_words(one["identity"]["config"]) for row in rows_of(one, trained, results)
         ]
-        rows = pd.DataFrame([*records, *interrupted_rows(results, trained)])
+        rows = pd.DataFrame([*records, *interrupted_rows(results, trained, plan)])
         training = pd.DataFrame([training_row(one, results) for one in trained.values()])
-    jobs = planned()
     num_seeds = jobs.groupby(JOB[:3], as_index=False).agg(num_seeds=("seed", "size"))
     rows = rows.sort_values(ROWS).merge(num_seeds, how="left")
     is_complete = rows.groupby(GROUP).seed.transform("size") == rows.num_seeds
@@ -55,16 +56,6 @@ def main(folder: Path = HERE) -> None:
     write(training, folder / "training.csv")
 
 
-def plan() -> list[Node]:
-    return list(build_graph(load_experiment(Path("workflow/config/h200.yaml"))).values())
-
-
-def planned() -> pd.DataFrame:
-    """The evaluations that the experiment plans, a row each."""
-    names = [(node.run, *node.name.split("/")[1:], node.seed) for node in plan() if node.stage == "evaluate"]
-    return pd.DataFrame(names, columns=JOB)
-
-
 def manifests(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
@@ -74,7 +65,11 @@ def of_words(config: Mapping[str, Any]) -> bool:
     return config["kind"] == "word_problem" and "sweep" not in config
 
 
-def job_of(one: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
+def job_of(node: Node) -> dict[str, Any]:
+    return dict(zip(JOB, [node.run, *node.name.split("/")[1:], node.seed], strict=True))
+
+
+def finished_job(one: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
     seed = trained[one["identity"]["upstream"]["model"]]["identity"]["config"]["seed"]
     run, phase, evaluation = one["name"].split("/")
     return dict(zip(JOB, [run.removesuffix(f"-s{seed}"), phase, evaluation, seed], strict=True))
@@ -83,7 +78,7 @@ def job_of(one: dict[str, Any], trained: dict[str, Any]) -> dict[str, Any]:
 def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list[dict[str, Any]]:
     """The rows of an evaluation, one for each test set and mode."""
     model = trained[one["identity"]["upstream"]["model"]]
-    job = job_of(one, trained) | {"fingerprint": one["fingerprint"][:16]}
+    job = finished_job(one, trained) | {"fingerprint": one["fingerprint"][:16]}
     job |= {"num_parameters": model["summary"]["num_parameters"]}
     metrics = json.loads((results / "evaluate" / one["name"] / one["files"][0]["path"]).read_text())
     return [
@@ -92,21 +87,19 @@ def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list
     ]
 
 
-def interrupted_rows(results: Path, trained: dict[str, Any]) -> list[dict[str, Any]]:
+def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -> list[dict[str, Any]]:
     """What evaluations had finished before they were interrupted; without what is known at the end of a test set."""
     models = {one["name"]: one["summary"]["num_parameters"] for one in trained.values()}
-    data = {node.name: node.config for node in plan() if node.stage == "data"}
+    data = {node.name: node.config for node in plan if node.stage == "data"}
     rows = []
-    for node in plan():
+    for node in plan:
         folder = results / node.key
         if node.stage != "evaluate" or not of_words(node.config) or (folder / "manifest.json").exists():
             continue
-        run_phase, evaluation = node.name.rsplit("/", 1)
         for path in sorted(folder.glob("work/*/partial/*.json")):
             role, mode = path.stem.split("--")
-            row = dict(zip(JOB, [node.run, run_phase.split("/")[1], evaluation, node.seed], strict=True))
-            row |= {key: data[role][key] for key in ("hard_fraction", "length")} | {"mode": mode}
-            row |= {"fingerprint": path.parents[1].name, "num_parameters": models[run_phase]}
+            row = job_of(node) | {key: data[role][key] for key in ("hard_fraction", "length")} | {"mode": mode}
+            row |= {"fingerprint": path.parents[1].name, "num_parameters": models[node.name.rpartition("/")[0]]}
             found = json.loads(path.read_text())
             rows.append(row | {key: found.get(key) for key in METRICS})
     return rows
