@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -306,24 +306,13 @@ def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
     assert row[4] == (str(found["f_evaluations"]) if found["f_evaluations"] else "")
 
 
-def test_every_accuracy_of_the_readme_is_a_kept_one() -> None:
-    shown = [
-        ("A5 × monoid, trained on 256 tokens, tested on 1,024", "a5m-released/free-32", "blockwise", 1024),
-        ("", "a5m-released/free-32", "published", 1024),
-        ("A5 × monoid, tested on 4,096", "a5m-released/free-32", "blockwise", 4096),
-        ("A5 × monoid, fast recipe, tested on 1,024", "a5m-fast/free", "blockwise", 1024),
-        ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", "blockwise", 4096),
-        ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
-        ("S5, with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
-        ("S5, with state passing, tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
-        ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
-    ]
-    rows = re.findall(r"^\| (.*?) ?\| (.+?) \| ([\d., ]+) % \| ([\d.]+) % \|$", read("README.md"), re.MULTILINE)
-    measured = []
-    for what, run, mode, length in shown:
-        found = seeds_of(run, mode, length).accuracy_last10
-        measured.append((what, {**MODES, "parallel": "in parallel"}[mode], percent(found), f"{100 * found.mean():.1f}"))
-    assert rows == measured
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Callable[[], Iterator[str]]]:
+    return runpy.run_path(str(STATE_TRACKING / "rows.py"))["TABLES"]
+
+
+def test_every_accuracy_of_the_readme_is_a_kept_one(tables: dict[str, Callable[[], Iterator[str]]]) -> None:
+    assert re.findall(r"^\|.*%[^|]* \|$", read("README.md"), re.MULTILINE) == [*tables["readme"]()]
 
 
 def test_the_figure_of_the_readme_is_drawn_from_the_kept_results() -> None:
@@ -420,69 +409,20 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
 
 STATE_TRACKING = ROOT / "results/reference/h200"
 WEIGHTS = ROOT / "results/reference/weights"
-MODES = {
-    "blockwise": "blocks of 32",
-    "blockwise-8-token": "blocks of 8, by token",
-    "sequential": "sequential",
-    "published": "published rule",
-}
 SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5, "a5m-published-stop": 1}  # others: 3
-A5 = [*(f"a5m-released/free-{bound}" for bound in (8, 16, 32)), "a5m-no-dropout/free", "a5m-fast/free"]
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 
-def seeds_of(run: str, mode: str, length: int, hard: float | None = None) -> pd.DataFrame:
-    """The rows of a run and phase in one mode, by seed; empty while a seed is missing."""
-    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv")
-    hard = hard or (0.1 if run.startswith("a5m") else 1)
-    is_asked = (frame["mode"] == mode) & (frame.length == length) & (frame.hard_fraction == hard)
-    return frame[is_asked & (frame.run + "/" + frame.phase == run)].sort_values("seed")
-
-
-def percent(values: pd.Series) -> str:
-    return ", ".join(f"{100 * value:.1f}" for value in values)
-
-
-def rows_of_a5() -> Iterator[str]:
-    for length, hard, (mode, words) in product((256, 1024, 4096), (0.1, 0.5), MODES.items()):
-        cells = [percent(seeds_of(run, mode, length, hard).accuracy_last10) for run in A5]
-        yield "| " + " | ".join([f"{length:,}, {100 * hard:.0f} %", words, *cells]) + " |"
-
-
-def rows_of_s5() -> Iterator[str]:
-    for length, (mode, words) in product((32, 128, 512), MODES.items()):
-        found = seeds_of("s5-implicit/free", mode, length)
-        last, whole = 100 * found.accuracy_last10, 100 * found.accuracy_sequence
-        cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(last, whole, strict=True)]
-        mean = f"{last.mean():.1f} / {whole.mean():.1f}"
-        yield "| " + " | ".join([f"{length:,}, 100 %", words, *cells, mean]) + " |"
-
-
-def rows_of_state_passing() -> Iterator[str]:
-    for length, mode in product((32, 512, 4096, 65536), MODES):
-        single, passing = (seeds_of(f"s5-{run}/free", mode, length) for run in ("single-words", "state-passing"))
-        cells = [
-            percent(values) for values in (single.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
-        ]
-        if any(cells):
-            yield "| " + " | ".join([f"{length:,}", MODES[mode], *cells]) + " |"
-
-
-@pytest.mark.parametrize("rows", [rows_of_a5, rows_of_s5, rows_of_state_passing])
-def test_every_row_of_the_seeds_is_on_the_page(rows: Callable[[], Iterator[str]]) -> None:
-    assert [row for row in rows() if row not in read("docs/state-tracking.md")] == []
-
-
-def row_of_baseline(of_run: pd.DataFrame) -> str:
-    cells = [percent(of_length.accuracy_last10) for _, of_length in of_run.groupby("length")]
-    return " | ".join([f"{of_run.num_parameters.iloc[0]:,}", *cells])
-
-
-def test_every_baseline_is_on_the_page() -> None:
-    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").sort_values("seed")
-    runs = list(frame[frame.run.str.match("s5-(explicit|lstm|llama|delta)")].groupby("run"))
-    assert len(runs) == 7
-    assert [run for run, rows in runs if row_of_baseline(rows) not in read("docs/state-tracking.md")] == []
+@pytest.mark.parametrize(
+    ("table", "number"),
+    [("a5", 24), ("jacobian", 3), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("catbabi", 3)],
+)
+def test_every_row_of_the_seeds_is_on_the_page(
+    tables: dict[str, Callable[[], Iterator[str]]], table: str, number: int
+) -> None:
+    rows = [*tables[table]()]
+    assert [row for row in rows if row not in read("docs/state-tracking.md")] == []
+    assert len(rows) == number
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Print the rows of the tables of docs/state-tracking.md and README.md, from the kept results:
+
+    python results/reference/h200/rows.py [TABLE ...]
+
+A cell has the seeds in percent, and is empty while one is missing.
+"""
+
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+MODES = {
+    "blockwise": "blocks of 32",
+    "blockwise-8-token": "blocks of 8, by token",
+    "sequential": "sequential",
+    "published": "published rule",
+}
+A5 = [*(f"a5m-released/free-{bound}" for bound in (8, 16, 32)), "a5m-no-dropout/free", "a5m-fast/free"]
+README = [
+    ("A5 × monoid, trained on 256 tokens, tested on 1,024", "a5m-released/free-32", "blockwise", 1024),
+    ("", "a5m-released/free-32", "published", 1024),
+    ("A5 × monoid, tested on 4,096", "a5m-released/free-32", "blockwise", 4096),
+    ("A5 × monoid, fast recipe, tested on 1,024", "a5m-fast/free", "blockwise", 1024),
+    ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", "blockwise", 4096),
+    ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
+    ("S5, with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
+    ("S5, with state passing, tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
+    ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
+]
+
+
+def seeds_of(run: str, mode: str, length: int, hard: float) -> pd.DataFrame:
+    """The rows of a run and phase in one mode, by seed."""
+    frame = pd.read_csv(HERE / "accuracy.csv").query("mode == @mode and length == @length and hard_fraction == @hard")
+    return frame[frame.run + "/" + frame.phase == run].sort_values("seed")
+
+
+def percent(values: pd.Series) -> str:
+    return ", ".join(f"{100 * value:.1f}" for value in values)
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def readme() -> Iterator[str]:
+    for what, run, mode, length in README:
+        found = seeds_of(run, mode, length, 0.1 if run.startswith("a5m") else 1).accuracy_last10
+        way = {**MODES, "parallel": "in parallel"}[mode]
+        yield row(what, way, f"{percent(found)} %", f"{100 * found.mean():.1f} %").replace("|  |", "| |")
+
+
+def a5() -> Iterator[str]:
+    for length, hard, mode in product((256, 1024, 4096), (0.1, 0.5), MODES):
+        cells = [percent(seeds_of(run, mode, length, hard).accuracy_last10) for run in A5]
+        yield row(f"{length:,}, {100 * hard:.0f} %", MODES[mode], *cells)
+
+
+def jacobian() -> Iterator[str]:
+    """Of the free phase with 16 iterations: shares off the diagonal and spectral radii, means over tokens."""
+    frame = records("jacobian").query("run == 'a5m-released' and phase == 'free-16' and setting == 'trained'")
+    found = frame.groupby(["seed", "is_hard"])[["off_diagonal_share", "transition_radius", "f_radius"]].mean()
+    for seed, of_seed in found.groupby(level=0):
+        share, *radii = (of_seed[column].to_numpy()[::-1] for column in found)  # hard tokens first
+        cells = [f"{100 * value:.1f} %" for value in share] + [f"{value:.2f}" for pair in radii for value in pair]
+        yield row(f"{seed}", *cells)
+
+
+def s5() -> Iterator[str]:
+    for length, mode in product((32, 128, 512), MODES):
+        found = seeds_of("s5-implicit/free", mode, length, 1)
+        pairs = 100 * found[["accuracy_last10", "accuracy_sequence"]]
+        cells = [f"{last:.1f} / {whole:.1f}" for last, whole in [*pairs.to_numpy(), pairs.mean()]]
+        yield row(f"{length:,}, 100 %", MODES[mode], *cells)
+
+
+def baselines() -> Iterator[str]:
+    """Without their names, which are the page's."""
+    frame = pd.read_csv(HERE / "accuracy.csv").sort_values("seed")
+    for _, of_run in frame[frame.run.str.match("s5-(explicit|lstm|llama|delta)")].groupby("run"):
+        cells = [percent(of_length.accuracy_last10) for _, of_length in of_run.groupby("length")]
+        yield row(f"{of_run.num_parameters.iloc[0]:,}", *cells)
+
+
+def state_passing() -> Iterator[str]:
+    for length, mode in product((32, 512, 4096, 65536), MODES):
+        single, passing = (seeds_of(f"s5-{run}/free", mode, length, 1) for run in ("single-words", "state-passing"))
+        values = (single.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
+        if len(passing):
+            yield row(f"{length:,}", MODES[mode], *map(percent, values))
+
+
+def catbabi() -> Iterator[str]:
+    """Explicit models: accuracy at all questions, and at those of the 19 tasks with a training file."""
+    frame = records("catbabi").query("data == 'babi-test'").sort_values("seed")
+    counts = pd.DataFrame([*frame.num_questions_by_task], index=frame.index).drop(columns="3")
+    right = counts * pd.DataFrame([*frame.accuracy_by_task], index=frame.index).drop(columns="3")
+    frame["trained"] = right.sum(axis=1) / counts.sum(axis=1)
+    for run, of_run in frame.groupby("run"):
+        cells = []
+        for protocol in ("windowed", "carried"):
+            found = of_run[of_run.protocol == protocol]
+            cells += [percent(found.accuracy), *(percent([found[column].mean()]) for column in ("accuracy", "trained"))]
+        layers = int(run[-1])
+        yield row(f"explicit, {layers} layer{'s' * (layers > 1)}", f"{of_run.num_parameters.iloc[0]:,}", *cells)
+
+
+def records(kind: str) -> pd.DataFrame:
+    """The records of all finished evaluations of this name."""
+    with tarfile.open(HERE / "inputs.tar.xz") as archive:
+        names = [name for name in archive.getnames() if f"/{kind}/work/" in name and name.endswith("/metrics.json")]
+        return pd.DataFrame([one for name in names for one in json.load(archive.extractfile(name))["records"]])
+
+
+TABLES = {
+    **{"readme": readme, "a5": a5, "jacobian": jacobian, "s5": s5, "baselines": baselines},
+    **{"state-passing": state_passing, "catbabi": catbabi},
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or TABLES:
+        sys.stdout.write("\n".join([name, *TABLES[name](), ""]))
