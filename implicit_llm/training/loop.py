@@ -118,7 +118,8 @@ class TrainingLoop:
             model.base.runner.reducer = self._reducer
         self._passing: StatePassing | None = None
         if config.phase.state_passing is not None:
-            self._passing = StatePassing(config.phase, cast("TokenDataset", job.dataset).source, job.device)
+            source = cast("TokenDataset", job.dataset).source
+            self._passing = StatePassing(config.phase, source, job.layout, job.device)
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:

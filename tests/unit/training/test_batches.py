@@ -109,23 +109,24 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_at_the_end_of_a_row() -> None:
     group, rng = load_group("S3"), np.random.default_rng(4)
-    passing = StatePassing(
-        PhaseConfig("a", 0, 1, 5, None, state_passing=3), {"group": "S3", "monoid": "none"}, torch.device("cpu")
-    )
-    before_B, seen = np.zeros(8, dtype=np.uint8), set()
-    for step in range(1, 5):
+    phase, source = PhaseConfig("a", 0, 1, 9, None, state_passing=4), {"group": "S3", "monoid": "none"}
+    passing = StatePassing(phase, source, BatchLayout(16, 2, 1, 8), torch.device("cpu"))
+    words_in_a_row_B = np.array([1, 4, 2, 1, 4, 2, 1, 4])  # rows 8 to 15 of the batch, where row 0 has 4
+    before_B, ends = np.zeros(8, dtype=np.uint8), []
+    for step in range(1, 9):
         words_LB = rng.integers(6, size=(4, 8), dtype=np.uint8)
         alone_LB, joined_LB = np.empty_like(words_LB), np.empty_like(words_LB)
         prefix_products(group, np.zeros(8, dtype=np.uint8), words_LB, out=alone_LB)
-        before_B = prefix_products(group, before_B * (step != 4), words_LB, out=joined_LB)
+        before_B = prefix_products(group, before_B, words_LB, out=joined_LB)
         batch = {"labels": torch.from_numpy(alone_LB.T.astype(np.int64))}
         passing.join([batch], step)
         assert batch["labels"].tolist() == joined_LB.T.tolist()
-        seen.add((alone_LB != joined_LB).any())
         batch["rows"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
         is_right_B = rng.random(8) < 0.7
         answers = batch["labels"] + torch.from_numpy(~is_right_B)[:, None]
         passing.leave(batch, torch.nn.functional.one_hot(answers % 6, 6))
-        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * is_right_B).tolist()
-        before_B = before_B * is_right_B
-    assert seen == {True, False}
+        goes_on_B = is_right_B & (step % words_in_a_row_B != 0)
+        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * goes_on_B).tolist()
+        before_B = before_B * goes_on_B
+        ends.append(passing.starts_at(step))
+    assert ends == [True, False, False, False] * 2
