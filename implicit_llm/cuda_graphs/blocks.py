@@ -102,8 +102,7 @@ class BlockGraph:
         shape = (setting.batch, setting.width, model.config.hidden_size)
         self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
         self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
-        layers = () if prefix is None else prefix.layers
-        self._layers = tuple(tuple(self._with_room(t) for t in layer) for layer in layers)
+        self._layers = () if prefix is None else prefix.map(self._with_room).layers
         self._masks = tuple(torch.ones_like(self._embedding) for _ in model.layers) if has_masks else None
         self._out = torch.zeros_like(self._embedding)
         self.open: list[OpenSequences] = []

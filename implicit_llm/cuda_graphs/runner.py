@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -217,9 +217,7 @@ class GraphRunner(Runner):
         """As `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
-        end = graph.prefix().without_room()
-        end = replace(end, layers=tuple(tuple(state.clone() for state in layer) for layer in end.layers))
-        return z_BLD, end, gather_blocks(blocks, 1)
+        return z_BLD, graph.prefix().without_room().map(Tensor.clone), gather_blocks(blocks, 1)
 
     def _graph_of(
         self,
@@ -278,7 +276,5 @@ def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
 def _empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
     """The state before the first token, in tensors as a block leaves them."""
     x = model.stack_input(embedding_BWD, None, None, None)
-    layers = model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1]
-    if model.has_growing_state:
-        return Prefix(tuple(tuple(state[:, :, :0] for state in layer) for layer in layers), 0)
-    return Prefix(tuple(tuple(torch.zeros_like(state) for state in layer) for layer in layers), 0)
+    after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
+    return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)

@@ -89,10 +89,8 @@ def tallied(
         so_far = "not finite" if num_nonfinite else tally.shown()
         return f"{so_far}, {solver.f_evaluations_per_token or 0:.1f} f-evaluations per token"
 
-    def read_with_stats(out: Any, batch: Batch) -> tuple[Any, Any]:
-        return read(out, batch), getattr(out, "solver_stats", None)
-
-    for num_read, batch, answer in answers(job, read_with_stats, ask):
+    both = answers(job, lambda out, batch: (read(out, batch), getattr(out, "solver_stats", None)), ask)
+    for num_read, batch, answer in both:
         found, stats = answer or (None, None)
         num_nonfinite += tally.add(found, batch)
         if answer is not None:

@@ -45,13 +45,17 @@ class Prefix:
 
     def first(self, length: int) -> Prefix:
         """The first tokens of a prefix of keys and values."""
-        layers = tuple(tuple(t[:, :, :length] for t in layer) for layer in self.layers)
+        layers = self.map(lambda t: t[:, :, :length]).layers
         return Prefix(layers, length, None if self.valid_BS is None else self.valid_BS[:, :length])
 
     def select(self, index_B: Tensor) -> Prefix:
         """The state of some of the sequences, also repeated or reordered."""
-        layers = tuple(tuple(t[index_B] for t in layer) for layer in self.layers)
-        return replace(self, layers=layers, valid_BS=None if self.valid_BS is None else self.valid_BS[index_B])
+        valid_BS = None if self.valid_BS is None else self.valid_BS[index_B]
+        return replace(self.map(lambda t: t[index_B]), valid_BS=valid_BS)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
+        """The same with every tensor of the layers changed."""
+        return replace(self, layers=tuple(tuple(map(change, layer)) for layer in self.layers))
 
 
 @dataclass(frozen=True)

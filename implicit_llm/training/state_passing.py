@@ -10,7 +10,7 @@ Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of the group.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,21 +25,18 @@ from implicit_llm_data.groups import load_product
 
 @dataclass
 class Rows:
-    """Where the words of a micro-batch start: the converged state, and the product of the words before (B).
-
-    ends_B: whether the next word starts in the empty state, whatever the answer to this one.
-    """
+    """Where the words of a micro-batch start: the converged state, and the product of the words before (B)."""
 
     cache: ConvergedStateCache
     product_B: Tensor
-    ends_B: Tensor
 
 
 class StatePassing:
     """The states between the steps of a phase.
 
-    With `phase.state_passing` 64, the rows of a batch start empty after 64, 32, 16, 8, 4, 2 and 1 words, in turn. So all
-    of them start empty after every 64 steps, and a checkpoint that is taken there need not hold any state.
+    With `phase.state_passing` 64, half of the rows of a batch start empty after 64 words, a quarter after 32, an eighth
+    after 16, and so on. So all of them start empty after every 64 steps, and a checkpoint that is taken there need not
+    hold any state.
     """
 
     def __init__(
@@ -47,11 +44,12 @@ class StatePassing:
     ) -> None:
         """data_source: what the words were made from, `TokenDataset.source`."""
         assert phase.state_passing is not None
-        algebra = load_product(data_source["group"], data_source["monoid"])
-        self._table_AA = torch.from_numpy(algebra.table.astype(np.int64)).to(device)
+        table_AA = load_product(data_source["group"], data_source["monoid"]).table
+        self._table_AA = torch.as_tensor(table_AA, dtype=torch.long, device=device)
         self._start, self._steps = phase.start_step, phase.state_passing
-        row_B = torch.from_numpy(layout.own(np.arange(layout.batch_size))).to(device)
-        self._words_by_batch = (self._steps >> row_B % self._steps.bit_length()).split(layout.micro_batch_size)
+        row_B = torch.as_tensor(1 + layout.own(np.arange(layout.batch_size)), device=device)
+        words_B = (self._steps // (row_B & -row_B)).clamp(min=1)  # 64, 32, 64, 16, 64, 32, 64, 8, ...
+        self._words_by_batch = words_B.split(layout.micro_batch_size)
         self._rows: list[Rows] = []
 
     def starts_at(self, step: int) -> bool:
@@ -59,24 +57,21 @@ class StatePassing:
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Let the words of a step go on from those of the last: sets `rows` and `labels` of the micro-batches."""
+        """Let the words of a step go on from those of the last: sets `rows`, `ends` and `labels` of the micro-batches.
+
+        ends: after which words the row starts empty, whatever the answer.
+        """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])
-            self._rows = [Rows(ConvergedStateCache(), empty_B, empty_B) for _ in batches]
+            self._rows = [Rows(ConvergedStateCache(), empty_B) for _ in batches]
         words = (step - self._start) % self._steps + 1
         for rows, batch, words_B in zip(self._rows, batches, self._words_by_batch, strict=True):
-            rows.ends_B = words % words_B == 0
-            batch["rows"] = rows
+            batch["rows"], batch["ends"] = rows, words % words_B == 0
             batch["labels"] = self._table_AA[rows.product_B[:, None], batch["labels"]]
 
     def leave(self, batch: dict[str, Any], logits_BLV: Tensor) -> None:
         """Keep what the rows of a micro-batch end in, and empty those that end or whose last answer is wrong."""
         rows, answer_B = batch["rows"], batch["labels"][:, -1]
-        goes_on_B = (logits_BLV[:, -1].argmax(-1) == answer_B) & ~rows.ends_B
+        goes_on_B = (logits_BLV[:, -1].argmax(-1) == answer_B) & ~batch["ends"]
         rows.product_B = answer_B * goes_on_B  # element 0 is the identity
-        prefix = rows.cache.prefix
-        layers = tuple(
-            tuple(torch.where(goes_on_B.view(-1, *[1] * (t.ndim - 1)), t.detach(), 0) for t in layer)
-            for layer in prefix.layers
-        )
-        rows.cache.prefix = replace(prefix, layers=layers)
+        rows.cache.prefix = rows.cache.prefix.map(lambda t: t.detach() * goes_on_B.view(-1, *[1] * (t.ndim - 1)))

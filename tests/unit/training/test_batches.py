@@ -111,7 +111,7 @@ def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_
     group, rng = load_group("S3"), np.random.default_rng(4)
     phase, source = PhaseConfig("a", 0, 1, 9, None, state_passing=4), {"group": "S3", "monoid": "none"}
     passing = StatePassing(phase, source, BatchLayout(16, 2, 1, 8), torch.device("cpu"))
-    words_in_a_row_B = np.array([1, 4, 2, 1, 4, 2, 1, 4])  # rows 8 to 15 of the batch, where row 0 has 4
+    words_in_a_row_B = np.array([4, 2, 4, 1, 4, 2, 4, 1])
     before_B, ends = np.zeros(8, dtype=np.uint8), []
     for step in range(1, 9):
         words_LB = rng.integers(6, size=(4, 8), dtype=np.uint8)

@@ -95,7 +95,8 @@ class CostModel:
     def whole(self, node: Node) -> Cost:
         """What the job takes from its beginning; an earlier run of it, or of another seed, counts before any table."""
         for words, manifest, cost in self._earlier(node):
-            if cost.hours is not None and self._is_of_wanted_card(cost):
+            wanted = self._card is None or self.hardware.card(self._card).name.startswith(cost.device or "-")
+            if wanted and cost.hours is not None:
                 return _scaled(cost, manifest.config, node.config, words)
         return self._modelled(node) if node.stage == "train" else UNKNOWN
 
@@ -139,9 +140,6 @@ class CostModel:
 
     def _length(self, node: Node) -> int:
         return int(self._plan.nodes[node.upstream["data"]].config["length"])
-
-    def _is_of_wanted_card(self, cost: Cost) -> bool:
-        return self._card is None or self.hardware.card(self._card).name.startswith(cost.device or "-")
 
     def _f_evaluations(self, node: Node) -> float:
         """Those of the finished job, or of another seed, with the same solver; else the most that it may do."""

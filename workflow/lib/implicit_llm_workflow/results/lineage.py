@@ -198,21 +198,20 @@ def as_json(lineage: Lineage) -> dict[str, Any]:
     return {
         "top": lineage.top.fingerprint,
         "artifact": lineage.artifact,
-        "runs": [_run_values(run) for run in lineage.runs.values()],
+        "runs": [
+            {
+                "job": run.key,
+                "fingerprint": run.fingerprint,
+                "run_dir": run.run_dir,
+                "manifest": run.path,
+                "code": run.manifest.code,
+                "config": run.manifest.config,
+                "inputs": run.manifest.upstream,
+                "mlflow_run_id": run.mlflow_run_id,
+                "provenance": run.provenance or None,
+                "accepted": run.accepted,
+            }
+            for run in lineage.runs.values()
+        ],
         "not_found": [dict(zip(("run", "role", "fingerprint"), item, strict=True)) for item in lineage.missing()],
-    }
-
-
-def _run_values(run: Result) -> dict[str, Any]:
-    return {
-        "job": run.key,
-        "fingerprint": run.fingerprint,
-        "run_dir": run.run_dir,
-        "manifest": run.path,
-        "code": run.manifest.code,
-        "config": run.manifest.config,
-        "inputs": run.manifest.upstream,
-        "mlflow_run_id": run.mlflow_run_id,
-        "provenance": run.provenance or None,
-        "accepted": run.accepted,
     }
