@@ -30,7 +30,6 @@ README = [
     ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", "blockwise", 4096),
     ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
     ("S5, with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
-    ("S5, with state passing, tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
     ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
 ]
 
@@ -63,13 +62,14 @@ def a5() -> Iterator[str]:
 
 
 def jacobian() -> Iterator[str]:
-    """Of the free phase with 16 iterations: shares off the diagonal and spectral radii, means over tokens."""
-    frame = records("jacobian").query("run == 'a5m-released' and phase == 'free-16' and setting == 'trained'")
-    found = frame.groupby(["seed", "is_hard"])[["off_diagonal_share", "transition_radius", "f_radius"]].mean()
-    for seed, of_seed in found.groupby(level=0):
+    """Shares off the diagonal and spectral radii, means over tokens."""
+    frame = records("jacobian").query("run == 'a5m-released' and setting == 'trained'")
+    frame["bound"] = frame.phase.str.removeprefix("free-").astype(int)
+    found = frame.groupby(["bound", "seed", "is_hard"])[["off_diagonal_share", "transition_radius", "f_radius"]].mean()
+    for (bound, seed), of_seed in found.groupby(level=[0, 1]):
         share, *radii = (of_seed[column].to_numpy()[::-1] for column in found)  # hard tokens first
         cells = [f"{100 * value:.1f} %" for value in share] + [f"{value:.2f}" for pair in radii for value in pair]
-        yield row(f"{seed}", *cells)
+        yield row(f"{bound}", f"{seed}", *cells)
 
 
 def s5() -> Iterator[str]:
@@ -89,26 +89,29 @@ def baselines() -> Iterator[str]:
 
 
 def state_passing() -> Iterator[str]:
+    """Trained on single words, with state passing before and now: the last ten tokens, and now whole words."""
+    earlier = pd.read_csv(HERE / "before/s5-state-passing.csv").sort_values("seed")
     for length, mode in product((32, 512, 4096, 65536), MODES):
         single, passing = (seeds_of(f"s5-{run}/free", mode, length, 1) for run in ("single-words", "state-passing"))
-        values = (single.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
-        if len(passing):
+        before = earlier.query("mode == @mode and length == @length")
+        values = (single.accuracy_last10, before.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
+        if len(before):
             yield row(f"{length:,}", MODES[mode], *map(percent, values))
 
 
 def catbabi() -> Iterator[str]:
-    """Explicit models: accuracy at all questions, and at those of the 19 tasks with a training file."""
+    """Accuracy at all questions, and at those of the 19 tasks with a training file; implicit models by mode."""
     frame = records("catbabi").query("data == 'babi-test'").sort_values("seed")
     counts = pd.DataFrame([*frame.num_questions_by_task], index=frame.index).drop(columns="3")
     right = counts * pd.DataFrame([*frame.accuracy_by_task], index=frame.index).drop(columns="3")
     frame["trained"] = right.sum(axis=1) / counts.sum(axis=1)
-    for run, of_run in frame.groupby("run"):
+    for (is_implicit, layers, mode), of_model in frame.groupby(["is_implicit", "num_layers", "mode"]):
         cells = []
         for protocol in ("windowed", "carried"):
-            found = of_run[of_run.protocol == protocol]
+            found = of_model[of_model.protocol == protocol]
             cells += [percent(found.accuracy), *(percent([found[column].mean()]) for column in ("accuracy", "trained"))]
-        layers = int(run[-1])
-        yield row(f"explicit, {layers} layer{'s' * (layers > 1)}", f"{of_run.num_parameters.iloc[0]:,}", *cells)
+        model = f"implicit, {MODES[mode]}" if is_implicit else f"explicit, {layers} layer{'s' * (layers > 1)}"
+        yield row(model, f"{of_model.num_parameters.iloc[0]:,}", *cells)
 
 
 def records(kind: str) -> pd.DataFrame:
