@@ -464,13 +464,13 @@ def test_a_misread_answer_is_no_slip_of_the_state() -> None:
 
 
 def test_the_slips_of_the_page_are_the_counted_ones() -> None:
-    page = read("docs/state-tracking.md").partition("### How the state slips")[2]
+    page = " ".join(read("docs/state-tracking.md").partition("### How the state slips")[2].split())
     for found in json.loads(read("results/reference/h200/slips.json")).values():
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
 
 
 def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
-    table = read("docs/state-tracking.md").partition("### What made the difference")[2].partition("\n- ")[0]
+    table = read("docs/state-tracking.md").partition("### What was changed")[2].partition("\n- ")[0]
     kept = json.loads(read("results/reference/h200/state-passing.json"))["pilots"]["runs"]
     found = [one for run in kept for one in run["accuracy"] if one["length"] > 32]
     shown = [f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}" for one in found]
