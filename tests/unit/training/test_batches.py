@@ -112,7 +112,7 @@ def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_
     phase, source = PhaseConfig("a", 0, 1, 9, None, state_passing=4), {"group": "S3", "monoid": "none"}
     passing = StatePassing(phase, source, BatchLayout(16, 2, 1, 8), torch.device("cpu"))
     words_in_a_row_B = np.array([4, 2, 4, 1, 4, 2, 4, 1])
-    before_B, ends = np.zeros(8, dtype=np.uint8), []
+    before_B, ends, joins = np.zeros(8, dtype=np.uint8), [], []
     for step in range(1, 9):
         words_LB = rng.integers(6, size=(4, 8), dtype=np.uint8)
         alone_LB, joined_LB = np.empty_like(words_LB), np.empty_like(words_LB)
@@ -121,6 +121,7 @@ def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_
         batch = {"labels": torch.from_numpy(alone_LB.T.astype(np.int64))}
         passing.join([batch], step)
         assert batch["labels"].tolist() == joined_LB.T.tolist()
+        joins.append(bool((alone_LB != joined_LB).any()))
         batch["rows"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
         is_right_B = rng.random(8) < 0.7
         answers = batch["labels"] + torch.from_numpy(~is_right_B)[:, None]
@@ -130,3 +131,4 @@ def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_
         before_B = before_B * goes_on_B
         ends.append(passing.starts_at(step))
     assert ends == [True, False, False, False] * 2
+    assert joins == [False, True, True, True] * 2
