@@ -415,7 +415,10 @@ GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 @pytest.mark.parametrize(
     ("table", "number"),
-    [("a5", 24), ("jacobian", 6), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("catbabi", 3)],
+    [
+        *[("a5", 24), ("jacobian", 9), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("longer", 6)],
+        ("catbabi", 5),
+    ],
 )
 def test_every_row_of_the_seeds_is_on_the_page(
     tables: dict[str, Callable[[], Iterator[str]]], table: str, number: int

@@ -21,7 +21,10 @@ MODES = {
     "sequential": "sequential",
     "published": "published rule",
 }
-A5 = [*(f"a5m-released/free-{bound}" for bound in (8, 16, 32)), "a5m-no-dropout/free", "a5m-fast/free"]
+A5 = [
+    *(f"a5m-released/free-{bound}" for bound in (8, 16, 32)),
+    *(f"a5m-{recipe}/free" for recipe in ("published-stop", "no-dropout", "fast")),
+]
 README = [
     ("A5 × monoid, trained on 256 tokens, tested on 1,024", "a5m-released/free-32", "blockwise", 1024),
     ("", "a5m-released/free-32", "published", 1024),
@@ -83,9 +86,11 @@ def s5() -> Iterator[str]:
 def baselines() -> Iterator[str]:
     """Without their names, which are the page's."""
     frame = pd.read_csv(HERE / "accuracy.csv").sort_values("seed")
-    for _, of_run in frame[frame.run.str.match("s5-(explicit|lstm|llama|delta)")].groupby("run"):
+    training = pd.read_csv(HERE / "training.csv")
+    for run, of_run in frame[frame.run.str.match("s5-(explicit|lstm|llama|delta)")].groupby("run"):
+        seconds = training[training.job.str.startswith(f"train/{run}-s")].busy_seconds
         cells = [percent(of_length.accuracy_last10) for _, of_length in of_run.groupby("length")]
-        yield row(f"{of_run.num_parameters.iloc[0]:,}", *cells)
+        yield row(f"{of_run.num_parameters.iloc[0]:,}", f"{seconds.min():.0f} to {seconds.max():.0f}", *cells)
 
 
 def state_passing() -> Iterator[str]:
@@ -99,9 +104,22 @@ def state_passing() -> Iterator[str]:
             yield row(f"{length:,}", MODES[mode], *map(percent, values))
 
 
+def longer() -> Iterator[str]:
+    """State passing with twice the steps: the last ten tokens / whole words; empty where not all words were read."""
+    for run in json.loads((HERE / "state-passing.json").read_text())["longer"]["runs"]:
+        found = {
+            (one["length"], one["mode"]): f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}"
+            for one in run["accuracy"]
+            if "is_interrupted" not in one
+        }
+        ways = [(4096, "blockwise-8-token"), (4096, "sequential"), (65536, "blockwise-8-token")]
+        recipe = f"{run['peak_learning_rate']:.0e}, {run['dropout']}".replace("e-0", "e-")
+        yield row(recipe, f"{run['seed']}", *(found.get(way, "") for way in ways))
+
+
 def catbabi() -> Iterator[str]:
     """Accuracy at all questions, and at those of the 19 tasks with a training file; implicit models by mode."""
-    frame = records("catbabi").query("data == 'babi-test'").sort_values("seed")
+    frame = pd.concat([records("catbabi"), finished_modes()]).query("data == 'babi-test'").sort_values("seed")
     counts = pd.DataFrame([*frame.num_questions_by_task], index=frame.index).drop(columns="3")
     right = counts * pd.DataFrame([*frame.accuracy_by_task], index=frame.index).drop(columns="3")
     frame["trained"] = right.sum(axis=1) / counts.sum(axis=1)
@@ -109,9 +127,25 @@ def catbabi() -> Iterator[str]:
         cells = []
         for protocol in ("windowed", "carried"):
             found = of_model[of_model.protocol == protocol]
-            cells += [percent(found.accuracy), *(percent([found[column].mean()]) for column in ("accuracy", "trained"))]
-        model = f"implicit, {MODES[mode]}" if is_implicit else f"explicit, {layers} layer{'s' * (layers > 1)}"
-        yield row(model, f"{of_model.num_parameters.iloc[0]:,}", *cells)
+            means = (percent([found[column].mean()]) for column in ("accuracy", "trained"))
+            cells += [percent(found.accuracy), *means] if len(found) == 3 else ["", "", ""]
+        model = f"{'implicit' if is_implicit else 'explicit'}, {layers} layer{'s' * (layers > 1)}"
+        yield row(f"{model}, {MODES[mode]}" if is_implicit else model, f"{of_model.num_parameters.iloc[0]:,}", *cells)
+
+
+def finished_modes() -> pd.DataFrame:
+    """The modes that interrupted evaluations on CatbAbI had finished, all of the implicit model."""
+    parameters = pd.read_csv(HERE / "training.csv").set_index("job").parameters
+    found = []
+    with tarfile.open(HERE / "inputs.tar.xz") as archive:
+        for path in map(Path, archive.getnames()):
+            if path.match("catbabi/work/*/partial/*.json"):
+                run, (where, mode) = path.parts[3], path.stem.split("--")
+                data, _, protocol = where.partition(".")
+                names = {"data": data, "protocol": protocol or "windowed", "mode": mode, "seed": int(run[-1])}
+                model = {"is_implicit": True, "num_layers": 1, "num_parameters": parameters[f"train/{run}/free"]}
+                found.append(json.load(archive.extractfile(str(path))) | names | model)
+    return pd.DataFrame(found)
 
 
 def records(kind: str) -> pd.DataFrame:
@@ -123,7 +157,7 @@ def records(kind: str) -> pd.DataFrame:
 
 TABLES = {
     **{"readme": readme, "a5": a5, "jacobian": jacobian, "s5": s5, "baselines": baselines},
-    **{"state-passing": state_passing, "catbabi": catbabi},
+    **{"state-passing": state_passing, "longer": longer, "catbabi": catbabi},
 }
 
 if __name__ == "__main__":
