@@ -215,10 +215,8 @@ class SolverTally:
         self.evaluations += float(stats.f_evaluations.double().sum()) * shape[1]
         self.iterations += float(stats.num_iter.double().sum()) * shape[1]
         self.unconverged_tokens += int(stats.unconverged_tokens.sum())
-        residual = float(stats.residual.max())  # max() passes a NaN on
-        self.residual_max = (
-            residual if self.residual_max is None or math.isnan(residual) else max(self.residual_max, residual)
-        )
+        residual = float(stats.residual.max())
+        self.residual_max = float(np.maximum(self.residual_max or 0.0, residual))  # both pass a NaN on
 
     @property
     def f_evaluations_per_token(self) -> float | None:

@@ -8,10 +8,13 @@ is short or h small.
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied
 from implicit_llm.evaluation.frame import (
@@ -20,8 +23,12 @@ from implicit_llm.evaluation.frame import (
     ModelEvaluation,
     data_inputs,
     model_input,
+    rows_of,
 )
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.solver.stats import gather_blocks
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
+from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs import Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
@@ -73,18 +80,30 @@ log = logging.getLogger(__name__)
 # small the blocks are that it solves: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
+PIECE = 2**11  # tokens of longer sequences that are read at a time
 
 
 def default_batch_size(length: int, device_type: str) -> int:
     """Sequences of `length` tokens in a batch, at least one."""
     tokens = BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_ON_DEVICE
-    return min(MAX_BATCH_SIZE, max(1, tokens // length))
+    return min(MAX_BATCH_SIZE, rows_of(tokens, length))
 
 
 def evaluate_word_problem(job: EvaluationJob) -> Evaluation:
     """Answer the problems; the predictions are kept for comparing modes. Raises: EvaluationOutOfMemory."""
     tally = AccuracyTally(job)
-    return Evaluation(tallied(job, tally, _read), tally.predictions_NL)
+    return Evaluation(tallied(job, tally, _read, partial(_in_pieces, job.model)), tally.predictions_NL)
+
+
+def _in_pieces(model: Any, input_ids: Tensor) -> Any:
+    """The model's output; it reads a piece at a time, each from the state after the last, where it solves by blocks."""
+    length, solver = input_ids.shape[1], solver_of(model)
+    if length <= PIECE or not solver or PIECE % solver.eval_width(length) or model.base.has_growing_state:
+        return model(input_ids=input_ids)
+    cache = ConvergedStateCache()
+    outs = [model(input_ids=piece_BL, past_key_values=cache) for piece_BL in input_ids.split(PIECE, dim=1)]
+    stats: Any = [(out.logits.shape[1], out.solver_stats) for out in outs]
+    return SimpleNamespace(logits=torch.cat([out.logits for out in outs], dim=1), solver_stats=gather_blocks(stats, 1))
 
 
 def match(result: Evaluation, other: Evaluation | None) -> float | None:

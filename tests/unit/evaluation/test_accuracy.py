@@ -112,8 +112,12 @@ def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_seque
     apply_stack = Mock(wraps=model.base.apply_stack)
     monkeypatch.setattr(type(model.base), "apply_stack", apply_stack)
     job = EvaluationJob(model, Rows(1, length), 1, BatchSize(default_batch_size(length, "cpu")), "data blockwise")
-    assert len(evaluate_word_problem(job).values["accuracy_per_position"]) == length
+    in_pieces = evaluate_word_problem(job)
     assert {call.args[0].shape[:2] for call in apply_stack.call_args_list} == {(1, 512)}
+    monkeypatch.setattr(stage, "PIECE", length)
+    whole = evaluate_word_problem(job)
+    np.testing.assert_array_equal(in_pieces.predictions_NL, whole.predictions_NL)
+    assert in_pieces.values == whole.values
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
