@@ -100,10 +100,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments is None:  # a process of its own: the collector looks less often at the million objects of imports
         set_threshold(20_000)
         atexit.register(freeze)  # and not once more at the end
-    words = sys.argv[1:] if arguments is None else arguments
-    is_debug = "--debug" in words
+        arguments = sys.argv[1:]
+    is_debug = "--debug" in arguments
     try:
-        code = app(args=[word for word in words if word != "--debug"], prog_name="implicit-llm", standalone_mode=False)
+        words = [word for word in arguments if word != "--debug"]
+        code = app(args=words, prog_name="implicit-llm", standalone_mode=False)
     except typer.Abort:
         sys.exit(EXIT_FAILURE)
     except Exception as error:

@@ -126,8 +126,13 @@ def published_files(rows: Sequence[PublishedRow]) -> dict[str, str]:
 def _csv_row(row: PublishedRow) -> dict[str, object]:
     ours, entry = row.ours or Spread(), row.entry
     return {
-        **{"id": entry.id, "part": entry.part, "what": entry.what, "published": entry.value},
+        "id": entry.id,
+        "part": entry.part,
+        "what": entry.what,
+        "published": entry.value,
         **{f"ours_{part}": rounded(getattr(ours, part)) for part in ("mean", "low", "high")},
-        **{"num_seeds": None if row.ours is None else len(ours.values)},
-        **{"mark": entry.mark, "source": entry.source, "note": entry.note},
+        "num_seeds": None if row.ours is None else len(ours.values),
+        "mark": entry.mark,
+        "source": entry.source,
+        "note": entry.note,
     }

@@ -204,7 +204,8 @@ def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
         "metric": first,
         **{f"{m}_{part}": rounded(getattr(s, part)) for m, s in numbers.items() for part in ("mean", "low", "high")},
         "by_seed": by_seed if len(seeds) > 1 else None,
-        **{"published": entry and entry.value, "published_mark": entry and entry.mark},
+        "published": entry and entry.value,
+        "published_mark": entry and entry.mark,
     }
 
 

@@ -105,8 +105,8 @@ class LaunchFolder:
     def verdict(self, code: int) -> End:
         """Why the job ended whose launcher ended with `code`, of all that is known here; code 0 for what is done."""
         ends = [End(**json.loads(path.read_bytes())) for path in self.path.glob("end-*.json")]
-        told = [item for path in sorted(self.path.glob("deaths-*.json")) for item in json.loads(path.read_bytes())]
-        deaths = [Death(**item) for item in told]
+        told = sorted(self.path.glob("deaths-*.json"))
+        deaths = [Death(**item) for path in told for item in json.loads(path.read_bytes())]
         return judge(code, sorted(ends, key=lambda end: (end.time_s, end.rank)), deaths)
 
     def _end(self, rank: int) -> Path:

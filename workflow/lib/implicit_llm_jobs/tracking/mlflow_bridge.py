@@ -179,7 +179,7 @@ class Bridge:
 
         faults.point("tracker.before_config")
         self._client.log_batch(
-            self._run_ids()[0],
+            self._run_id,
             params=[Param(key, value) for key, value in flatten(config).items()],
             tags=[RunTag(key, value) for key, value in _short(tags).items()],
         )
@@ -206,7 +206,7 @@ class Bridge:
                 profile=json.dumps(about, sort_keys=True),
             )
             inputs.append(DatasetInput(data_set, [InputTag("mlflow.data.context", _CONTEXT.get(run.stage, role))]))
-        run_id, model_id = self._run_ids()[0], self._given_model()
+        run_id, model_id = self._run_id, self._given_model()
         known = self._client.get_run(run_id).inputs
         is_known = model_id in {model.model_id for model in (known.model_inputs if known else ())}
         models = [LoggedModelInput(model_id)] if model_id and not is_known else []
@@ -231,7 +231,7 @@ class Bridge:
         """Metrics of the machine belong to the run itself, whichever way its resumes went."""
         new = self._state.machine_lines - self._machine.lines
         if points := [point_of(record) for record in self._machine.new_records()[max(0, new) :]]:
-            self._log_points(self._run_ids()[0], points)
+            self._log_points(self._run_id, points)
             self._save(machine_lines=self._machine.lines)
 
     def _log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
@@ -250,7 +250,7 @@ class Bridge:
     def _branch_run(self, branch: int, started: str) -> str:
         while len(self._state.branches) < branch:
             number = len(self._state.branches) + 1
-            tags = {**self._tags(), PARENT_TAG: self._run_ids()[0], "branch": str(number)}
+            tags = {**self._tags(), PARENT_TAG: self._run_id, "branch": str(number)}
             log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
             name, key = f"{self.run.title} branch {number}", f"{self._state.key}.{number}"
             self._save(branches=(*self._state.branches, self._find_or_create_run(name, key, tags, started)))
@@ -270,7 +270,7 @@ class Bridge:
 
         if (weights := self.run.weights()) is None:
             return None
-        run_id = self._run_ids()[0]
+        run_id = self._run_id
         found = self._client.search_logged_models([self._experiment_id], f"source_run_id = '{run_id}'", max_results=1)
         model = found[0] if found else self._create_model(run_id, *weights)
         known = self._client.get_run(run_id).outputs
@@ -341,9 +341,13 @@ class Bridge:
         state = BridgeState.read(work) if work else None
         return (state.model_id or None) if state else None
 
-    def _run_ids(self) -> list[str]:
+    @property
+    def _run_id(self) -> str:
         assert self._state.run_id is not None
-        return [self._state.run_id, *self._state.branches]
+        return self._state.run_id
+
+    def _run_ids(self) -> list[str]:
+        return [self._run_id, *self._state.branches]
 
     def _save(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)

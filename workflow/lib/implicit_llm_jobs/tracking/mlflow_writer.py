@@ -44,7 +44,6 @@ class MachineMonitor:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._interval_s = MACHINE_INTERVAL_S
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -53,12 +52,12 @@ class MachineMonitor:
         if os.environ.get(SWITCH, "true").lower() in ("false", "0"):
             return
         try:
-            self._interval_s = max(0.1, float(os.environ.get(INTERVAL, MACHINE_INTERVAL_S)))
+            interval_s = max(0.1, float(os.environ.get(INTERVAL, MACHINE_INTERVAL_S)))
             monitors = _monitors()
         except Exception as error:  # no number, or whatever a driver or a container lacks
             log.info("no metrics of the machine: %s", error)
             return
-        self._thread = threading.Thread(target=self._watch, args=(monitors,), name="machine", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(monitors, interval_s), name="machine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -67,17 +66,17 @@ class MachineMonitor:
         if self._thread is not None:
             self._thread.join(STOP_WAIT_S)
 
-    def _watch(self, monitors: list[Any]) -> None:
+    def _watch(self, monitors: list[Any], interval_s: float) -> None:
         begin = last = time.monotonic()
         journal: Journal | None = None
         try:
             while True:
-                is_over = self._is_stopped.wait(self._interval_s)
+                is_over = self._is_stopped.wait(interval_s)
                 for monitor in monitors:
                     monitor.collect_metrics()
                 now = time.monotonic()
                 # Ever more seldom, so that a long run does not fill the store.
-                if is_over or now - last >= max(self._interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
+                if is_over or now - last >= max(interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
                     if journal is None:
                         # a later attempt goes on counting
                         step = max((record["step"] + 1 for record in read_records(self._path)), default=0)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from implicit_llm_contracts.runs import UserError, downloads_folder, write_json
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
-
-if TYPE_CHECKING:
-    pass
-
 
 SNAKEFILE = """\
 # The rules are those of the installed package; the experiments beside this file, in workflow/config/, are yours.
@@ -278,8 +274,9 @@ def accept(
             write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             typer.echo(f"accepted: {key} (code {what})")
-    explain = f"implicit-llm explain --config {plan.experiment.source}"
-    typer.echo(f"{len(found)} accepted; `{explain}` says what is still stale")
+    typer.echo(
+        f"{len(found)} accepted; `implicit-llm explain --config {plan.experiment.source}` says what is still stale"
+    )
 
 
 def prefetch(

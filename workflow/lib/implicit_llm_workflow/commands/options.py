@@ -76,8 +76,7 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {}
     for name, value in values.items():
-        is_set = value is not None and (value != 0 or cls.__dataclass_fields__[name].default is not None)  # type: ignore[attr-defined]
-        if is_set:
+        if value is not None and (value != 0 or cls.__dataclass_fields__[name].default is not None):  # type: ignore[attr-defined]
             found[name] = value == "on" if field_type(cls, name) is bool else value
     try:
         fill(cls, found, "options")
@@ -87,14 +86,13 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def with_options(command: Callable[..., None], options: Mapping[str, inspect.Parameter]) -> Callable[..., None]:
-    """The command with these options, which it takes as `**values`, as Typer reads it."""
+def with_options(command: Callable[..., None], options: Mapping[str, inspect.Parameter]) -> None:
+    """Give the command these options, as Typer reads them; it takes them as `**values`."""
     hints = get_type_hints(command, include_extras=True)
     own = [item for item in inspect.signature(command).parameters.values() if item.kind != item.VAR_KEYWORD]
     parameters = [*(item.replace(annotation=hints[item.name]) for item in own), *options.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
 
 
 def print_json(values: Any) -> None:

@@ -27,7 +27,6 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 Unit = Literal["gpu", "cpu"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
 
@@ -106,7 +105,8 @@ class CostModel:
 
     def work(self, node: Node) -> Work:
         """What a training job computes and keeps."""
-        model, phase, length = node.config["model"], node.config["phase"], self._length(node)
+        model, phase = node.config["model"], node.config["phase"]
+        length = int(self._plan.nodes[node.upstream["data"]].config["length"])
         tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
         try:
             flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
@@ -138,9 +138,6 @@ class CostModel:
         share = self.hardware.scaling_efficiency if gpus > 1 else 1.0
         return Cost("gpu", flops / speed.flops_per_s / share / 3600, card, speed.basis)
 
-    def _length(self, node: Node) -> int:
-        return int(self._plan.nodes[node.upstream["data"]].config["length"])
-
     def _f_evaluations(self, node: Node) -> float:
         """Those of the finished job, or of another seed, with the same solver; else the most that it may do."""
         solver = node.config["phase"]["solver"]
@@ -171,7 +168,7 @@ class CostModel:
 def total_text(costs: Iterable[Cost]) -> str:
     """The sum for each kind of processor, and how many jobs have no known cost."""
     costs, parts = list(costs), []
-    for unit in UNITS:
+    for unit in get_args(Unit):
         if known := [cost.hours for cost in costs if cost.unit == unit and cost.hours is not None]:
             parts.append(Cost(unit, sum(known), None, "").text)
     if unknown := sum(cost.hours is None for cost in costs):
@@ -248,9 +245,8 @@ def training_table(jobs: list[JobEstimate]) -> Table:
     return table
 
 
-def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
+def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
     """What the numbers rest on, a line each; only those that apply."""
-    hardware, jobs = costs.hardware, list(jobs)
     yield "hours: GPU-hours, or CPU-hours of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
@@ -260,7 +256,7 @@ def notes(jobs: Iterable[JobEstimate], costs: CostModel) -> Iterator[str]:
     if any(job.is_bound for job in jobs):
         yield "       ≤: the most that the solver may take; finished phases replace it by what they took."
     if any(job.gpus > 1 for job in jobs):
-        yield f"several GPUs: {hardware.scaling_efficiency:.0%} of the throughput each, assumed."
+        yield f"several GPUs: {costs.hardware.scaling_efficiency:.0%} of the throughput each, assumed."
 
 
 def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
@@ -279,11 +275,10 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 def _cells(jobs: list[JobEstimate]) -> list[str]:
     """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
     job, sums = jobs[0], _sums(jobs)
-    f_evaluations = max(job.work.f_evaluations for job in jobs)
     return [
         str(len(jobs)),
         sums["tokens"],
-        f"{'≤' if any(job.is_bound for job in jobs) else ''}{f_evaluations:.1f}",
+        f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
         f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),

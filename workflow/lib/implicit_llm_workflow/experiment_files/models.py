@@ -103,16 +103,16 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
     Raises: ConfigError that starts with `where`.
     """
     if fields["model_type"] == "implicit_mamba2":
-        width, divisor, key = fields["expand"] * fields["hidden_size"], fields["head_dim"], "head_dim"
+        width, divisor = fields["expand"] * fields["hidden_size"], fields["head_dim"]
         if width % divisor:
             raise ConfigError(
-                f"{where}.{key}: {divisor} does not divide expand * hidden_size = {width}; choose a divisor"
+                f"{where}.head_dim: {divisor} does not divide expand * hidden_size = {width}; choose a divisor"
             )
     elif fields["model_type"] == "implicit_llama3":
-        width, divisor, key = fields["hidden_size"], fields["num_attention_heads"], "num_attention_heads"
+        width, divisor = fields["hidden_size"], fields["num_attention_heads"]
         if width % divisor or width // divisor % 2:
             raise ConfigError(
-                f"{where}.{key}: {divisor} does not divide hidden_size {width} into heads of even width; "
+                f"{where}.num_attention_heads: {divisor} does not divide hidden_size {width} into heads of even width; "
                 "choose another number"
             )
 

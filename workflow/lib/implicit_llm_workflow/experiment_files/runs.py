@@ -170,8 +170,8 @@ class RunBuilder:
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
         source = self._files.source
-        names = [phase["name"] for run in runs for phase in self._phases(run, f"{source}: runs.{run.name}")]
-        check_keys(self._shared.curriculum, dict.fromkeys(names), f"{source}: override.curriculum")
+        names = {phase["name"] for run in runs for phase in self._phases(run, f"{source}: runs.{run.name}")}
+        check_keys(self._shared.curriculum, names, f"{source}: override.curriculum")
 
     def build(self, item: RunEntry) -> Run:
         """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""

@@ -235,14 +235,12 @@ class Allocation:
         job_id = os.environ.get("SLURM_JOB_ID")
         if job_id is None:
             return None
-        counts = [
-            int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        ]
+        cpus_per_node = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         return cls(
             job_id,
             int(os.environ.get("SLURM_JOB_NUM_NODES", "1")),
             os.environ.get("SLURM_JOB_NODELIST", ""),
-            min(counts, default=None),
+            min(map(int, cpus_per_node), default=None),
         )
 
     def first_node(self) -> str:
@@ -278,7 +276,7 @@ class Ended(Exception):
 
 
 def launch(
-    nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int = 0
+    nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int
 ) -> None:
     """Run the processes to their end. Raises: LaunchError before they begin; Ended.
 

@@ -131,7 +131,7 @@ def plugin_paths(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(Path(plugin).resolve()) for plugin in config.get(PLUGINS, ()))
 
 
-def possible_codes(module: str, plugins: tuple[str, ...] = ()) -> set[JobCode]:
+def possible_codes(module: str, plugins: tuple[str, ...]) -> set[JobCode]:
     """The codes of all jobs that run this module, one for each kind of model."""
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
     return {JobCode(module, _left_out(model), plugins) for model in models}
@@ -161,7 +161,7 @@ def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
     return (*PLUMBING, *(module for modules in others for module in modules), *unsolved)
 
 
-def code_digest(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> str:
+def code_digest(entry: str, project: Project, excluded: Iterable[str]) -> str:
     """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
     return total_digest(file_digests(reached_sources(entry, project, excluded)))
 
@@ -189,7 +189,7 @@ def resource_digests(sources: Iterable[Source]) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _resources(sources)}
 
 
-def reached_sources(entry: str, project: Project, excluded: Iterable[str] = PLUMBING) -> dict[str, Source]:
+def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, Source]:
     """Every module that counts, by name. Raises: SourceError when there is no module `entry`."""
     if project.source(entry) is None:
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")

@@ -38,9 +38,9 @@ class Plan:
     ) -> None:
         self.experiment = experiment
         self.root = results / experiment.name
-        self.nodes: dict[str, Node] = build_graph(experiment, FileDigests(results / ".digests.json"))
-        self.figures: list[str] = report_figures(experiment)
-        self.tables: list[str] = report_tables(experiment)
+        self.nodes = build_graph(experiment, FileDigests(results / ".digests.json"))
+        self.figures = report_figures(experiment)
+        self.tables = report_tables(experiment)
         self.code_of = code_of
         self._accepted: dict[str, Acceptance] = {}
 
@@ -155,7 +155,7 @@ class Plan:
         """The shell command that lists the jobs."""
         return f"implicit-llm status --jobs --config {self.experiment.source}"
 
-    def command_for(self, nodes: Iterable[Node] = ()) -> str:
+    def command_for(self, nodes: Iterable[Node]) -> str:
         """The shell command that makes these nodes and what they need; the whole experiment if there are none."""
         # --configfile takes every word up to the next option, so it must not stand before the targets.
         words = ["snakemake", "--configfile", self.experiment.source, "--profile", self.profile]

@@ -77,8 +77,8 @@ class Source:
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
             return node.module or ""
-        base = self.package.split(".")[: len(self.package.split(".")) - (node.level - 1)]
-        return ".".join([*base, *([node.module] if node.module else [])])
+        packages = self.package.split(".")
+        return ".".join([*packages[: len(packages) - node.level + 1], *([node.module] if node.module else [])])
 
     def _named_by(self, arguments: list[ast.expr]) -> Iterator[Imported]:
         """importlib.import_module("a.b") and import_module(".b", __package__)."""
@@ -121,12 +121,10 @@ class Project:
         if top not in self._roots:
             return None
         base = self._roots[top].joinpath(*rest)
-        if (base / "__init__.py").is_file():
-            return Source(module, base / "__init__.py", is_package=True, cache=self.cache)
-        path = base.with_name(f"{base.name}.py")
-        if not path.is_file():
-            return None
-        return Source(module, path, is_package=False, cache=self.cache)
+        for path, is_package in ((base / "__init__.py", True), (base.with_name(f"{base.name}.py"), False)):
+            if path.is_file():
+                return Source(module, path, is_package, self.cache)
+        return None
 
 
 def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:

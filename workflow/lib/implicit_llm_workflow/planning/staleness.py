@@ -132,7 +132,7 @@ class Status:
     accepted: Acceptance | None = None
 
 
-def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None = None) -> Status:
+def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     try:
         recorded = Manifest.read(run_dir / MANIFEST)

@@ -10,6 +10,7 @@ from pathlib import Path
 from implicit_llm_contracts.runs import (
     FINGERPRINT_DIGITS,
     FREED,
+    JOURNAL,
     WORK,
     UserError,
     run_directories,
@@ -20,7 +21,7 @@ from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
 from implicit_llm_workflow.results.accept import chosen_jobs
-from implicit_llm_workflow.results.job_states import JOURNAL, SILENT_S, holder_of
+from implicit_llm_workflow.results.job_states import SILENT_S, holder_of
 
 FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
 
@@ -83,8 +84,7 @@ def _obstacle(plan: Plan, key: str) -> str | None:
     waiting = next((name for name in readers(plan.nodes, key) if plan.statuses[name].state != "fresh"), None)
     if waiting is None:
         return None
-    command = plan.command_for([plan.nodes[waiting]])
-    return f"{waiting} has still to read its files; run the workflow first: {command}"
+    return f"{waiting} has still to read its files; run the workflow first: {plan.command_for([plan.nodes[waiting]])}"
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
@@ -105,8 +105,10 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
 
 def _is_worked_in(run_dir: Path) -> bool:
     holder = holder_of(run_dir / WORK / ".lock")
-    if holder is None or holder.is_alive is not None:
-        return holder is not None and bool(holder.is_alive)
+    if holder is None:
+        return False
+    if holder.is_alive is not None:
+        return holder.is_alive
     journals = (run_dir / WORK).glob(f"*/{JOURNAL}")
     return any(time.time() - path.stat().st_mtime < SILENT_S for path in journals)
 

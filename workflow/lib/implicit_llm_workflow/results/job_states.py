@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import psutil
 
 from implicit_llm_contracts.runs import (
+    JOURNAL,
     MANIFEST,
     MLFLOW,
     PROVENANCE,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
 LOG = "job.log"
-JOURNAL = "journal.jsonl"
 TAIL_BYTES = 1 << 18
 STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
 STARTING, NO_MESSAGE = "starting", "ended without a message"
@@ -140,7 +140,7 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
 def outputs_of(plan: Plan, node: Node) -> list[str]:
     """What the node's rule declares, below the working directory of Snakemake: the executor's key of the job."""
     run_dir = RESULTS / plan.experiment.name / node.key
-    names = ["manifest.json"]
+    names = [MANIFEST]
     if node.stage in PAGES:
         names += ["index.html", "claims.json"]
     if node.stage == "report":
@@ -348,8 +348,7 @@ class _Job:
 
 def last_message(log: Path, level: str | None = None) -> str:
     """The last whole line of a job's log without time and module; "" if it has another level than `level`."""
-    matches = filter(None, (_LOG_LINE.match(line) for line in reversed(last_lines(log, 40))))
-    match = next(matches, None)
+    match = next(filter(None, map(_LOG_LINE.match, reversed(last_lines(log, 40)))), None)
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 
 
@@ -363,7 +362,7 @@ def last_lines(log: Path, number: int) -> list[str]:
 
 def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
     """The rate is that of the later half of the points: the first steps of a job are slow."""
-    phase: Mapping[str, Any] = node.config.get("phase") or {}
+    phase = node.config.get("phase") or {}
     start, end = phase.get("start_step"), phase.get("end_step")
     if tail.last is None or not is_running or len(tail.points) < 2:
         return Progress(tail.last.step if tail.last is not None else None, start, end)

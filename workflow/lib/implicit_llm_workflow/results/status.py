@@ -19,14 +19,16 @@ from rich.text import Text
 from implicit_llm_contracts.runs import MANIFEST
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
-from implicit_llm_workflow.results import job_states
 from implicit_llm_workflow.results.job_states import (
     LOG,
     STARTING,
     STATES,
     Holder,
     ObservedJob,
+    driver_of,
+    failed_preflights,
     last_lines,
+    observe,
 )
 from implicit_llm_workflow.results.verify import rebuild_commands
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, share_text, time_text
@@ -66,8 +68,7 @@ class Snapshot:
     @classmethod
     def take(cls, plan: Plan, keys: Iterable[str], targets: tuple[str, ...], lines: int) -> Snapshot:
         """Look at the jobs of `keys`."""
-        jobs = job_states.observe(plan, keys)
-        return cls(plan, jobs, job_states.driver_of(plan), targets, lines, job_states.failed_preflights(plan))
+        return cls(plan, observe(plan, keys), driver_of(plan), targets, lines, failed_preflights(plan))
 
     def of(self, *states: str) -> list[ObservedJob]:
         return [job for job in self.jobs.values() if job.state in states]

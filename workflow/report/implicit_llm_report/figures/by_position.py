@@ -71,12 +71,13 @@ def _charts(
 
 
 def _accuracies(cell: Group) -> Points:
-    curves = cell.curves("accuracy_per_position")
-    return _binned(curves) if curves else []
+    return _binned(cell.curves("accuracy_per_position"))
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> Points:
     """Of each seed the mean over equal bins of positions, where there are more of these than can be seen."""
+    if not curves:
+        return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
     parts = np.array_split(table, min(len(table), MAX_POSITIONS))
     return [(x, Spread(tuple(values))) for x, *values in (part.mean(axis=0).tolist() for part in parts)]
@@ -85,7 +86,7 @@ def _binned(curves: Sequence[Sequence[float]]) -> Points:
 def _decorate_accuracy(axis: Axes, test: Group) -> None:
     length, chances = test.length, test.curves("chance_per_position")
     mark_training(axis, test.rows, 1, length)
-    draw_chance(axis, [(x, spread.mean) for x, spread in _binned(chances[:1])] if chances else [])
+    draw_chance(axis, [(x, spread.mean) for x, spread in _binned(chances[:1])])
     axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
 
 

@@ -1,6 +1,5 @@
 """Figures of training: loss by step, tokens and FLOPs, accuracy, the health of the solver, and the spectral radius."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -93,11 +92,8 @@ def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str
 def _line(seeds: Sequence[tuple[TrainingRun, Phase]], key: str, x: str) -> Line:
     (run, phase), *_ = seeds
     curves = pd.concat([one.along(last, key, x) for one, last in seeds])
-    values: defaultdict[Any, list[float]] = defaultdict(list)  # by phase and bin
-    for place, value in zip(curves.index, curves[key], strict=True):
-        values[place].append(value)
-    places = curves.groupby(level=[0, 1], sort=False)[x].mean()
-    points = [(place, Spread(tuple(found))) for place, found in zip(places, values.values(), strict=True)]
+    bins = curves.groupby(level=[0, 1], sort=False)  # by phase and bin
+    points = [(place, Spread(found)) for place, found in zip(bins[x].mean(), bins[key].agg(tuple), strict=True)]
     names = [run.run, phase.label] if len(run.last_phases) > 1 else [run.run]
     width = None if key == SPECTRAL_RADIUS else 1.5
     return Line(" ".join(names), run.is_implicit, points, width=width, short=" ".join([kind_of(run), *names[1:]]))

@@ -352,7 +352,7 @@ class Group:
     def mean(self, column: str) -> float | None:
         """Of a column over the seeds, such as training FLOPs; None where a seed has none."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
-        return None if any(value is None for value in values) else sum(values) / len(values)
+        return None if None in values else sum(values) / len(values)
 
     def by_seed(self, metric: str) -> dict[int | None, float | None]:
         """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""

@@ -133,7 +133,7 @@ class TrainingRun:
         }
         return [phase for phase in self.phases if phase.fingerprint not in continued]
 
-    def along(self, phase: Phase, key: str, x: str = STEP) -> pd.DataFrame:
+    def along(self, phase: Phase, key: str, x: str) -> pd.DataFrame:
         """The smoothed curve from step 0 through the phases before `phase` to its end, by phase and bin."""
         path = self.path(phase)
         ends = [following.start_step for following in path[1:]] + [phase.end_step]

@@ -48,7 +48,7 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
 def _definitions(group: Group) -> Iterator[tuple[str, str]]:
     """The numbers of a group, over its seeds. Where a seed has a record for each token, its number is their mean."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
-    metrics = METRICS.get(group.kind) or tuple(sorted(set(group.metrics) - {*COSTS}))
+    metrics = METRICS.get(group.kind) or sorted(set(group.metrics).difference(COSTS))
     spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}
     for metric, spread in spreads.items():
         if metric in metrics or spread.values:

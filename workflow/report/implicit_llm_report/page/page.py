@@ -48,7 +48,7 @@ def render(content: PageContent) -> str:
     given, config = content.given, content.given.config
     marks = {row.entry.mark for row in content.published} | {j.claim.mark for j in content.judgements if j.claim.mark}
     page = (
-        _environment(content.given)
+        _environment(given)
         .get_template("index.html.j2")
         .render(
             content=content,
@@ -66,7 +66,7 @@ def render(content: PageContent) -> str:
             all_sources=list(given.sources.values()),
             anchors={source.manifest.fingerprint: source.anchor for source in given.sources.values()},
             used_marks=sorted(marks),
-            marks=content.given.published.marks,
+            marks=given.published.marks,
             sources_of=partial(sources_of, given.sources),
             symbols=SYMBOLS,
             not_run=NOT_RUN,
@@ -79,9 +79,12 @@ def render(content: PageContent) -> str:
 
 def _environment(given: Given) -> jinja2.Environment:
     """What the templates have at hand beside the content."""
-    loader = jinja2.FileSystemLoader(FOLDER / "page")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(FOLDER / "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {
         "number": number,

@@ -24,19 +24,22 @@ from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, dige
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
-    **{"exclude": "exclude", "clusters": "clusters", "gres": "gres", "cpus_per_gpu": "cpus-per-gpu"},
+    "exclude": "exclude",
+    "clusters": "clusters",
+    "gres": "gres",
+    "cpus_per_gpu": "cpus-per-gpu",
 }
 _OWN = {
-    *("runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "gpus", "gpu", "gpu_model"),
-    *("nodes", "tasks", "tasks_per_node", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container"),
-}
+    "runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "gpus", "gpu", "gpu_model",
+    "nodes", "tasks", "tasks_per_node", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container",
+}  # fmt: skip
 _SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
 UNDERSTOOD = _OWN | _OPTIONS.keys()
 # Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
 _SBATCH = {
-    *("dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type"),
-    *("mail_user", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "ntasks", "ntasks_per_node", "switches", "time"),
-}
+    "dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type",
+    "mail_user", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "ntasks", "ntasks_per_node", "switches", "time",
+}  # fmt: skip
 
 
 @dataclass(eq=False)

@@ -29,9 +29,8 @@ SBATCH_TIMEOUT_S = 120
 LARGEST_ARRAY = 500  # each of its jobs has an open file, its lock, during the submission
 # In sbatch's message if the controller was not reached or is busy, so that it may accept the job the next time.
 TRANSIENT = (
-    *("timed out", "unable to contact", "temporarily", "connection refused", "try again"),
-    *("communication", "resending"),
-)
+    "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
+)  # fmt: skip
 UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better rule
 
 
