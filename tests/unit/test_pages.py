@@ -416,8 +416,8 @@ GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 @pytest.mark.parametrize(
     ("table", "number"),
     [
-        *[("a5", 24), ("jacobian", 9), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("longer", 6)],
-        ("catbabi", 5),
+        *[("a5", 24), ("jacobian", 9), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("longer", 8)],
+        *[("small", 9), ("catbabi", 5)],
     ],
 )
 def test_every_row_of_the_seeds_is_on_the_page(

@@ -76,8 +76,8 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[t
 
 log = logging.getLogger(__name__)
 
-# Tokens of a batch. A model of the published size takes 15 KiB for each of them, most of it for its injection, however
-# small the blocks are that it solves: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
+# Tokens of a batch. A model of the published size takes 15 KiB for each that it reads at a time, most of it for its
+# injection, however small its blocks are: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
 PIECE = 2**11  # tokens of longer sequences that are read at a time

@@ -114,7 +114,16 @@ def longer() -> Iterator[str]:
         }
         ways = [(4096, "blockwise-8-token"), (4096, "sequential"), (65536, "blockwise-8-token")]
         recipe = f"{run['peak_learning_rate']:.0e}, {run['dropout']}".replace("e-0", "e-")
-        yield row(recipe, f"{run['seed']}", *(found.get(way, "") for way in ways))
+        yield row(recipe, f"{run.get('state_passing', 64):,}", f"{run['seed']}", *(found.get(way, "") for way in ways))
+
+
+def small() -> Iterator[str]:
+    """The small A5 models with dropout, by their right answers at the end of training."""
+    runs = json.loads((HERE / "state-passing.json").read_text())["small"]["runs"]
+    for run in sorted((run for run in runs if run["dropout"]), key=lambda run: -run["train_accuracy_last10"]):
+        accuracies = pd.Series([run["train_accuracy_last10"], *(one["accuracy_last10"] for one in run["accuracy"])])
+        recipe = f"{run.get('state_passing', 64):,}", "0.1" if "state_noise" in run else "", f"{run['seed']}"
+        yield row(*recipe, *percent(accuracies).split(", "))
 
 
 def catbabi() -> Iterator[str]:
@@ -157,7 +166,7 @@ def records(kind: str) -> pd.DataFrame:
 
 TABLES = {
     **{"readme": readme, "a5": a5, "jacobian": jacobian, "s5": s5, "baselines": baselines},
-    **{"state-passing": state_passing, "longer": longer, "catbabi": catbabi},
+    **{"state-passing": state_passing, "longer": longer, "small": small, "catbabi": catbabi},
 }
 
 if __name__ == "__main__":
