@@ -96,7 +96,7 @@ def evaluate_word_problem(job: EvaluationJob) -> Evaluation:
 
 
 def _in_pieces(model: Any, input_ids: Tensor) -> Any:
-    """The model's output; it reads a piece at a time, each from the state after the last, where it solves by blocks."""
+    """The model's output. A long sequence that is solved in blocks is read in pieces, each from the state before it."""
     length, solver = input_ids.shape[1], solver_of(model)
     if length <= PIECE or not solver or PIECE % solver.eval_width(length) or model.base.has_growing_state:
         return model(input_ids=input_ids)
