@@ -51,7 +51,7 @@ def panels() -> list[Panel]:
     blocks = frame[frame["mode"] == "blockwise-8-token"]
     released = frame[(frame["mode"] == "blockwise") & (frame.run == "a5m-released") & (frame.phase == "free-32")]
     s5 = [
-        Line("passing", "with state passing, 3 seeds", (116, 1.04), blocks[blocks.run == "s5-state-passing"]),
+        Line("passing", "with state passing, 5 seeds", (116, 1.04), blocks[blocks.run == "s5-state-passing"]),
         Line("implicit", "1 implicit layer, 5 seeds", (132, 0.25), blocks[blocks.run == "s5-implicit"]),
         Line("explicit", "16 explicit layers, 3 seeds", (104, 0.06), frame[frame.run == "s5-explicit-layers16"]),
     ]

@@ -85,7 +85,7 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
 
 
 def trained_model(name: str) -> Path:
-    """The directory of a trained model, for `from_pretrained`, such as "s5-implicit-s0".
+    """The directory of a trained model, for `from_pretrained`, such as "s5-state-passing-s0".
 
     Its README.md is the model card. Raises: ModelConfigError for any other name.
     """

@@ -55,7 +55,7 @@ USE = """
 import torch
 from transformers import AutoModelForCausalLM
 import implicit_llm
-model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-implicit-s0")).eval()
+model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-state-passing-s0")).eval()
 answers = model(torch.randint(120, (1, 8))).logits.argmax(-1)
 model.save_pretrained("saved")
 print(tuple(answers.shape))

@@ -64,7 +64,7 @@ def test_the_model_of_the_readme_multiplies_longer_words_than_it_was_trained_on(
     table = load_group("S5").table
     products = [list(accumulate(word, lambda a, b: int(table[a, b]))) for word in names["words"].tolist()]
     is_right = names["answers"] == torch.tensor(products)
-    assert names["words"].shape == (8, 64)
+    assert names["words"].shape == (8, 512)
     assert is_right[:, -10:].float().mean() > 0.9
 
 
@@ -409,15 +409,15 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
 
 STATE_TRACKING = ROOT / "results/reference/h200"
 WEIGHTS = ROOT / "results/reference/weights"
-SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "a5m-published-stop": 1}  # others: 3
+SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5, "a5m-published-stop": 1}  # others: 3
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 
 @pytest.mark.parametrize(
     ("table", "number"),
     [
-        *[("a5", 24), ("jacobian", 9), ("s5", 12), ("baselines", 7), ("state-passing", 10), ("longer", 8)],
-        *[("small", 9), ("catbabi", 5)],
+        *[("a5", 24), ("jacobian", 9), ("s5", 12), ("baselines", 8), ("state-passing", 10), ("lost", 5)],
+        *[("longer", 8), ("small", 9), ("catbabi", 5)],
     ],
 )
 def test_every_row_of_the_seeds_is_on_the_page(
@@ -467,7 +467,7 @@ def test_a_misread_answer_is_no_slip_of_the_state() -> None:
 
 
 def test_the_slips_of_the_page_are_the_counted_ones() -> None:
-    page = " ".join(read("docs/state-tracking.md").partition("### How the state slips")[2].split())
+    page = " ".join(read("docs/state-tracking.md").partition("### How earlier models slipped")[2].split())
     for found in json.loads(read("results/reference/h200/slips.json")).values():
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
 

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 LENGTH = 512
 # An explicit model has one mode; of the implicit one this is the mode in which `implicit-llm try` reads.
 MODES = {"parallel", "blockwise-8-token"}
-RUNS = ("s5-implicit", "s5-explicit-layers1", "s5-explicit-layers4", "s5-explicit-layers16")
+RUNS = ("s5-state-passing", "s5-explicit-layers1", "s5-explicit-layers4", "s5-explicit-layers16")
 SAME_FOR_ALL_SEEDS = ("run", "mode", "num_layers", "num_parameters", "num_samples", "train_length")
 
 
@@ -30,7 +30,7 @@ def records() -> list[dict]:
     found = []
     with tarfile.open(FOLDER / "inputs.tar.xz") as archive:
         for member in archive:
-            if "/word-problem-s5/work/" in member.name and member.name.endswith("/metrics.json"):
+            if "/word-problem-s5" in member.name and member.name.endswith("/metrics.json"):
                 found += json.load(archive.extractfile(member))["records"]
     return sorted(found, key=lambda record: record["seed"])
 

@@ -33,6 +33,7 @@ README = [
     ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", "blockwise", 4096),
     ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", "blockwise-8-token", 128),
     ("S5, with state passing, tested on 4,096", "s5-state-passing/free", "blockwise-8-token", 4096),
+    ("S5, with state passing, tested on 65,536", "s5-state-passing/free", "blockwise-8-token", 65536),
     ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
 ]
 
@@ -94,18 +95,27 @@ def baselines() -> Iterator[str]:
 
 
 def state_passing() -> Iterator[str]:
-    """Trained on single words, with state passing before and now: the last ten tokens, and now whole words."""
-    earlier = pd.read_csv(HERE / "before/s5-state-passing.csv").sort_values("seed")
+    """Trained on single words, with state passing for half the steps and for all: the last ten tokens, whole words."""
+    earlier = pd.read_csv(HERE / "before/s5-state-passing-4096.csv").sort_values("seed")
     for length, mode in product((32, 512, 4096, 65536), MODES):
         single, passing = (seeds_of(f"s5-{run}/free", mode, length, 1) for run in ("single-words", "state-passing"))
         before = earlier.query("mode == @mode and length == @length")
         values = (single.accuracy_last10, before.accuracy_last10, passing.accuracy_last10, passing.accuracy_sequence)
-        if len(before):
+        if len(passing):
             yield row(f"{length:,}", MODES[mode], *map(percent, values))
 
 
+def lost() -> Iterator[str]:
+    """State passing at 65,536 tokens: words right throughout, then wrong answers at the end of each eighth of them."""
+    frame = records("word-problem-s5-longest").query("run == 's5-state-passing'").sort_values("seed")
+    for one in frame.itertuples():
+        at_eighths = one.accuracy_per_position[one.length // 8 - 1 :: one.length // 8]
+        wrong = [str(round((1 - share) * one.num_samples)) for share in at_eighths]
+        yield row(f"{one.seed}", f"{one.accuracy_sequence * one.num_samples:.0f}", *wrong)
+
+
 def longer() -> Iterator[str]:
-    """State passing with twice the steps: the last ten tokens / whole words; empty where not all words were read."""
+    """The pilots of 8,192 steps: the last ten tokens / whole words; empty where not all words were read."""
     for run in json.loads((HERE / "state-passing.json").read_text())["longer"]["runs"]:
         found = {
             (one["length"], one["mode"]): f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}"
@@ -166,7 +176,7 @@ def records(kind: str) -> pd.DataFrame:
 
 TABLES = {
     **{"readme": readme, "a5": a5, "jacobian": jacobian, "s5": s5, "baselines": baselines},
-    **{"state-passing": state_passing, "longer": longer, "small": small, "catbabi": catbabi},
+    **{"state-passing": state_passing, "lost": lost, "longer": longer, "small": small, "catbabi": catbabi},
 }
 
 if __name__ == "__main__":

@@ -69,5 +69,5 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_model_is_loaded(
 
 
 def test_a_trained_model_of_another_name_is_refused() -> None:
-    with pytest.raises(ModelConfigError, match="s5-implicit-s0"):
-        implicit_llm.trained_model("s5-implicit-s1")
+    with pytest.raises(ModelConfigError, match="s5-state-passing-s0"):
+        implicit_llm.trained_model("s5-state-passing-s1")

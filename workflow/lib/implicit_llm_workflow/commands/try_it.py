@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from implicit_llm_report.figures.first_look import Trial
 
-MODEL = "s5-implicit-s0"
+MODEL = "s5-state-passing-s0"
 KEPT = PROJECT_DIR / "results/reference/h200/accuracy_by_position.json"
 GROUP, CHANCE, WIDTH = "S5", 1 / 120, 80
 # The mode of the kept numbers: blocks of 8 tokens, each iterated until all of its tokens are below the tolerance.
@@ -34,15 +34,15 @@ INTRODUCTION = """
 [bold]Task[/bold]   Multiply random permutations of five things, one a token. After each
        token: which of the 120 is the product so far? (The group S5.)
 [bold]Model[/bold]  One implicit Mamba2 layer, {size} parameters: z* = f(z*, x).
-       Trained on words of {trained} tokens.
+       Trained on words of {trained} tokens, each from the state of the one before.
 [bold]Test[/bold]   {words} new words of {length} tokens: {times:.3g} times as long.
 """
 NOTES = """
 {right} of {words} words are right at every token. A token took {evaluations:.1f} evaluations of f.
 
 [dim]The weights are those of seed 0, kept by rule and not for their result. Seeds 0
-to 4 have {seeds} % at the last ten of 512 tokens (4,096 words each).
-Explicit rows are kept results: 3 seeds, 4,096 words, the same training.[/dim]
+to 4 have {seeds} % at the last ten of 512 tokens.
+Explicit rows are kept results: 3 seeds, trained for half as many steps.[/dim]
 """
 
 
@@ -143,7 +143,7 @@ def show(console: Console, trial: Trial) -> None:
     about = {"words": words, "length": f"{length:,}", "trained": trained, "times": length / trained}
     console.print(INTRODUCTION.format(size=millions(implicit), **about))
     console.print(accuracy_table(trial))
-    seeds = ", ".join(f"{10 * sum(accuracy_L[-10:]):.0f}" for accuracy_L in implicit["accuracy_per_position"])
+    seeds = ", ".join(f"{10 * sum(accuracy_L[-10:]):.1f}" for accuracy_L in implicit["accuracy_per_position"])
     right = int(trial.is_right_BL.all(1).sum())
     console.print(NOTES.format(right=right, evaluations=trial.f_evaluations, seeds=seeds, **about))
 
