@@ -472,6 +472,19 @@ def test_the_slips_of_the_page_are_the_counted_ones() -> None:
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
 
 
+def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
+    page = " ".join(read("docs/state-tracking.md").partition("### How words are lost")[2].split())
+    kept = json.loads(read("results/reference/h200/rereads.json"))
+    at_005, at_001 = (
+        [kept[f"s5-state-passing-s{seed}{at}"]["lost"] for seed in (0, 3)] for at in ("", ", tolerance 0.01")
+    )
+    assert f"lose {len(at_005[0])} and {len(at_005[1])} of 256 words" in page
+    assert f"At 0.01 they lose {len(at_001[0])} and {len(at_001[1])} " in page
+    margins = pd.DataFrame([word["least_margins"] for word in [*at_005[0], *at_005[1]]])
+    right = [int((margins[f"tolerance {tol}"] > 0).sum()) for tol in ("0.06", "0.04", "0.01")]
+    assert "At {} no answer there is wrong in {} words, at 0.04 in {}, and at 0.01 in {}.".format(0.06, *right) in page
+
+
 def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
     table = read("docs/state-tracking.md").partition("### What was changed")[2].partition("\n- ")[0]
     kept = json.loads(read("results/reference/h200/state-passing.json"))["pilots"]["runs"]

@@ -49,9 +49,7 @@ def main() -> None:
     model.solver = replace(model.solver, **blocks, tol=options.tol)
     margins_BL, _ = read(model, tokens_BL, *nothing_read(len(tokens_BL)))
     is_lost_B = (margins_BL < 0).any(dim=1)
-    right = margins_BL[~is_lost_B]
     about = {key: getattr(options, key) for key in ("words", "tol", "back")} | {"length": tokens_BL.shape[1]}
-    about |= {"margins_of_right_words": {"least": rounded(right.min()), "median": rounded(right.median())}}
     lost = [
         about_word(model, tokens_BL, word, int((margins_BL[word] < 0).nonzero()[0]), is_lost_B, options.back)
         | {"wrong_tokens": int((margins_BL[word] < 0).sum())}
@@ -109,16 +107,12 @@ def about_word(model: Any, tokens_BL: Tensor, word: int, first: int, is_lost_B: 
         model.solver = replace(as_read, **settings)
         margins, _ = read(model, around_1P.expand(len(chosen), -1), state, product)
         model.solver = as_read
-        return rounded(margins.min())
+        return round(float(margins.min()), 2)
 
     ways = {way: least_margin([0], **settings) for way, settings in WAYS.items()}
     ways |= {"from the empty state": least_margin([0], is_empty=True)}
     ways |= {"from other words": least_margin(list(range(1, len(rows))))}
     return {"word": word, "first_wrong_token": first + 1, "least_margins": ways}
-
-
-def rounded(value: Tensor) -> float:
-    return round(float(value), 2)
 
 
 if __name__ == "__main__":
