@@ -485,6 +485,20 @@ def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
     assert "At {} no answer there is wrong in {} words, at 0.04 in {}, and at 0.01 in {}.".format(0.06, *right) in page
 
 
+def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
+    page = " ".join(read("docs/state-tracking.md").split())
+    kept = json.loads(read("results/reference/h200/stopping_rules.json"))
+    few, many = (
+        [f"{100 * one[rule]['accuracy_last10']:.1f}" for rule in ("sequence", "token")]
+        for one in kept["a5-monoid-released-s0"]
+    )
+    assert f"With 50 % hard tokens it has {many[0]} % by this rule, and {many[1]} % if" in page
+    assert few[0] == few[1]
+    assert f"With 10 % it has {few[0]} % both ways" in page
+    *right, last = [one["token"]["right_throughout"] for one in kept["s5-state-passing"]]
+    assert f"{', '.join(map(str, right))} and {last} of 128 words of 512 tokens are right throughout" in page
+
+
 def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
     table = read("docs/state-tracking.md").partition("### What was changed")[2].partition("\n- ")[0]
     kept = json.loads(read("results/reference/h200/state-passing.json"))["pilots"]["runs"]

@@ -2,9 +2,9 @@
 
     python results/reference/h200/rereads.py MODEL DATA [--words 256] [--tol 0.05] [--back 256]
 
-MODEL: a folder with config.json and model.safetensors; DATA: the run directory of a data set. Words are read in blocks
-of 8, as in `accuracy.csv`. A lost word is read again from `--back` tokens before its first wrong answer to 8 tokens
-after it. Prints one JSON object.
+MODEL: a folder with config.json and model.safetensors; DATA: a data set, the folder with its index.json.
+Words are read in blocks of 8, as in `accuracy.csv`. A lost word is read again from `--back` tokens before its first
+wrong answer to 8 tokens after it. Prints one JSON object.
 
 The margin of an answer is the logit of the right element minus the largest other logit: negative if it is wrong.
 """
@@ -42,8 +42,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    folder = next(iter(sorted((options.data / "work").glob("*/index.json")))).parent
-    tokens_BL = torch.as_tensor(open_dataset(folder).fetch(np.arange(options.words))["input_ids"])
+    tokens_BL = torch.as_tensor(open_dataset(options.data).fetch(np.arange(options.words))["input_ids"])
     model = AutoModelForCausalLM.from_pretrained(options.model).eval()
     blocks = {"eval_mode": "blockwise", "eval_block_len": BLOCK, "eval_stop": "token", "eval_max_iter": 128}
     model.solver = replace(model.solver, **blocks, tol=options.tol)
