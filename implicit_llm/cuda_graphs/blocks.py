@@ -21,9 +21,10 @@ from torch import Tensor
 
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.kernels.attention import seen_in_room
+from implicit_llm.kernels.selection import judge_runs_on_triton, selected_kernels
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.layers import modules_below
-from implicit_llm.models.stack import Prefix, StackInput
+from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
@@ -31,6 +32,19 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 CHECK_EVERY = 2  # iterations between two questions how many sequences are not done
 MIN_COMPACTED = 16  # sequences below which a smaller batch saves nothing
+
+
+@torch.no_grad()
+def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
+    """The state before the first token, in tensors as a block leaves them."""
+    x = model.stack_input(embedding_BWD, None, None, None)
+    after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
+    return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)
+
+
+def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.dtype | None:
+    """In which dtype iterations may read states, which takes half the time; None: as they are."""
+    return autocast if model.layer_class.rounds_state and selected_kernels() == "triton" else None
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,9 @@ class BlockGraph:
         self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
         self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
         self._layers = () if prefix is None else prefix.map(self._with_room).layers
+        # What iterations read of the states, which `close` reads and advances themselves.
+        dtype = None if setting.solver is None else rounded_dtype(model, setting.autocast)
+        self._read = Prefix(self._layers, self.length).rounded(dtype).layers
         self._masks = tuple(torch.ones_like(self._embedding) for _ in model.layers) if has_masks else None
         self._out = torch.zeros_like(self._embedding)
         self.open: list[OpenSequences] = []
@@ -173,10 +190,10 @@ class BlockGraph:
         self.length = 0 if prefix is None else prefix.length
         self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
         if prefix is None:
-            for state in self._states():
+            for state in self._states(self._layers):
                 state.zero_()
             return
-        for state, given in zip(self._states(), (t for layer in prefix.layers for t in layer), strict=True):
+        for state, given in zip(self._states(self._layers), (t for layer in prefix.layers for t in layer), strict=True):
             (state if self.room is None else state[:, :, : self.length]).copy_(given)
 
     def refresh_weights(self) -> None:
@@ -196,7 +213,10 @@ class BlockGraph:
         injection = model.injection(self._embedding) if setting.solver is not None else None
         prefix = None
         if setting.with_state:
-            prefix = Prefix(self._layers, self.length)
+            for read, state in zip(self._states(self._read), self._states(self._layers), strict=True):
+                if read is not state:
+                    read.copy_(state)
+            prefix = Prefix(self._read, self.length)
             if self.room is not None:
                 seen = seen_in_room(self._position, self.room) if setting.width > 1 else None
                 prefix = replace(prefix, room=self.room, position=self._position, seen_LS=seen)
@@ -211,8 +231,15 @@ class BlockGraph:
     def _iterate(self, level: int) -> None:
         here = self.open[level]
         fz = self._model.apply_stack(here.z_AWD, here.x)[0]
+        rule, damping = self._search.rule, self._search.damping
+        if damping is not None and judge_runs_on_triton(fz, rule.stop):
+            from implicit_llm.kernels.triton import convergence
+
+            z = here.z_AWD, fz, here.z_AWD
+            convergence.judge(self._best, here.active_A, z, rule.stop, rule.tol, damping)
+            return
         z_next = self._update(here.z_AWD, fz)
-        self._best.take(here.active_A, (here.z_AWD, fz, z_next), self._search.rule)
+        self._best.take(here.active_A, (here.z_AWD, fz, z_next), rule)
         here.z_AWD.copy_(z_next)
 
     def _compact(self, level: int, size: int) -> None:
@@ -225,8 +252,10 @@ class BlockGraph:
     def _close(self) -> None:
         if self.setting.solver is None:  # all of its work in one graph
             self._begin()
-        z = self._embedding if self.setting.solver is None else self._best.z
-        out, layers = self._model.apply_stack(z, self.open[0].x, return_states=True)
+        z, x = self._embedding if self.setting.solver is None else self._best.z, self.open[0].x
+        assert x.prefix is not None
+        x = replace(x, prefix=replace(x.prefix, layers=self._layers))
+        out, layers = self._model.apply_stack(z, x, return_states=True)
         self._out.copy_(out)
         for mine, new in zip(self._layers, layers, strict=True):
             for old_state, state in zip(mine, new, strict=True):
@@ -236,12 +265,12 @@ class BlockGraph:
 
     def _capture_all(self) -> None:
         recorder, position = Recorder(self.setting.autocast), self._position.clone()
-        kept = [state.clone() for state in self._states()]
+        kept = [state.clone() for state in self._states(self._layers)]
         with torch.no_grad():
             with torch.autocast("cuda", dtype=self.setting.autocast, enabled=self.setting.autocast is not None):
                 self._weights = tuple(layer.weights() for layer in self._model.layers)  # type: ignore[operator]
             self._graphs = {name: recorder.capture(part) for name, part in self._parts()}
-            for state, before in zip(self._states(), kept, strict=True):
+            for state, before in zip(self._states(self._layers), kept, strict=True):
                 state.copy_(before)
             self._position.copy_(position)
 
@@ -264,8 +293,9 @@ class BlockGraph:
             size //= 2
         return sizes
 
-    def _states(self) -> list[Tensor]:
-        return [state for layer in self._layers for state in layer]
+    @staticmethod
+    def _states(layers: tuple[LayerState, ...]) -> list[Tensor]:
+        return [state for layer in layers for state in layer]
 
     def _with_room(self, state: Tensor) -> Tensor:
         """A copy of a state; of keys and values (B, H, S, P) one with room for the tokens to come."""

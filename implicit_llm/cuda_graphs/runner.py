@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from implicit_llm.cuda_graphs.blocks import BlockGraph, BlockSetting
+from implicit_llm.cuda_graphs.blocks import BlockGraph, BlockSetting, empty_prefix
 from implicit_llm.cuda_graphs.capture import CaptureFailed, autocast_dtype
 from implicit_llm.cuda_graphs.training_step import StepGraph, StepSetting
 from implicit_llm.models.backbone import ImplicitModel
@@ -22,6 +22,7 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import Runner, Token, TrainingStep
 from implicit_llm.models.stack import Prefix, StackMap
+from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
@@ -76,12 +77,19 @@ class GraphRunner(Runner):
         return type(self), (self.replays_training,)  # a copy of a model captures its own graphs
 
     def training_step(
-        self, model: ImplicitForCausalLM, ids_BL: Tensor, labels_BL: Tensor, *, aligned: bool, return_logits: bool
+        self,
+        model: ImplicitForCausalLM,
+        ids_BL: Tensor,
+        labels_BL: Tensor,
+        cache: ConvergedStateCache | None,
+        *,
+        aligned: bool,
+        return_logits: bool,
     ) -> TrainingStep | None:
-        if not self._can_step(model, ids_BL):
+        if not self._can_step(model, ids_BL, cache):
             return None
-        setting = StepSetting.of(model, ids_BL, aligned, return_logits)
-        return self._attempt(model.base, self._replay_step, model, setting, ids_BL, labels_BL)
+        setting = StepSetting.of(model, ids_BL, aligned, return_logits, with_state=cache is not None)
+        return self._attempt(model.base, self._replay_step, model, setting, ids_BL, labels_BL, cache)
 
     def next_token(self, model: ImplicitModel, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
         is_single = embedding_BLD.shape[1] == 1 and cache.prefix is not None and cache.prefix.valid_BS is None
@@ -108,6 +116,10 @@ class GraphRunner(Runner):
     ) -> tuple[Tensor, Prefix, SolverStats]:
         x, length = f.x, embedding_BLD.shape[1]
         width = solver.eval_width(length)
+        if width < length:
+            at_once = f.model.solve_at_once(x, width, Search.of(solver, is_training=False))
+            if at_once is not None:
+                return at_once[0], at_once[1], gather_blocks(at_once[2], 1)
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
         if pays and length % width == 0 and not is_padded and can_solve(f.model, embedding_BLD.device):
@@ -125,7 +137,7 @@ class GraphRunner(Runner):
             model.runner = Runner()
             return None
 
-    def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor) -> bool:
+    def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
         """Whether a training step can come from a graph: it is wanted, and no part of it has to ask the host.
 
         fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
@@ -135,13 +147,21 @@ class GraphRunner(Runner):
             return False
         if autocast_dtype(ids_BL.device.type) == torch.float16:
             return False
+        if cache is not None and base.has_growing_state:
+            return False
         if solver is not None and solver.mode == "fixed_point":
             # The backward pass of an implicit gradient takes a number of products that depends on the data.
-            return solver.gradient != "implicit" and _can_solve_training(base, ids_BL)
+            is_solved = cache is None or (solver.block_len or ids_BL.shape[1]) < ids_BL.shape[1]
+            return solver.gradient != "implicit" and is_solved and _can_solve_training(base, ids_BL)
         return can_capture(base, ids_BL.device)
 
     def _replay_step(
-        self, model: ImplicitForCausalLM, setting: StepSetting, ids_BL: Tensor, labels_BL: Tensor
+        self,
+        model: ImplicitForCausalLM,
+        setting: StepSetting,
+        ids_BL: Tensor,
+        labels_BL: Tensor,
+        cache: ConvergedStateCache | None,
     ) -> TrainingStep:
         """Collective if there is a reducer. Raises: CaptureFailed, then on all ranks."""
         is_new = self.step is None or self.step.setting != setting
@@ -151,7 +171,7 @@ class GraphRunner(Runner):
                 self.step = self.token_graph = None  # their memory is free before the next is captured
                 self.step = StepGraph(setting, model, ids_BL)
             assert self.step is not None
-            self.step.prepare(ids_BL, labels_BL, self._solve)
+            self.step.prepare(ids_BL, labels_BL, None if cache is None else cache.prefix, self._solve)
         except CaptureFailed as error:
             failure = error
         # Before the first replay, which waits for the gradients of all ranks.
@@ -160,7 +180,10 @@ class GraphRunner(Runner):
         if failure is not None:
             raise failure
         assert self.step is not None
-        return self.step.replay()
+        step = self.step.replay()
+        if cache is not None:
+            cache.prefix = self.step.states_after(cache.get_seq_length())
+        return step
 
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
@@ -237,7 +260,7 @@ class GraphRunner(Runner):
         if kept is None or kept.setting != setting or (kept.room or 0) < (room or 0):
             self.sequences.pop(model.training, None)
             del kept  # its memory is free before the next is captured
-            before = prefix if prefix is not None or not with_state else _empty_prefix(model, embedding_BWD)
+            before = prefix if prefix is not None or not with_state else empty_prefix(model, embedding_BWD)
             kept = BlockGraph(setting, model, before, room=room, has_masks=has_masks)
             self.sequences[model.training] = kept
         else:
@@ -271,10 +294,3 @@ def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
     length = input_BL.shape[1]
     width = model.solver.block_len or length
     return (width >= length or length % width == 0) and can_solve(model, input_BL.device)
-
-
-def _empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
-    """The state before the first token, in tensors as a block leaves them."""
-    x = model.stack_input(embedding_BWD, None, None, None)
-    after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
-    return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)

@@ -3,6 +3,7 @@
 The solver's part of a free pass depends on the data and comes before, from the graphs of blocks.py; what is
 differentiated, from the embedding over unrolled or phantom steps to the gradients, is the same work in every step.
 With several processes the graph sums the gradients over them too, beside the rest of the backward pass.
+A step after a carried state (state passing) also computes the state after its sequences, without a gradient.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
@@ -13,7 +14,7 @@ import math
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from implicit_llm.cuda_graphs.blocks import empty_prefix, rounded_dtype
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import TrainingStep
-from implicit_llm.models.stack import StackInput, StackMap
+from implicit_llm.models.stack import LayerState, Prefix, StackInput, StackMap
 from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -34,27 +36,34 @@ if TYPE_CHECKING:
     from implicit_llm.solver.stats import Blocks
     from implicit_llm.training.gradients import GradientReducer
 
-    Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None], tuple[Tensor, Blocks]]
+    Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, Blocks]]
 
 
 @dataclass(frozen=True)
 class StepSetting:
-    """What a captured step was made for; anything else needs another. reducer: sums its gradients over ranks."""
+    """What a captured step was made for; anything else needs another.
+
+    with_state: it starts from a carried state and advances it. reducer: sums its gradients over ranks.
+    """
 
     shape: tuple[int, ...]
     solver: SolverConfig | None
     autocast: torch.dtype | None
     aligned: bool
     return_logits: bool
+    with_state: bool
     parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
     reducer: GradientReducer | None
 
     @classmethod
-    def of(cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool) -> StepSetting:
+    def of(
+        cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool, *, with_state: bool
+    ) -> StepSetting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
         autocast = autocast_dtype(ids_BL.device.type)
         reducer = model.base.runner.reducer
-        return cls(tuple(ids_BL.shape), model.solver, autocast, aligned, return_logits, parameters, reducer)
+        shape = tuple(ids_BL.shape)
+        return cls(shape, model.solver, autocast, aligned, return_logits, with_state, parameters, reducer)
 
 
 class StepGraph:
@@ -69,6 +78,9 @@ class StepGraph:
         width, dropout = model.config.hidden_size, model.config.dropout
         self._z = torch.zeros(*ids_BL.shape, width, dtype=model.dtype, device=ids_BL.device)
         self._masks: tuple[Tensor, ...] | None = None
+        self._before = empty_prefix(model.base, self._z) if setting.with_state else None
+        self._after: tuple[LayerState, ...] = ()
+        self._rounded = rounded_dtype(model.base, setting.autocast)
         recorder = Recorder(setting.autocast)
         self._mask_graph = recorder.capture(self._draw_masks) if self._is_free and dropout > 0 else None
         learn, learn_alone = partial(self._learn, setting.reducer), partial(self._learn, None)
@@ -77,11 +89,15 @@ class StepGraph:
         self._failure: FloatingPointError | None = None
         self.num_replays = 0
 
-    def prepare(self, ids_BL: Tensor, labels_BL: Tensor, solve: Solve) -> None:
-        """Take a batch, and do the solver's part of its pass by `solve`."""
+    def prepare(self, ids_BL: Tensor, labels_BL: Tensor, before: Prefix | None, solve: Solve) -> None:
+        """Take a batch and the state before it, None if that is empty; do the solver's part of its pass by `solve`."""
         solver = self.setting.solver
         self._ids.copy_(ids_BL)
         self._labels.copy_(labels_BL)
+        if self._before is not None:
+            given = None if before is None else iter([t for layer in before.layers for t in layer])
+            for mine in (t for layer in self._before.layers for t in layer):
+                mine.zero_() if given is None else mine.copy_(next(given))
         self._failure = None
         if solver is not None and not self._is_free:
             self._stats = unrolled_stats(solver.num_unroll, len(ids_BL), ids_BL.device)
@@ -107,6 +123,10 @@ class StepGraph:
         total = _Replayed.apply(self, self._total, *self._parameters)
         return total, self._logits, self._hidden, self._stats
 
+    def states_after(self, length: int) -> Prefix:
+        """The states after the sequences of the last replay, which begin after `length` tokens."""
+        return Prefix(self._after, length + self._ids.shape[1]).map(Tensor.clone)
+
     @property
     def _model(self) -> ImplicitForCausalLM:
         model = self._reference()
@@ -120,7 +140,7 @@ class StepGraph:
         if self._mask_graph is not None:
             self._mask_graph.replay()
         embedding_BLD = base.get_input_embeddings()(self._ids)
-        z_BLD, blocks = solve(base, embedding_BLD, self._masks)
+        z_BLD, blocks = solve(base, embedding_BLD, self._masks, self._before)
         self._z.copy_(z_BLD)
         return free_stats(blocks, self.setting.solver)
 
@@ -149,14 +169,20 @@ class StepGraph:
             injection_BLE=None if solver is None else base.injection(embedding_BLD),
             dropout_masks=base.draw_dropout(embedding_BLD) if self._masks is None else self._masks,
             rope=base.rope(torch.arange(embedding_BLD.shape[1], device=embedding_BLD.device)[None]),
+            prefix=None if self._before is None or solver is None else self._before.rounded(self._rounded),
         )
         f = StackMap(base, x)
         if solver is None:
-            hidden_BLD = f(embedding_BLD)
+            x = replace(x, prefix=self._before)
+            hidden_BLD, self._after = base.apply_stack(embedding_BLD, x, return_states=self.setting.with_state)
+            self._after = tuple(tuple(state.detach() for state in layer) for layer in self._after)
         elif self._is_free:
             hidden_BLD = phantom_steps(f, self._z, solver)
         else:
             hidden_BLD = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)[0]
+        if solver is not None and self._before is not None:
+            with torch.no_grad():
+                self._after = base.apply_stack(hidden_BLD, replace(x, prefix=self._before), return_states=True)[1]
         total, logits = self._model.total_loss(
             hidden_BLD, self._labels, self.setting.aligned, self.setting.return_logits
         )

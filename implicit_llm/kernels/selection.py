@@ -181,13 +181,35 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Whether the kernels of a whole mixer run with their gradient, from an empty state."""
+    """Whether the kernels of a whole mixer run with their gradient, without one of the state before the sequence."""
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
     return _decide("gradient of the mixer", _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_TRAINED_STATE_TILE))
+
+
+def search_runs_on_triton(
+    injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
+) -> bool:
+    """The kernel that solves all blocks of one layer at once, without padding; else block follows block, unsaid."""
+    if selected_kernels() != "triton":
+        return False
+    batch, length, columns = injection_BLE.shape
+    model_width, inner = out_proj_DI.shape
+    limits = {
+        f"{injection_BLE.dtype}, whose weights do not fit": injection_BLE.element_size() != 2,
+        f"a model of width {model_width}": not _is_tile(model_width) or model_width > 512,
+        f"{inner} inner channels and states of {sizes[2]}": inner % 128 > 0 or sizes[2] % 64 > 0,
+        f"the stopping rule {stop}": stop not in ("sequence", "token"),
+        f"blocks of {width} tokens (4, 8, 16 or 32)": width not in (4, 8, 16, 32) or length % width > 0,
+        f"{sizes[1]} groups": sizes[1] != 1,
+        f"{batch} sequences in blocks of {width}": batch * width % 32 > 0,
+        "sequences of 2^31 entries": length * columns * (32 // width) >= MAX_ENTRIES,
+    }
+    reason = _unfit(injection_BLE[:, :1]) or _first(limits) or _unfit_mixer(sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE)
+    return reason is None
 
 
 def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | None:

@@ -122,7 +122,7 @@ def gated_scan(
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection; `scan_runs_on_triton` must hold, or with a
-    gradient, from an empty state and without injection, `trained_scan_runs_on_triton`.
+    gradient, which the state does not get, and without injection, `trained_scan_runs_on_triton`.
 
     Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
@@ -136,10 +136,9 @@ def gated_scan(
     if torch.is_grad_enabled():
         from implicit_llm.kernels.triton.mixer import gated_mix
 
-        assert state is None
         assert injection_BLE is None
         assert not return_state
-        return gated_mix(mixer), None
+        return gated_mix(mixer, state), None
     from implicit_llm.kernels.triton import scan as triton_scan
 
     if projected_BLE.shape[1] == 1 and state is not None:

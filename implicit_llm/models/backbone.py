@@ -15,14 +15,14 @@ from transformers.utils import ModelOutput, can_return_tuple
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.layers import Injection, RMSNorm, added, touched_module
+from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
-from implicit_llm.models.mamba2 import Mamba2Layer
+from implicit_llm.models.mamba2 import Mamba2Layer, solve_layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
-from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass, with_gradient
-from implicit_llm.solver.stats import SolverStats
+from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
+from implicit_llm.solver.stats import Blocks, SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     runner: what runs the passes, a `runner_class()` at first.
     """
 
-    layer_class: type[nn.Module]
+    layer_class: type[Layer]
     _final_norm: str
     runner_class: type[Runner] = Runner
     _has_said_so = False
@@ -80,6 +80,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if collect is not None:
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
+
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, Blocks] | None:
+        """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
+
+        None where no kernel can; the blocks are then solved one after another. Raises: NonFiniteState.
+        """
+        return None
 
     @can_return_tuple
     def forward(
@@ -268,7 +275,13 @@ class ImplicitMamba2Model(RecurrentModel):
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
     layer_class = Mamba2Layer
+    norm_f: RMSNorm
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
+
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, Blocks] | None:
+        if len(self.layers) > 1:
+            return None
+        return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)
 
 
 class ImplicitLlama3Model(ImplicitModel):

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
-from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
@@ -82,7 +82,6 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = {
             "attention_mask": attention_mask,
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
             "inputs_embeds": inputs_embeds,
             "use_cache": use_cache,
             "output_hidden_states": output_hidden_states,
@@ -93,12 +92,13 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
         if labels is not None and input_ids is not None and is_bare:
             how = {"aligned": aligned, "return_logits": return_logits}
-            step = self.base.runner.training_step(self, input_ids, labels, **how)
+            cache = joined_cache(self.base, len(input_ids), past_key_values, None)
+            step = self.base.runner.training_step(self, input_ids, labels, cache, **how)
             if step is not None:
                 total, logits_BLV, hidden_BLD, stats = step
                 mean = total / _count(labels, aligned, num_items_in_batch)
-                return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, solver_stats=stats)
-        output = self.base(input_ids, return_dict=True, **inputs)
+                return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, cache, solver_stats=stats)
+        output = self.base(input_ids, past_key_values=past_key_values, return_dict=True, **inputs)
         kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
         is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
         if labels is not None and (aligned or not return_logits or is_fp64):

@@ -173,7 +173,11 @@ class Layer(nn.Module):
     """A causal residual layer: h + branch, where `mixed` computes the branch from the norm of h.
 
     A layer does not add its own branch: one kernel adds it and takes the next norm, for little more than the norm.
+    rounds_state: its products read the state in their own dtype, so a pass that does not advance the state may be given
+    it in that dtype.
     """
+
+    rounds_state = False
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
         """h + branch, and its norm, which `mixed` takes."""

@@ -14,11 +14,19 @@ from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import causal_conv, last_inputs
 from implicit_llm.kernels.chunked_scan import ScanWeights
-from implicit_llm.kernels.selection import scan_runs_on_triton, selected_kernels, trained_scan_runs_on_triton
+from implicit_llm.kernels.selection import (
+    scan_runs_on_triton,
+    search_runs_on_triton,
+    selected_kernels,
+    trained_scan_runs_on_triton,
+)
 from implicit_llm.kernels.ssd import gated_scan, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, added, touched_module
-from implicit_llm.models.stack import LayerState, Mixed, StackInput
+from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
+from implicit_llm.solver.fixed_point import raise_if_not_finite
+from implicit_llm.solver.passes import Search
+from implicit_llm.solver.stats import Blocks, BlockStats
 
 
 class Mamba2Weights(NamedTuple):
@@ -85,7 +93,7 @@ class Mamba2Mixer(nn.Module):
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
         valid_BL = x.valid_BL if return_state else None  # padding comes last, so it affects only the state
         if torch.is_grad_enabled():
-            is_whole = state is None and not return_state
+            is_whole = not return_state and not any(t.requires_grad for t in state or ())
             is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         else:
             is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
@@ -138,7 +146,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """The same of projected + injection without padding; with a gradient, from an empty state."""
+        """The same of projected + injection without padding; the state before gets no gradient."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
@@ -167,6 +175,37 @@ class Mamba2Mixer(nn.Module):
         init.ones_(self.D)
 
 
+def solve_layer(
+    layer: "Mamba2Layer", final_norm: RMSNorm, x: StackInput, width: int, search: Search
+) -> tuple[Tensor, Prefix, Blocks] | None:
+    """`ImplicitModel.solve_at_once` of a model with this one layer."""
+    mixer, weights, injection_BLE = layer.mixer, x.weights[0], x.injection_BLE
+    sizes, bias_C = (mixer.head_dim, mixer.groups, mixer.state_size), mixer.conv1d.bias
+    if weights is None or injection_BLE is None or bias_C is None or search.damping is None or x.valid_BL is not None:
+        return None
+    if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
+        return None
+    from implicit_llm.kernels.triton import search as triton_search
+
+    scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
+    norms = (mixer.norm.weight, layer.norm.weight, final_norm.weight)
+    of_layer = triton_search.LayerWeights(weights.in_proj_ED, scan, weights.out_proj_DI, *norms, final_norm.eps)
+    rule = triton_search.SearchRule(search.rule.stop == "token", search.rule.tol, search.max_iter, search.damping)
+    if x.prefix is None:
+        batch, kept = len(injection_BLE), weights.conv_CK.shape[1] - 1
+        ssm_BHPN = injection_BLE.new_zeros(batch, mixer.heads, *sizes[::2], dtype=torch.float32)
+        inputs_BKC = injection_BLE.new_zeros(batch, kept, mixer.conv_channels)
+    else:
+        ssm_BHPN, inputs_BKC = x.prefix.layers[0]
+    found = triton_search.solve_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
+    raise_if_not_finite(found.non_finite_BL)
+    of_sequences = (t_BG.unbind(1) for t_BG in (found.num_iter_BG, found.residual_BG, found.done_BG))
+    of_tokens = (found.residual_BL >= rule.tol).split(width, dim=1)
+    blocks = [(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]
+    past = 0 if x.prefix is None else x.prefix.length
+    return found.z_BLD, Prefix(((found.ssm_BHPN, found.inputs_BKC),), past + injection_BLE.shape[1]), blocks
+
+
 def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> Tensor:
     if injection_BLE is None:
         return F.linear(u_BLD, weight_ED)
@@ -177,6 +216,8 @@ def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> 
 
 class Mamba2Layer(Layer):
     """h + mixer(norm(h))."""
+
+    rounds_state = True
 
     def __init__(self, config: ImplicitMamba2Config) -> None:
         super().__init__()

@@ -37,9 +37,19 @@ class Runner:
     reducer: GradientReducer | None = None
 
     def training_step(
-        self, model: ImplicitForCausalLM, ids_BL: Tensor, labels_BL: Tensor, *, aligned: bool, return_logits: bool
+        self,
+        model: ImplicitForCausalLM,
+        ids_BL: Tensor,
+        labels_BL: Tensor,
+        cache: ConvergedStateCache | None,
+        *,
+        aligned: bool,
+        return_logits: bool,
     ) -> TrainingStep | None:
-        """A whole training pass with its loss, whose gradients are known; None if the model has to compute it."""
+        """A whole training pass with its loss, whose gradients are known; None if the model has to compute it.
+
+        cache: the states before the sequences, which the pass advances; None if they start empty and leave nothing.
+        """
         return None
 
     def next_token(self, model: ImplicitModel, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:

@@ -53,6 +53,10 @@ class Prefix:
         valid_BS = None if self.valid_BS is None else self.valid_BS[index_B]
         return replace(self.map(lambda t: t[index_B]), valid_BS=valid_BS)
 
+    def rounded(self, dtype: torch.dtype | None) -> Prefix:
+        """The same with states of fp32 in the dtype of products, None if that is their own."""
+        return self if dtype is None else self.map(lambda t: t.to(dtype) if t.dtype == torch.float32 else t)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
         """The same with every tensor of the layers changed."""
         return replace(self, layers=tuple(tuple(map(change, layer)) for layer in self.layers))

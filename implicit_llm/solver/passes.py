@@ -55,6 +55,11 @@ class Search:
         rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
         return cls(rule, max(1, solver.eval_budget - 1), method, solver.tau)
 
+    @property
+    def damping(self) -> float | None:
+        """The tau of z <- (1 - tau) z + tau f(z); None for methods that remember iterates."""
+        return {"plain": 1.0, "damped": self.tau}.get(self.method)
+
     def update(self) -> Update:
         """Make a new update for each block, as it may remember iterates."""
         return make_update(self.method, self.tau)
@@ -77,7 +82,7 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: 
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
     search = Search.of(solver, is_training=True)
-    z_BLD, _, blocks = _solve_blocks(f, z0_BLD, search, block_len, state, close_longer_than=block_len)
+    z_BLD, _, blocks = solve_blocks(f, z0_BLD, search, block_len, state, close_longer_than=block_len)
     return z_BLD, blocks
 
 
@@ -113,11 +118,11 @@ def evaluation_pass(
     Returns: z (B, L, D), the state after the last block, and the statistics.
     """
     search, block_len = Search.of(solver, is_training=False), solver.eval_width(z0_BLD.shape[1])
-    z_BLD, state, blocks = _solve_blocks(f, z0_BLD, search, block_len, state)
+    z_BLD, state, blocks = solve_blocks(f, z0_BLD, search, block_len, state)
     return z_BLD, state, gather_blocks(blocks, 1)
 
 
-def _solve_blocks(
+def solve_blocks(
     f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close_longer_than: int = 0
 ) -> tuple[Tensor, Any, Blocks]:
     """Solve block after block from the converged state before each; one undamped f closes each block.

@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.cuda_graphs.runner import GraphRunner
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
+from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.solver import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
@@ -21,6 +23,7 @@ pytestmark = [
 SMALL = {"vocab_size": 97, "hidden_size": 128, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=4, intermediate_size=192)
+ONE_LAYER = ImplicitMamba2Config(vocab_size=97, hidden_size=128, num_hidden_layers=1, head_dim=64, state_size=128)
 GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, intermediate_size=192)
 EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, is_implicit=False)
 DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, dropout=0.2)
@@ -73,6 +76,84 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
     assert captured == pytest.approx(plain, rel=0.02, abs=0.02)
     if plain_iterations[0] is not None:
         assert captured_iterations == pytest.approx(plain_iterations, rel=0.05)
+
+
+PASSING = {
+    "explicit": (EXPLICIT, {}),
+    "unrolled": (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
+    "blocks": (MAMBA, FREE | {"block_len": 8}),
+    "one layer": (ONE_LAYER, FREE | {"block_len": 8}),
+}
+
+
+def _passed_on(config: Any, solver: dict[str, Any], bf16: bool, replays: bool) -> tuple[list, list]:
+    """Losses of some steps, two chains of sequences in turn, each step from the state that its chain ended in."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
+    if model.solver is not None:
+        model.solver = replace(model.solver, **solver)
+    model.base.runner = GraphRunner(replays_training=replays)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+    torch.manual_seed(1)
+    ids = torch.randint(97, (2, 32, 32), device="cuda")
+    caches, losses, states = (ConvergedStateCache(), ConvergedStateCache()), [], []
+    for step in range(16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+            chain = {"input_ids": ids[step % 2], "past_key_values": caches[step % 2]}
+            out = model(**chain, labels=ids[step % 2], aligned=True)
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(out.loss.item())
+        states.append(out.past_key_values.prefix.layers[0][0].float().norm().item())
+        assert caches[step % 2].get_seq_length() == 32 * (step // 2 + 1)
+        assert not any(t.requires_grad for layer in caches[step % 2].prefix.layers for t in layer)
+    assert (model.base.runner.step is not None) == replays
+    return losses, states
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("case", PASSING)
+def test_state_passing_from_graphs_follows_the_plain_one(case: str, bf16: bool) -> None:
+    config, solver = PASSING[case]
+    plain, captured = (_passed_on(config, solver, bf16, replays) for replays in (False, True))
+    assert plain[0][-1] < 0.8 * plain[0][0]
+    for mine, other in zip(captured, plain, strict=True):
+        assert mine == pytest.approx(other, rel=0.03, abs=0.03)
+
+
+@pytest.mark.parametrize("stop", ["token", "sequence"])
+@pytest.mark.parametrize(("batch", "width"), [(4, 8), (200, 4), (384, 8), (32, 16)])
+def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, width: int, stop: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(ONE_LAYER).cuda().eval()
+    model.solver = replace(model.solver, eval_block_len=width, eval_stop=stop, tol=0.05, eval_max_iter=40)
+    ids, found = torch.randint(97, (batch, 2, 4 * width), device="cuda"), []
+    runner = model.base.runner
+    for model.base.runner in (runner, Runner()):
+        cache = ConvergedStateCache()
+        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
+            outs = [model.base(part, past_key_values=cache) for part in ids.unbind(1)]
+        assert cache.get_seq_length() == 8 * width
+        stats = outs[1].solver_stats
+        assert stats.is_converged.all()
+        found.append(((outs[1].last_hidden_state, *cache.prefix.layers[0]), stats.num_iter.mean().item()))
+    assert not runner.sequences  # no graph was captured
+    (mine, iterations), (plain, plain_iterations) = found
+    for ours, other in zip(mine, plain, strict=True):
+        assert relative_error(ours, other) < 0.05
+    assert iterations == pytest.approx(plain_iterations, rel=0.03)
+    assert iterations > 3
+
+
+def test_a_state_that_is_not_finite_is_named_by_a_layer_solved_at_once() -> None:
+    model = AutoModelForCausalLM.from_config(ONE_LAYER).cuda().eval()
+    model.solver = replace(model.solver, eval_block_len=8)
+    embedding = model.get_input_embeddings()(torch.zeros(4, 32, dtype=torch.long, device="cuda")).detach()
+    embedding[2, 19] = float("nan")
+    bf16 = torch.autocast("cuda", dtype=torch.bfloat16)
+    with pytest.raises(NonFiniteState, match="sequence 2, position 19"), torch.inference_mode(), bf16:
+        model(inputs_embeds=embedding)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -14,7 +14,9 @@ from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
+from implicit_llm.models.stack import StackMap
 from implicit_llm.solver.fixed_point import Best
+from implicit_llm.solver.passes import Search, solve_blocks
 from implicit_llm.solver.residual import make_rule
 from tests.unit.kernels.reference import DEVICE, relative_error
 
@@ -101,6 +103,39 @@ def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, 
         assert torch.equal(getattr(mine, name), getattr(plain, name)), name
     for name in ("residual", "residual_BL"):
         torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stop", ["sequence", "token"])
+@torch.no_grad()
+def test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = ImplicitMamba2Config(
+        vocab_size=31, hidden_size=64, num_hidden_layers=1, expand=2, head_dim=32, state_size=64
+    )
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval().backbone
+    search = Search(make_rule(stop, 0.02, is_training=False), 20, "damped", 0.8)
+    embedding = torch.randn(4, 32, 64).to(DEVICE)
+    with torch.autocast(DEVICE, dtype=dtype):
+        start = model.stack_input(embedding[:, :16], None, None, None)
+        found = model.solve_at_once(start, 8, search)
+        assert found is not None
+        after = model.stack_input(embedding[:, 16:], None, None, found[1])
+        found = model.solve_at_once(after, 8, search)
+        with kernels("torch"):
+            expected = solve_blocks(
+                StackMap(model, after), torch.zeros_like(embedding[:, 16:]), search, 8, after.prefix
+            )
+    assert relative_error(found[0], expected[0]) < TOLERANCE[torch.bfloat16]
+    for mine, other in zip(found[1].layers[0], expected[1].layers[0], strict=True):
+        assert relative_error(mine, other) < TOLERANCE[torch.bfloat16]
+    assert found[1].length == expected[1].length == 32
+    for (width, mine), (_, other) in zip(found[2], expected[2], strict=True):
+        assert width == 8
+        assert (mine.num_iter - other.num_iter).abs().max() <= 1  # rounding may need another
+        assert torch.equal(mine.is_converged, other.is_converged)
+        assert mine.unconverged_BL.shape == other.unconverged_BL.shape
+    assert found[2][0][1].num_iter.max() > 2
 
 
 MAMBA = ImplicitMamba2Config(vocab_size=97, hidden_size=64, num_hidden_layers=2, head_dim=32, state_size=32)

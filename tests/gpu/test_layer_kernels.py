@@ -150,17 +150,31 @@ def make_inputs(length: int, sizes: tuple[int, int, int], dtype: torch.dtype) ->
     return projected.to(DEVICE, dtype), *(t.to(DEVICE) for t in weights)
 
 
-def plain(projected_BLE: Tensor, weights: ScanWeights, sizes: tuple[int, int, int]) -> Tensor:
+State = tuple[Tensor, Tensor]  # SSM state (B, H, P, N), last inputs of the convolution (B, K - 1, C)
+
+
+def make_state(sizes: tuple[int, int, int], dtype: torch.dtype) -> State:
+    """A state before three sequences; that of the scan has values that `dtype` holds."""
+    (width, groups, size), make = sizes, torch.Generator().manual_seed(7)
+    ssm_BHPN = torch.randn(3, NUM_HEADS, width, size, generator=make).to(DEVICE, dtype).float()
+    inputs_BKC = torch.randn(3, 3, NUM_HEADS * width + 2 * groups * size, generator=make)
+    return ssm_BHPN, inputs_BKC.to(DEVICE, dtype)
+
+
+def plain(
+    projected_BLE: Tensor, weights: ScanWeights, sizes: tuple[int, int, int], state: State | None = None
+) -> Tensor:
     """The formula, position by position, in the dtype of its inputs."""
     width, groups, size = sizes
     inner, bc = NUM_HEADS * width, groups * size
     gate, xBC, dt = projected_BLE.split([inner, inner + 2 * bc, NUM_HEADS], dim=-1)
     dt_BLH = F.softplus(dt + weights.dt_bias_H)
-    padded = F.pad(xBC, (0, 0, 3, 0)).unfold(1, 4, 1)
+    before = torch.zeros_like(xBC[:, :1]).expand(-1, 3, -1) if state is None else state[1].to(xBC)
+    padded = torch.cat([before, xBC], dim=1).unfold(1, 4, 1)
     x, B, C = F.silu((padded * weights.conv_CK).sum(-1) + weights.conv_bias_C).split([inner, bc, bc], dim=-1)
     x_BLHP = x.unflatten(-1, (NUM_HEADS, width))
     B_BLHN, C_BLHN = (t.unflatten(-1, (groups, size)).repeat_interleave(NUM_HEADS // groups, dim=2) for t in (B, C))
-    state_BHPN, y = x.new_zeros(len(x), NUM_HEADS, width, size), []
+    state_BHPN, y = x.new_zeros(len(x), NUM_HEADS, width, size) if state is None else state[0].to(x), []
     for t in range(x.shape[1]):
         fed_BHPN = (dt_BLH[:, t, :, None] * x_BLHP[:, t])[..., None] * B_BLHN[:, t, :, None]
         state_BHPN = (dt_BLH[:, t] * weights.A_H).exp()[..., None, None] * state_BHPN + fed_BHPN
@@ -169,15 +183,15 @@ def plain(projected_BLE: Tensor, weights: ScanWeights, sizes: tuple[int, int, in
     return y_BLHP.flatten(2) * F.silu(gate)
 
 
-def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int]) -> dict[str, Tensor]:
+def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int], state: State | None = None) -> dict[str, Tensor]:
     """Output and gradients by name, of the columns of the projection one by one, too."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     weights = ScanWeights(*leaves[1:])
     is_exact = leaves[0].dtype == torch.float64
     y = (
-        plain(leaves[0], weights, sizes)
+        plain(leaves[0], weights, sizes, state)
         if is_exact
-        else gated_scan(leaves[0], None, weights, sizes, None, return_state=False)[0]
+        else gated_scan(leaves[0], None, weights, sizes, state, return_state=False)[0]
     )
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
     gradients = torch.autograd.grad(y, leaves, dy)
@@ -205,6 +219,18 @@ def test_a_mixer_and_its_gradients_equal_the_formula(
     if length == 1:  # from an empty state nothing decays
         assert ours.pop("A_H").abs().max() < MIXER_TOLERANCE[dtype][1]
     assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("dtype", MIXER_TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", [LONG, (64, 2, 128), (32, 1, 64)], ids=str)
+@pytest.mark.parametrize("length", [1, 8, 32, 50, 200, 1000])
+def test_a_mixer_after_a_carried_state_and_its_gradients_equal_the_formula(
+    length: int, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    inputs, state = make_inputs(length, sizes, dtype), make_state(sizes, dtype)
+    ours = results(inputs, sizes, state)
+    assert_close(ours, results(tuple(t.double() for t in inputs), sizes, state))
+    assert relative_error(ours["y"], results(inputs, sizes)["y"]) > 0.1  # the state matters
 
 
 def test_gradients_are_the_same_every_time() -> None:

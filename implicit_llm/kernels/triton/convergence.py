@@ -31,9 +31,15 @@ class Record(Protocol):
     non_finite: Tensor
 
 
-def judge(best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop: str, tol: float) -> None:
-    """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D)."""
-    z_ALD, fz_ALD, next_ALD = (t.contiguous() for t in z)
+def judge(
+    best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop: str, tol: float, tau: float | None = None
+) -> None:
+    """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D).
+
+    With `tau`, the last is made here: z + tau (f(z) - z), written to all its sequences; it may be z itself.
+    """
+    z_ALD, fz_ALD = z[0].contiguous(), z[1].contiguous()
+    next_ALD = z[2].contiguous() if tau is None else z[2]
     batch, length, width = z_ALD.shape
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
@@ -49,8 +55,8 @@ def judge(best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop
         BY_TOKEN=stop == "token", ROWS=min(triton.next_power_of_2(length), 1024),
     )  # fmt: skip
     _keep_kernel[tiles](
-        active_A, next_ALD, squares[0], squares[1], is_better_A, best.z, best.residual_BL, length, width, EPS,
-        ROWS=rows, COLUMNS=columns,
+        active_A, z_ALD, fz_ALD, next_ALD, squares[0], squares[1], is_better_A, best.z, best.residual_BL, length, width,
+        tau or 0.0, EPS, IS_MADE=tau is not None, ROWS=rows, COLUMNS=columns,
     )  # fmt: skip
 
 
@@ -73,7 +79,7 @@ def _measure_kernel(
         tl.store(size_ptr + entry * length + row, size, row < length)
         here = sequence * length + row
         bad = tl.load(bad_ptr + here, mask=row < length, other=0) != 0
-        tl.store(bad_ptr + here, bad | _is_bad(_relative(change, size, eps)), row < length)
+        tl.store(bad_ptr + here, bad | is_bad(relative(change, size, eps)), row < length)
 
 
 @triton.jit
@@ -90,13 +96,13 @@ def _decide_kernel(
             row = start + tl.arange(0, ROWS)
             change = load(change_ptr + entry * length + row, row < length)
             size = load(size_ptr + entry * length + row, row < length)
-            token = _relative(change, size, eps)
+            token = relative(change, size, eps)
             change_all += tl.sum(change, axis=0)
             size_all += tl.sum(size, axis=0)
-            worst = tl.maximum(worst, tl.max(tl.where(_is_bad(token), float("inf"), token), axis=0))
+            worst = tl.maximum(worst, tl.max(tl.where(is_bad(token), float("inf"), token), axis=0))
         residual = worst
         if not BY_TOKEN:
-            residual = _relative(change_all, size_all, eps)
+            residual = relative(change_all, size_all, eps)
         if residual < tl.load(residual_ptr + sequence):
             is_better = 1
             tl.store(residual_ptr + sequence, residual)
@@ -107,28 +113,34 @@ def _decide_kernel(
 
 @triton.jit
 def _keep_kernel(
-    active_ptr, next_ptr, change_ptr, size_ptr, better_ptr, best_ptr, token_ptr, length, width, eps,
-    ROWS: constexpr, COLUMNS: constexpr,
+    active_ptr, z_ptr, fz_ptr, next_ptr, change_ptr, size_ptr, better_ptr, best_ptr, token_ptr, length, width, tau, eps,
+    IS_MADE: constexpr, ROWS: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
-    if tl.load(better_ptr + entry) != 0:
+    row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    is_inside = (row < length)[:, None] & (column < width)[None, :]
+    at = (entry * length + row)[:, None] * width + column[None, :]
+    is_better = tl.load(better_ptr + entry) != 0
+    if IS_MADE:  # as torch.lerp for weights from 1/2 up; without damping exactly f(z)
+        fz = wide(fz_ptr + at, is_inside)
+        kept = fz - (fz - wide(z_ptr + at, is_inside)) * (1.0 - tau)
+        tl.store(next_ptr + at, kept, is_inside)
+    else:
+        kept = wide(next_ptr + at, is_inside & is_better)
+    if is_better:
         sequence = tl.load(active_ptr + entry)
-        row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-        is_inside = (row < length)[:, None] & (column < width)[None, :]
-        at = (entry * length + row)[:, None] * width + column[None, :]
         to = (sequence * length + row)[:, None] * width + column[None, :]
-        kept = load(next_ptr + at, is_inside)
         tl.store(best_ptr + to, kept, is_inside)
         change = load(change_ptr + entry * length + row, row < length)
         size = load(size_ptr + entry * length + row, row < length)
-        tl.store(token_ptr + sequence * length + row, _relative(change, size, eps), row < length)
+        tl.store(token_ptr + sequence * length + row, relative(change, size, eps), row < length)
 
 
 @triton.jit
-def _relative(change, size, eps):
+def relative(change, size, eps):
     return tl.sqrt(change) / (tl.sqrt(size) + eps)
 
 
 @triton.jit
-def _is_bad(token):
+def is_bad(token):
     return (token != token) | (token == float("inf"))

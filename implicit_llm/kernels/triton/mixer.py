@@ -18,27 +18,29 @@ from implicit_llm.kernels.triton.scan_backward import gated_scan_gradient
 from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, convolution_gradient, mixer_inputs
 
 
-def gated_mix(mixer: Mixer) -> Tensor:
-    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, from an empty state."""
-    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes)
+def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
+    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, without a gradient of `state`."""
+    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
 
 
 class _GatedMix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, projected_BLE: Tensor, *others: Any) -> Tensor:
-        *weights, ctx.sizes = others
+        *weights, ctx.sizes, before_BHPN, before_BKC = others
         mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
-        inputs = mixer_inputs(mixer)
-        out_BLI, kept_BSHPN = gated_scan_for_gradient(mixer, inputs)
-        ctx.save_for_backward(projected_BLE, kept_BSHPN, *inputs, *weights)
+        inputs = mixer_inputs(mixer, before_BKC)
+        out_BLI, kept_BSHPN = gated_scan_for_gradient(mixer, inputs, before_BHPN)
+        ctx.save_for_backward(projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *inputs, *weights)
         return out_BLI
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout_BLI: Tensor) -> tuple[Tensor | None, ...]:
-        projected_BLE, kept_BSHPN, convolved_BLC, dt_BSHQ, logs_BSHQ, *weights = ctx.saved_tensors
-        mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
-        inputs, dprojected_BLE = MixerInputs(convolved_BLC, dt_BSHQ, logs_BSHQ), torch.empty_like(projected_BLE)
-        dconvolved_BLC, dper_head = gated_scan_gradient(mixer, inputs, kept_BSHPN, dout_BLI, dprojected_BLE)
-        dweights = (*convolution_gradient(mixer, dconvolved_BLC, dprojected_BLE), *dper_head)
-        return dprojected_BLE, *(gradient.to(t.dtype) for gradient, t in zip(dweights, weights, strict=True)), None
+        projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *others = ctx.saved_tensors
+        inputs, weights = MixerInputs(*others[:3]), ScanWeights(*others[3:])
+        mixer, dprojected_BLE = Mixer(projected_BLE, None, weights, ctx.sizes), torch.empty_like(projected_BLE)
+        states = before_BHPN, kept_BSHPN
+        dconvolved_BLC, dper_head = gated_scan_gradient(mixer, inputs, states, dout_BLI, dprojected_BLE)
+        dweights = (*convolution_gradient(mixer, before_BKC, dconvolved_BLC, dprojected_BLE), *dper_head)
+        of_weights = (gradient.to(t.dtype) for gradient, t in zip(dweights, weights, strict=True))
+        return dprojected_BLE, *of_weights, None, None, None

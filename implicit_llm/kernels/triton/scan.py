@@ -34,15 +34,15 @@ def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: boo
     return _scan(mixer, mixer_inputs(mixer, before_BKC), before_BHPN, last_BHPN), last_BHPN
 
 
-def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs) -> tuple[Tensor, Tensor]:
-    """`gated_scan` from an empty state, which also returns the states between chunks.
+def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`gated_scan` after the SSM state `before`, which also returns the states between chunks.
 
     Returns: (B, L, I), and what was kept, (B, S, H, P, N) in the dtype of `projected`, as the products take it.
     """
     batch, chunks, heads, _ = inputs.dt_BSHQ.shape
     width, _, size = mixer.sizes
     kept_BSHPN = mixer.projected_BLE.new_empty(batch, chunks - 1, heads, width, size)
-    return _scan(mixer, inputs, kept_BSHPN=kept_BSHPN), kept_BSHPN
+    return _scan(mixer, inputs, before_BHPN, kept_BSHPN=kept_BSHPN), kept_BSHPN
 
 
 def _scan(
@@ -120,8 +120,9 @@ def _scan_kernel(
     of_state = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
     D = tl.load(D_ptr + head).to(tl.float32)
     state_PN = tl.zeros((P, N), dtype=tl.float32)
-    if HAS_STATE:
-        state_PN += tl.load(before_ptr + of_state)
+    IS_SUMMED: constexpr = RETURN_STATE or IS_LONG
+    if HAS_STATE and IS_SUMMED:
+        state_PN += tl.load(before_ptr + of_state).to(tl.float32)
     for chunk in range(chunks):
         t = chunk * Q + steps
         is_row = (t < length)[:, None]
@@ -134,7 +135,9 @@ def _scan_kernel(
         gate_QP = wide_sum(projected_ptr, injection_ptr, of_gate, is_row, INJECT)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
-            y_PQ = tl.dot(state_PN.to(kind), tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
+            # A state that is not summed up takes few registers, so that many programs read theirs at once.
+            before_PN = state_PN.to(kind) if IS_SUMMED else tl.load(before_ptr + of_state).to(kind)
+            y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
             y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION)
         else:
             y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION)

@@ -33,16 +33,18 @@ SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 def gated_scan_gradient(
-    mixer: Mixer, inputs: MixerInputs, kept_BSHPN: Tensor, dout_BLI: Tensor, dprojected_BLE: Tensor
+    mixer: Mixer, inputs: MixerInputs, states: tuple[Tensor | None, Tensor], dout_BLI: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Write the gradients of gate and dt into their columns of `dprojected`; the columns between are left alone.
 
-    Args: inputs and kept as the forward pass made them, see `scan.gated_scan_for_gradient`.
+    Args: states are that before the sequence, which gets no gradient (None: empty), and those between chunks; inputs
+        and states as the forward pass had them, see `scan.gated_scan_for_gradient`.
     Returns: the gradients of `convolved` (B, L, C) and of dt bias, A and D (3, H) in fp32.
     """
     projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), weights = mixer.projected_BLE, inputs, mixer.weights
     batch, chunks, heads, _ = dt_BSHQ.shape
-    length = projected_BLE.shape[1]
+    length, (before_BHPN, kept_BSHPN) = projected_BLE.shape[1], states
+    before = kept_BSHPN if before_BHPN is None else before_BHPN.contiguous()
     empty = partial(torch.empty, dtype=torch.float32, device=projected_BLE.device)
     rows, columns = empty(2, *dt_BSHQ.shape)
     through, fed = torch.zeros(2, batch, chunks, heads, dtype=torch.float32, device=projected_BLE.device)
@@ -50,21 +52,23 @@ def gated_scan_gradient(
     dout_BLI, dkept_BSHPN = dout_BLI.contiguous(), torch.empty_like(kept_BSHPN)
     dconvolved_BLC = torch.empty_like(convolved_BLC)
     known = mixer.constants()
-    tiles = {**known, "IS_LONG": chunks > 1, "PRECISION": precision()}
+    has_state = before_BHPN is not None
+    tiles = {**known, "IS_LONG": chunks > 1, "HAS_STATE": has_state, "PRECISION": precision()}
     steps = (dt_BSHQ, logs_BSHQ)
     is_narrow = projected_BLE.element_size() == 2  # fp32 fills the shared memory with one chunk
     if chunks > 1:
         _sweep_kernel[(heads, batch)](
-            projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, kept_BSHPN, dkept_BSHPN, through, length, chunks,
-            **known, PRECISION=precision(), num_warps=SWEEP_WARPS, num_stages=SWEEP_STAGES if is_narrow else 1,
+            projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, before, kept_BSHPN, dkept_BSHPN, through, length, chunks,
+            **known, HAS_STATE=has_state, PRECISION=precision(), num_warps=SWEEP_WARPS,
+            num_stages=SWEEP_STAGES if is_narrow else 1,
         )  # fmt: skip
     _head_kernel[(heads, chunks, batch)](
-        projected_BLE, convolved_BLC, dout_BLI, *steps, weights.D_H, kept_BSHPN, dkept_BSHPN,
+        projected_BLE, convolved_BLC, dout_BLI, *steps, weights.D_H, before, kept_BSHPN, dkept_BSHPN,
         dprojected_BLE, dconvolved_BLC, rows, columns, fed, dper_head[2], length, chunks,
         **tiles, num_warps=HEAD_WARPS, num_stages=1,
     )  # fmt: skip
     _group_kernel[(mixer.sizes[1], chunks, batch)](
-        projected_BLE, convolved_BLC, dout_BLI, *steps, kept_BSHPN, dkept_BSHPN, dconvolved_BLC, length, chunks,
+        projected_BLE, convolved_BLC, dout_BLI, *steps, before, kept_BSHPN, dkept_BSHPN, dconvolved_BLC, length, chunks,
         **tiles, num_warps=GROUP_WARPS,
         num_stages=GROUP_STAGES if is_narrow else 1,
     )  # fmt: skip
@@ -78,9 +82,9 @@ def gated_scan_gradient(
 
 @triton.jit
 def _sweep_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, logs_ptr, kept_ptr, dkept_ptr, through_ptr, length, chunks,
+    projected_ptr, convolved_ptr, dout_ptr, logs_ptr, before_ptr, kept_ptr, dkept_ptr, through_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, PRECISION: constexpr,
+    Q: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -114,6 +118,23 @@ def _sweep_kernel(
         tl.store(through_ptr + (sequence * chunks + chunk) * HEADS + head, tl.sum(before_PN * dstate_PN))
         dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN, input_precision=PRECISION)
         tl.store(dkept_ptr + (chunk - 1) * HEADS * P * N + of_state, dstate_PN)
+    if HAS_STATE:
+        total = tl.load(logs_ptr + Q - 1)
+        of_before = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
+        before_PN = tl.load(before_ptr + of_before).to(kind).to(tl.float32)
+        tl.store(through_ptr + sequence * chunks * HEADS + head, tl.sum(before_PN * dstate_PN * exp2(total)))
+
+
+@triton.jit
+def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr):
+    """The state before a chunk, of a sequence's first chunk the one before the sequence; 0 where there is none."""
+    if IS_LONG:
+        before_PN = load(kept_at, (chunk > 0) & is_inside_PN)
+        if HAS_STATE:
+            before_PN += load(before_at, (chunk == 0) & is_inside_PN).to(kind)
+    else:
+        before_PN = tl.load(before_at).to(kind)
+    return before_PN
 
 
 @triton.jit
@@ -127,10 +148,10 @@ def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
 
 @triton.jit
 def _head_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, kept_ptr, dkept_ptr,
+    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, D_ptr, before_ptr, kept_ptr, dkept_ptr,
     dprojected_ptr, dconvolved_ptr, rows_ptr, columns_ptr, fed_ptr, dD_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, IS_LONG: constexpr, PRECISION: constexpr,
+    Q: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     head, chunk = tl.program_id(0), tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -174,8 +195,17 @@ def _head_kernel(
     tl.store(dD_ptr + entry, tl.sum(x_wide_QP * dy_wide_QP))
     at_dx = dconvolved_ptr + first_row * CHANNELS + steps[:, None] * CHANNELS + of_x
     tl.store(at_dx, dx_QP + D * dy_wide_QP, is_row)
-    if IS_LONG:  # y = scores x + exp(logs) C before
-        before_PN = load(kept_ptr + after - HEADS * P * N + of_state, (chunk > 0) & (of_state >= 0))
+    if IS_LONG or HAS_STATE:  # y = scores x + exp(logs) C before
+        of_before = (sequence * HEADS + head) * P * N + of_state
+        before_PN = _state_before(
+            kept_ptr + after - HEADS * P * N + of_state,
+            before_ptr + of_before,
+            chunk,
+            of_state >= 0,
+            kind,
+            IS_LONG,
+            HAS_STATE,
+        )
         y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
@@ -190,9 +220,10 @@ def _head_kernel(
 
 @triton.jit
 def _group_kernel(
-    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, kept_ptr, dkept_ptr, dconvolved_ptr, length, chunks,
+    projected_ptr, convolved_ptr, dout_ptr, dt_ptr, logs_ptr, before_ptr, kept_ptr, dkept_ptr, dconvolved_ptr,
+    length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, IS_LONG: constexpr, PRECISION: constexpr,
+    Q: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
     """The gradients of B and C in one chunk of one sequence, over all heads of a group."""
     group, chunk = tl.program_id(0), tl.program_id(1)
@@ -228,11 +259,15 @@ def _group_kernel(
         decay_QQ = exp2(tl.where(is_causal, logs_Q[:, None] - logs_Q[None, :], -float("inf")))
         dscores_QQ = tl.dot(dy_QP.to(kind), tl.trans(x_QP), input_precision=PRECISION)
         dproducts_QQ += dscores_QQ * decay_QQ * dt_Q[None, :]
-        if IS_LONG:  # a state that is not there is 0
-            of_state = head * P * N + of_P[:, None] * N + of_N[None, :]
-            before_PN = load(kept_ptr + of_state, (chunk > 0) & (of_state >= 0))
+        of_state = head * P * N + of_P[:, None] * N + of_N[None, :]
+        if IS_LONG or HAS_STATE:
+            of_before = sequence * HEADS * P * N + of_state
+            before_PN = _state_before(
+                kept_ptr + of_state, before_ptr + of_before, chunk, of_state >= 0, kind, IS_LONG, HAS_STATE
+            )
             dread_QP = (dy_QP * exp2(logs_Q)[:, None]).to(kind)
             dC_QN = tl.dot(dread_QP, before_PN, dC_QN, input_precision=PRECISION)
+        if IS_LONG:  # a state that is not there is 0
             dafter_PN = load(dkept_ptr + of_state, (chunk + 1 < chunks) & (of_state >= 0))
             fed_Q = dt_Q * exp2(tl.load(logs_ptr + head * Q + Q - 1) - logs_Q)
             fed_QP = (x_QP.to(tl.float32) * fed_Q[:, None]).to(kind)

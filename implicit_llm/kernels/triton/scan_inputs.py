@@ -77,15 +77,18 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
     return MixerInputs(convolved_BLC, dt, logs)
 
 
-def convolution_gradient(mixer: Mixer, dconvolved_BLC: Tensor, dprojected_BLE: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the convolved columns of `dprojected`; the gradients of weight and bias."""
+def convolution_gradient(
+    mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write the convolved columns of `dprojected`; the gradients of weight and bias. before: as for `mixer_inputs`."""
     batch, length, _ = mixer.projected_BLE.shape
     channels, taps = mixer.weights.conv_CK.shape
     chunks = triton.cdiv(length, mixer.chunk_len)
     sums = mixer.projected_BLE.new_empty(TAPS + 1, batch * chunks, channels, dtype=torch.float32)
     _convolution_gradient_kernel[(triton.cdiv(channels, CHANNELS_PER_PROGRAM), chunks, batch)](
-        mixer.projected_BLE, *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
-        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, num_warps=2,
+        mixer.projected_BLE, mixer.projected_BLE if before_BKC is None else before_BKC.contiguous(),
+        *mixer.weights[:2], dconvolved_BLC, dprojected_BLE, sums, length, chunks,
+        **mixer.constants(), K=taps, BLOCK=CHANNELS_PER_PROGRAM, HAS_STATE=before_BKC is not None, num_warps=2,
     )  # fmt: skip
     totals = sums.sum(1)
     return totals[:taps].flip(0).t(), totals[TAPS]
@@ -198,7 +201,7 @@ def _inputs_kernel(
             x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
             x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
             x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
-        for t in range(first, first + Q, 4):
+        for t in range(first, tl.minimum(first + Q, length), 4):
             n0, n1, n2, n3 = _four_rows(
                 rows_ptr, injected_ptr, t, channels, is_channel, length, COLUMNS, INJECT
             )  # fmt: skip
@@ -216,9 +219,9 @@ def _inputs_kernel(
 
 @triton.jit
 def _convolution_gradient_kernel(
-    projected_ptr, conv_ptr, bias_ptr, dconvolved_ptr, dprojected_ptr, sums_ptr, length, chunks,
+    projected_ptr, before_ptr, conv_ptr, bias_ptr, dconvolved_ptr, dprojected_ptr, sums_ptr, length, chunks,
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
-    Q: constexpr, K: constexpr, BLOCK: constexpr,
+    Q: constexpr, K: constexpr, BLOCK: constexpr, HAS_STATE: constexpr,
 ):  # fmt: skip
     """Some channels of one chunk of one sequence. An input reaches the three positions after it: so far it looks."""
     chunk = tl.program_id(1)
@@ -235,6 +238,11 @@ def _convolution_gradient_kernel(
     tap0, tap1, tap2, tap3 = _taps(conv_ptr, channels, is_channel, K)
     is_after = is_channel & (first > 0)
     _, x3, x2, x1 = _four_rows(rows_ptr, rows_ptr, first - 4, channels, is_after, length, COLUMNS, False)
+    if HAS_STATE:
+        before_ptr += sequence * (K - 1) * CHANNELS
+        x1 += _state_row(before_ptr, first - 1, channels, is_channel, CHANNELS, K)
+        x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
+        x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
     # Gradients before silu of the three rows before. Those of the first rows reach no row of this program, so they may
     # start from anything; they start from different values because Triton 3.6 merges what starts from the same.

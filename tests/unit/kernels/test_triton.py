@@ -59,6 +59,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (fused.test_a_norm_before_products_is_the_one_in_fp32_rounded, ()),
         *((fused.test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones, (48, (5, 7), last)) for last in (0, 1)),
         *((layer.test_a_mixer_and_its_gradients_equal_the_formula, (length, NARROW)) for length in (2, 65)),
+        *(
+            (layer.test_a_mixer_after_a_carried_state_and_its_gradients_equal_the_formula, (length, NARROW))
+            for length in (8, 65)
+        ),
         (layer.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (3, 24), True)),
         (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (3, 24), True)),
         (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (2, 9, 2, (3, 24), False)),
@@ -68,6 +72,12 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tuple[Any, ...], dtype: Any) -> None:
     check(*case, dtype)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize("stop", STOPS)
+def test_the_kernel_that_solves_all_blocks_equals_the_plain_solver(stop: str) -> None:
+    fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop, torch.float16)
 
 
 @pytest.mark.usefixtures("_interpreted")
@@ -128,8 +138,9 @@ def compile_all(target: str) -> set[str]:
             (layer.test_a_token_in_one_kernel_equals_the_plain_attention, (65, (1, 64), True)),
             (layer.test_rotated_heads_and_their_gradients_equal_the_plain_ones, (3, 5, 1, (1, 64), True)),
             (layer.test_swiglu_and_its_gradient_equal_the_plain_ones, ((3, 5, 96),)),
+            (fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one, ("token",)),
         ):
-            with suppress(AssertionError):  # nothing has computed anything
+            with suppress(AssertionError, FloatingPointError):  # nothing has computed anything
                 check(*case, torch.bfloat16)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
