@@ -244,6 +244,15 @@ def test_records_say_what_was_measured_on_what_and_how_it_was_trained(implicit_r
     assert 1 / 6 < record["chance_last10"] < 0.3
 
 
+def test_precision_rounds_what_the_model_computes(
+    tmp_path: Path, implicit_run: Path, tests_by_role: dict[str, Path]
+) -> None:
+    rounded = run_evaluation(tmp_path, {"model": train(tmp_path, "implicit"), **tests_by_role}, precision="bf16")
+    for mine, other in zip(records(rounded), records(implicit_run), strict=True):
+        assert mine["residual"] != other["residual"]
+        assert mine["residual"] == pytest.approx(other["residual"], rel=0.2)
+
+
 def test_manifest_has_the_headline_and_no_partial_result_is_left(implicit_run: Path) -> None:
     manifest = Manifest.read(implicit_run / "manifest.json")
     headline = manifest.summary["accuracy_last10"]

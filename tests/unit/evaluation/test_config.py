@@ -122,6 +122,7 @@ def test_a_wrong_setting_of_a_mode_is_named(setting: dict[str, object], named: s
             {"sweep": {"eval_tol": [0.2, 2.0]}},
             r"sweep\.eval_tol\[1\]: 2\.0 is not allowed; give a number",
         ),
+        ("word_problem", {"precision": "fp8"}, "fp8"),
         ("perplexity", {"lengths": []}, "lengths: .* at least one entry"),
         ("perplexity", {"lengths": [1]}, "lengths.*at least 2"),
         ("perplexity", {"lengths": [16, 16]}, "lengths.*twice"),

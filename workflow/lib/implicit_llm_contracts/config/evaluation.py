@@ -176,13 +176,15 @@ def _swept(mode: ModeConfig) -> tuple[str, float] | None:
 class EvaluateConfig:
     """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel".
 
-    `lengths` takes the test sets of these lengths (tokens) only; None takes all.
+    `lengths` takes the test sets of these lengths (tokens) only; None takes all. precision: as for perplexity; in bf16
+    long sequences in short blocks take a fraction of the time on a GPU.
     """
 
     kind: Literal["word_problem"]
     modes: tuple[ModeConfig, ...]
     lengths: tuple[Count, ...] | None = None
     sweep: SweepConfig | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass(frozen=True)
