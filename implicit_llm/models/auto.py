@@ -12,7 +12,7 @@ from implicit_llm.models.causal_lm import (
     ImplicitMamba2ForCausalLM,
     RecurrentForCausalLM,
 )
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config, replaced
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import RecurrentLayer
 from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
@@ -67,7 +67,7 @@ def list_configs() -> list[str]:
 
 
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
-    """The configuration of that name, with fields replaced by `overrides`.
+    """The configuration of that name, with fields replaced by `overrides`; a dict of solver settings replaces those.
 
     Raises: ModelConfigError for a name or a field that does not exist, naming the nearest one that does.
     """
@@ -81,7 +81,7 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
         if key not in known and not hasattr(config, key):
             hint = nearest(key, config.to_dict(), f"its fields are {', '.join(sorted(known))}")
             raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
-    return type(config)(**{**known, **overrides})
+    return type(config)(**replaced(known, overrides))
 
 
 def trained_model(name: str) -> Path:

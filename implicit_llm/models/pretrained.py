@@ -30,7 +30,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def solver(self) -> SolverConfig | None:
         """How the fixed point is found; None for explicit models.
 
-        Assign a new one to change the phase; it is saved with the model.
+        Assign a new one to change the phase, or a dict to change some of its settings; it is saved with the model.
         """
         return self.config.solver  # type: ignore[return-value]  # the field takes a dict too, and turns it into the object
 

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import implicit_llm
 from implicit_llm import SolverConfig
@@ -96,19 +97,65 @@ def test_a_misspelt_solver_setting_names_the_nearest_where_it_is_data(make_model
         SolverConfig.of(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("as_dict", [True, False])
-def test_a_solver_is_a_record_or_a_dict_wherever_it_is_given(make_model, tmp_path, as_dict: bool) -> None:
+SAVED = {"tol": 0.125, "eval_block_len": 8, "eval_stop": "token", "tau": 0.5}
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "assigned to the model": lambda model, given: setattr(model, "solver", given) or model.solver,
+    "assigned to the configuration": lambda model, given: setattr(model.config, "solver", given) or model.solver,
+    "updating the configuration": lambda model, given: model.config.update({"solver": given}) or model.solver,
+    "loading the model": lambda model, given: type(model).from_pretrained(model.name_or_path, solver=given).solver,
+    "loading by AutoModel": lambda model, given: (
+        AutoModelForCausalLM.from_pretrained(model.name_or_path, solver=given).solver
+    ),
+    "loading the configuration": lambda model, given: (
+        AutoConfig.from_pretrained(model.name_or_path, solver=given).solver
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dict_of_solver_settings_changes_those_and_keeps_the_saved_others(make_model, tmp_path, way: str) -> None:
+    first = make_model("mamba2", dtype=torch.float32, **SAVED)
+    first.save_pretrained(tmp_path)
+    for given in ({}, {"method": "anderson"}, {"eval_max_iter": 500, "max_iter": 3}, {"eval_max_iter": None}):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert WAYS[way](model, given) == replace(first.solver, **given)
     record = SolverConfig(tol=0.2, method="anderson")
-    given = {"tol": 0.2, "method": "anderson"} if as_dict else record
-    model = make_model("mamba2", dtype=torch.float32)
-    model.save_pretrained(tmp_path)
-    model.solver = given
-    assert model.solver == record
-    config = implicit_llm.load_config("mamba2-130m-implicit", solver=given)
-    assert SolverConfig.of(config.solver) == record
-    config.solver = given
-    assert config.to_dict()["solver"] == record.to_dict()
-    assert AutoModelForCausalLM.from_pretrained(tmp_path, solver=given).solver == record
+    assert WAYS[way](AutoModelForCausalLM.from_pretrained(tmp_path), record) == record  # a record is whole
+
+
+def test_a_named_configuration_keeps_the_solver_settings_that_are_not_replaced() -> None:
+    shipped = implicit_llm.load_config("mamba2-130m-implicit").solver
+    config = implicit_llm.load_config("mamba2-130m-implicit", solver={"tol": 0.2})
+    assert config.solver == replace(shipped, tol=0.2)  # type: ignore[type-var]
+    assert config.to_dict()["solver"]["max_iter"] == 24
+
+
+def test_a_dict_of_solver_settings_is_complete_by_itself_where_no_solver_is_saved(make_model) -> None:
+    explicit = make_model("mamba2", "explicit")
+    assert implicit_llm.to_implicit(explicit, solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+    assert implicit_llm.ImplicitMamba2Config(solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+
+
+def test_loading_refuses_fields_that_contradict_what_was_saved(make_model, tmp_path) -> None:
+    for kind in ("implicit", "explicit"):
+        make_model("mamba2", kind, dtype=torch.float32).save_pretrained(tmp_path / kind)
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("explicit", {"solver": {"tol": 0.1}}, "an explicit model .* has no solver"),
+        ("implicit", {"is_implicit": False}, "an explicit model .* has no solver"),
+        ("implicit", {"dropout": 2.0}, r"dropout: 2.0 is not in \[0, 1\)"),
+        ("implicit", {"head_dim": 7}, "head_dim: 7 does not divide"),
+    ]
+    for kind, fields, message in refused:
+        with pytest.raises(ValueError, match=message):
+            AutoModelForCausalLM.from_pretrained(tmp_path / kind, **fields)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "implicit")
+    for change, message in (
+        (lambda: setattr(model, "solver", None), "solver: an implicit model needs one"),
+        (lambda: setattr(model.config, "is_implicit", False), "is_implicit: fixed"),
+        (lambda: setattr(make_model("mamba2", "explicit").config, "solver", {}), "an explicit model .* has no solver"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            change()
 
 
 def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_model) -> None:
