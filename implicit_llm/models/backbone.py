@@ -20,7 +20,7 @@ from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
-from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
+from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap, refuse_lost_gradient
 from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
@@ -75,6 +75,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             if collect is not None:
                 collect.append(added(h_BLD, branch_BLD))
             h_BLD, branch_BLD, state = layer(h_BLD, branch_BLD, x, index, return_states)
+            refuse_lost_gradient(branch_BLD, layer, x)
             states.append(state)
         _, h_BLD = getattr(self, self._final_norm).of_sum(h_BLD, branch_BLD)
         if collect is not None:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.errors import REENTRANT, LostGradient
 from implicit_llm.models.layers import NormedWeight, RMSNorm
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -83,6 +84,15 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         self.get_correct_attn_implementation(attn_implementation)
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
+        """Refuse what would train wrongly or do nothing. Raises: ValueError."""
+        how = getattr(args[0] if args else options.get("gradient_checkpointing_func"), "keywords", {})
+        if enable and self.config.is_implicit and how.get("use_reentrant"):
+            raise LostGradient(REENTRANT)
+        if enable and options.get("every_n_layers", 1) != 1:
+            raise ValueError("every_n_layers: the whole layer stack is checkpointed in each iteration; leave it out")
+        super()._set_gradient_checkpointing(enable, *args, **options)
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.

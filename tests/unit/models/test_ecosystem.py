@@ -6,6 +6,9 @@ Projections are modules of their own: hooks, adapters, parametrisations and quan
 import logging
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import distributed, multiprocessing, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoModelForCausalLM,
     EvalPrediction,
@@ -153,6 +158,106 @@ def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kin
     change(model, name)
     assert touched_module(model.base.layers.get_submodule(name)) is not None
     torch.testing.assert_close(model(INPUT_IDS).logits, doubled(INPUT_IDS).logits, atol=1e-8, rtol=1e-8)
+
+
+TRAINED: dict[str, dict[str, Any]] = {"bounded": {"mode": "unrolled"}, "free": {}}
+LAYERS: dict[str, Callable[[int], bool]] = {
+    "all layers": lambda index: True,
+    "the first layer": lambda index: index == 0,
+}
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    model(INPUT_IDS, labels=INPUT_IDS).loss.backward()
+    return {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+
+
+def _wrap(model: nn.Module, impl: CheckpointImpl, wanted: Callable[[int], bool]) -> None:
+    """As FSDP and accelerate checkpoint a model: each layer in a wrapper."""
+    for index, layer in enumerate(model.base.layers):
+        if wanted(index):
+            model.base.layers[index] = checkpoint_wrapper(layer, checkpoint_impl=impl)
+
+
+def _enable(model: nn.Module, **how: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how or None)
+
+
+def _replace_function(model: nn.Module) -> None:
+    _enable(model)
+    model.base._gradient_checkpointing_func = partial(checkpoint, use_reentrant=True)
+
+
+def _train(model: nn.Module, **how: Any) -> None:
+    """Let `Trainer` switch checkpointing on."""
+    rows = [{"input_ids": row, "labels": row} for row in INPUT_IDS]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=1, report_to=[], use_cpu=True, gradient_checkpointing=True,
+            gradient_checkpointing_kwargs=how,
+        )  # fmt: skip
+        Trainer(model, arguments, train_dataset=rows).train()
+
+
+REENTRANT: dict[str, Callable[[Any], object]] = {
+    "enabled": partial(_enable, use_reentrant=True),
+    "Trainer": partial(_train, use_reentrant=True),
+    "replaced function": _replace_function,
+    **{name: partial(_wrap, impl=CheckpointImpl.REENTRANT, wanted=wanted) for name, wanted in LAYERS.items()},
+}
+NOT_REENTRANT: dict[str, Callable[[Any], object]] = {
+    "enabled": _enable,
+    **{name: partial(_wrap, impl=CheckpointImpl.NO_REENTRANT, wanted=wanted) for name, wanted in LAYERS.items()},
+}
+
+
+@pytest.mark.parametrize("phase", TRAINED)
+@pytest.mark.parametrize("way", REENTRANT)
+def test_reentrant_checkpointing_of_an_implicit_model_is_refused_by_name(make_model, family, phase, way) -> None:
+    def train() -> None:
+        model = make_model(family, num_hidden_layers=2, **TRAINED[phase]).train()
+        REENTRANT[way](model)
+        _gradients(model)
+
+    with pytest.raises(ValueError, match=r"use_reentrant=True loses the gradients .*use_reentrant=False"):
+        train()
+
+
+def test_reentrant_checkpointing_with_an_adapter_is_refused_by_name(make_model, family: str) -> None:
+    adapted = _adapted(make_model(family), family).train()
+    _replace_function(adapted.base_model.model)
+    with pytest.raises(ValueError, match="use_reentrant=True loses the gradients"):
+        _gradients(adapted)
+
+
+@pytest.mark.parametrize("way", NOT_REENTRANT)
+@pytest.mark.parametrize("kind", ["bounded", "free", "explicit"])
+def test_checkpointing_changes_no_gradient(make_model, family: str, kind: str, way: str) -> None:
+    def make() -> Any:
+        made = "explicit" if kind == "explicit" else "implicit"
+        return make_model(family, made, num_hidden_layers=2, **TRAINED.get(kind, {})).train()
+
+    model, wanted = make(), _gradients(make())
+    NOT_REENTRANT[way](model)
+    found = _gradients(model)
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        assert gradient is not None, name
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=0)
+
+
+def test_reentrant_checkpointing_of_an_explicit_model_changes_no_gradient(make_model, family: str) -> None:
+    model, wanted = (make_model(family, "explicit", num_hidden_layers=2).train() for _ in range(2))
+    _enable(model, use_reentrant=True)
+    torch.testing.assert_close(_gradients(model), _gradients(wanted), **CLOSE)
+
+
+def test_checkpointing_only_some_layers_is_refused_since_the_stack_is_checkpointed_whole(make_model) -> None:
+    model = make_model("mamba2")
+    if not hasattr(model, "activation_checkpointing_enable"):
+        pytest.skip("before transformers 5.20 there is no such option")
+    with pytest.raises(ValueError, match="every_n_layers: the whole layer stack"):
+        model.activation_checkpointing_enable(every_n_layers=2)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
