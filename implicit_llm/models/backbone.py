@@ -99,8 +99,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
             may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place, in train mode without a gradient through it; eval_mode replaces the
-            solver's for this call.
+            converged states, advanced in place, without a gradient through it; eval_mode replaces the solver's for this
+            call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
             arguments; NonFiniteState, whose position does not count padding.
         """
@@ -230,7 +230,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if collect is None and not with_state:
             return StackMap(self, x)(h_BLD), None
         out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
-        return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
+        prefix = x.extend_prefix(layers, h_BLD.shape[1]).map(Tensor.detach) if with_state else None
+        return out_BLD, prefix
 
     def _implicit_pass(
         self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, with_state: bool

@@ -116,6 +116,15 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register as any module; quantisers assign a new `weight`. Raises: TypeError for a computed one."""
+        if name == "weight" and self.is_normed:
+            raise TypeError(
+                "a weight-normalised projection computes its weight from g and v, so it cannot be quantised or given "
+                "another weight; quantise an explicit model"
+            )
+        super().register_parameter(name, param)
+
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)
 

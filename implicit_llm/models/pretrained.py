@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
-from implicit_llm.models.errors import REENTRANT, LostGradient
-from implicit_llm.models.layers import NormedWeight, RMSNorm
+from implicit_llm.models.errors import REENTRANT, LostGradient, ModelConfigError
+from implicit_llm.models.layers import NormedWeight, RMSNorm, touched_module
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
@@ -45,20 +45,23 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a local directory in the published layout is read as well (published.py)."""
+        """Load a saved model; a local directory in the published layout is read as well (published.py).
+
+        Raises: ModelConfigError for a quantisation that would not take effect.
+        """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if (
             path is None
             or not (path / "config.json").is_file()
             or not is_published(json.loads((path / "config.json").read_text()))
         ):
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+            return _quantised_or_not(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
         kwargs.setdefault("config", cls.config_class.from_pretrained(path))
         is_safe = bool(kwargs.get("use_safetensors"))
         weights = read_published_weights(path, cls.config_class.model_type, use_safetensors=is_safe)
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
-        return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+        return _quantised_or_not(super().from_pretrained(None, *args, state_dict=weights, **kwargs))
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the model, with a card that says how to load it unless there is already a README.md."""
@@ -114,3 +117,23 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
+
+
+def _quantised_or_not(loaded: Any) -> Any:
+    """What was loaded, unless a quantiser took part and left the layers as they were, or cannot know their weights."""
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if getattr(model, "hf_quantizer", None) is None:
+        return loaded
+    method = model.hf_quantizer.quantization_config.quant_method
+    name = getattr(method, "value", method)
+    if model.config.is_implicit:
+        raise ModelConfigError(
+            f"quantization_config: {name} cannot quantise an implicit model, whose weights are computed from g and v; "
+            "leave it out"
+        )
+    if touched_module(model.base_model.layers) is None:
+        raise ModelConfigError(
+            f"quantization_config: {name} replaces no projection of {type(model).__name__}, only plain nn.Linear "
+            "modules; use torchao, or leave it out"
+        )
+    return loaded

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import implicit_llm  # noqa: F401  (registers the models, also in the processes)
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import Projection, touched_module
 
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])
@@ -140,14 +144,32 @@ def _replaced(model: nn.Module, name: str) -> None:
     setattr(model.base.layers.get_submodule(parent), child, linear)
 
 
+class Halved(torch.Tensor):
+    """A weight of half the value that products see, as a quantised weight is of another type than they see."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            return func(args[0], 2 * args[1].as_subclass(torch.Tensor), *args[2:])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _quantised(model: nn.Module, name: str) -> None:
+    """A weight of another class, as torchao assigns one."""
+    module = model.base.layers.get_submodule(name)
+    module.weight = nn.Parameter(module.effective_weight().detach().as_subclass(Halved))
+
+
 def _forwarded(model: nn.Module, name: str) -> None:
     module = model.base.layers.get_submodule(name)
     forward = module.forward
     module.forward = lambda x: 2 * forward(x)
 
 
-@KINDS
-@pytest.mark.parametrize("change", [_parametrised, _replaced, _forwarded])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [*product(["explicit", "implicit"], [_parametrised, _replaced, _forwarded]), ("explicit", _quantised)],
+)
 def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kind, change) -> None:
     """Each change doubles a projection."""
     model, doubled = make_model(family, kind, tol=1e-10), make_model(family, kind, tol=1e-10)
@@ -158,6 +180,61 @@ def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kin
     change(model, name)
     assert touched_module(model.base.layers.get_submodule(name)) is not None
     torch.testing.assert_close(model(INPUT_IDS).logits, doubled(INPUT_IDS).logits, atol=1e-8, rtol=1e-8)
+
+
+def test_a_weight_that_is_computed_cannot_be_replaced_by_a_quantised_one(make_model, family: str) -> None:
+    model = make_model(family)
+    name = next(name for name in _leaves(model) if name.endswith(ADAPTED[family][0]))
+    with pytest.raises(TypeError, match="computes its weight from g and v, so it cannot be quantised"):
+        _quantised(model, name)
+
+
+class _PlainLinear(nn.Linear):
+    """What the quantiser below puts in the place of a linear layer."""
+
+
+@register_quantization_config("exact")
+class ExactConfig(QuantizationConfigMixin):
+    """The quantiser below. own: also replace subclasses of nn.Linear."""
+
+    def __init__(self, own: bool = False, **kwargs: Any) -> None:
+        self.quant_method, self.own = "exact", own
+
+
+@register_quantizer("exact")
+class ExactQuantizer(HfQuantizer):
+    """Replaces linear layers before the weights are loaded, as bitsandbytes does: of the class nn.Linear alone."""
+
+    requires_calibration = False
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+        for name, module in list(model.named_modules()):
+            exact = type(module) is nn.Linear or (self.quantization_config.own and type(module) is Projection)
+            if exact and name != "lm_head":
+                shape = (module.in_features, module.out_features)
+                model.set_submodule(name, _PlainLinear(*shape, bias=module.bias is not None, device="meta"))
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def test_a_quantiser_takes_effect_or_is_refused(make_model, family: str, tmp_path: Path) -> None:
+    models = {kind: make_model(family, kind, dtype=torch.float32) for kind in ("explicit", "implicit")}
+    for kind, model in models.items():
+        model.save_pretrained(tmp_path / kind)
+    load = AutoModelForCausalLM.from_pretrained
+    for own in (False, True):
+        with pytest.raises(ModelConfigError, match="quantization_config: exact cannot quantise an implicit model"):
+            load(tmp_path / "implicit", quantization_config=ExactConfig(own))
+    with pytest.raises(ModelConfigError, match="quantization_config: exact replaces no projection of Implicit"):
+        load(tmp_path / "explicit", quantization_config=ExactConfig())
+    quantised = load(tmp_path / "explicit", quantization_config=ExactConfig(own=True))
+    assert any(isinstance(module, _PlainLinear) for module in quantised.modules())
+    torch.testing.assert_close(quantised(INPUT_IDS).logits, models["explicit"](INPUT_IDS).logits)
 
 
 TRAINED: dict[str, dict[str, Any]] = {"bounded": {"mode": "unrolled"}, "free": {}}

@@ -223,3 +223,17 @@ def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
         model = AutoModelForCausalLM.from_config(implicit_llm.load_config(f"{name}-implicit"))
     count = sum(p.numel() for key, p in model.named_parameters() if not key.endswith(".g"))
     assert count / 1e6 == pytest.approx(COUNTS_MILLION[name], abs=0.06)
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_each_part_of_a_sequence_has_a_backward_pass_of_its_own(make_model, family: str, kind: str, phase: str) -> None:
+    model = make_model(family, kind).train(phase == "train")
+    cache = None
+    for ids in torch.randint(1, 23, (2, 9)).split(3, dim=1):
+        out = model(ids, labels=ids, past_key_values=cache, use_cache=True)
+        out.loss.backward()
+        cache = out.past_key_values
+        assert not any(state.requires_grad for layer in cache.prefix.layers for state in layer)
+    assert cache is not None
+    assert cache.get_seq_length() == 9
