@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from implicit_llm_contracts.config.registry import InvalidEntry
 from implicit_llm_contracts.config.solver import METHODS
 
 ANDERSON_MEMORY = 5
@@ -79,9 +80,36 @@ METHODS.update(plain=lambda tau: Plain(), damped=Damped, anderson=Anderson)
 def register_method(name: str, make: Callable[[float], Update]) -> None:
     """Make `SolverConfig(method=name)` find fixed points by the update that `make(tau)` returns, one for each block.
 
-    Raises: NameTaken for a built-in method.
+    Raises: NameTaken for a built-in method; InvalidEntry for one that cannot iterate, or drop sequences.
     """
+    METHODS.refuse_builtin(name)
+    _try_out(f"solver method {name!r}", make)
     METHODS.add(name, make)
+
+
+def _try_out(what: str, make: Callable[[float], Update]) -> None:
+    """Run two iterations, the second without one of three sequences. Raises: InvalidEntry."""
+    z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
+    index_B = torch.tensor([0, 2], device=z_BLD.device)
+    try:
+        update = make(0.5)
+        for name in ("__call__", "select"):
+            if not hasattr(update, name):
+                raise InvalidEntry(f"{what}: what make(tau) returns has no {name}; see docs/extending.md")
+        for given_BLD in (z_BLD, z_BLD[index_B]):
+            if len(given_BLD) < len(z_BLD):
+                update.select(index_B)
+            found = update(given_BLD, given_BLD / 2)
+            if not isinstance(found, Tensor) or found.shape != given_BLD.shape:
+                of = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise InvalidEntry(f"{what}: update(z, f(z)) must return the next z {tuple(given_BLD.shape)}, not {of}")
+    except InvalidEntry:
+        raise
+    except Exception as error:  # of a user's code
+        raise InvalidEntry(
+            f"{what}: make(tau) and two iterations, the second for sequences 0 and 2 of three, ended in "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def make_update(method: str, tau: float) -> Update:
