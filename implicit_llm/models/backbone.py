@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.errors import PACKED
 from implicit_llm.models.layers import Injection, RMSNorm, added, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer
@@ -102,7 +103,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             converged states, advanced in place, without a gradient through it; eval_mode replaces the solver's for this
             call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
-            arguments; NonFiniteState, whose position does not count padding.
+            arguments; NonFiniteState, whose position does not count padding; NotImplementedError in an export.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -115,6 +116,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
             if token is not None:
                 return ImplicitModelOutput(token[0], cache, None, token[1])
         solver = self._solver_of_call(eval_mode)
+        if solver is not None and (torch.compiler.is_exporting() or torch.jit.is_tracing()):
+            raise NotImplementedError(
+                "torch.export and torch.jit.trace would fix the number of iterations of an implicit model, which "
+                "depends on its input; run the model itself, or export an explicit one"
+            )
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
         if padding is not None:
             h_BLD = padding.move_behind(h_BLD)
@@ -199,10 +205,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         elif length > 1:
             goes_on = position_ids[:, 1:] > position_ids[:, :-1]
             if not bool((goes_on if valid_BL is None else goes_on | ~valid_BL[:, 1:]).all()):
-                raise ValueError(
-                    "position_ids must increase along a row: packed documents would read one another; pad them with "
-                    "an attention_mask instead (DataCollatorWithPadding, packing=False, padding_free=False)"
-                )
+                raise ValueError(f"position_ids must increase along a row: {PACKED}")
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
         weights, mesh = tuple(layer.weights() for layer in layers), None
         if any(of_layer is None for of_layer in weights) and self.calls_modules():

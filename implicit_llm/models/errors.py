@@ -15,3 +15,7 @@ REENTRANT = (
     "activation checkpointing with use_reentrant=True loses the gradients of an implicit model's weights; pass "
     "use_reentrant=False (gradient_checkpointing_kwargs, CheckpointImpl.NO_REENTRANT)"
 )
+PACKED = (
+    "packed documents would read one another; pad them with an attention_mask instead (DataCollatorWithPadding, "
+    "packing=False, padding_free=False)"
+)

@@ -19,7 +19,7 @@ TOLERANCE = 1e-4  # of the largest output, in fp32; faults of a layer are of its
 
 
 def check_layer(config: ImplicitConfig) -> None:
-    """Check that a layer of this configuration is causal, goes on from its state, and ignores padding and other rows.
+    """Check that a layer of this configuration is causal, continues from its state, and ignores padding and other rows.
 
     The family must be registered. One layer with random weights gets random input, with an injection if the
     configuration is implicit; the random numbers of the caller stay as they were.
@@ -58,7 +58,9 @@ def check_layer(config: ImplicitConfig) -> None:
     for z_BWD, x_BWD in zip(z_BLD.split(SPLIT - 2, 1), x_BLD.split(SPLIT - 2, 1), strict=True):
         part_BWD, prefix = apply(z_BWD, x_BWD, prefix)
         parts.append(part_BWD)
-    compare(torch.cat(parts, dim=1), whole_BLD, "a sequence in parts has another output; let mix go on from its state")
+    compare(
+        torch.cat(parts, dim=1), whole_BLD, "a sequence in parts has another output; let mix continue from its state"
+    )
 
     valid_BL = torch.arange(LENGTH).expand(BATCH, -1) < torch.tensor([[LENGTH], [SPLIT]])
     masked_BLD, after = apply(z_BLD.masked_fill(~valid_BL[..., None], 0.0), later_x_BLD, None, valid_BL)

@@ -12,11 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
-from implicit_llm.models.errors import REENTRANT, LostGradient, ModelConfigError
+from implicit_llm.models.errors import PACKED, REENTRANT, LostGradient, ModelConfigError
 from implicit_llm.models.layers import NormedWeight, RMSNorm, touched_module
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
+
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of trl and transformers
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):
@@ -100,9 +102,11 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.
 
-        Raises: TypeError, naming the nearest argument; ValueError for attention weights.
+        Raises: TypeError, naming the nearest argument; ValueError for attention weights and packed documents.
         """
         for name, value in arguments.items():
+            if name in PACKING and value is not None:
+                raise ValueError(f"{name}: {PACKED}")
             if name == "output_attentions" and value:
                 raise ValueError("output_attentions: attention weights are never held; leave it out")
             if value is not None and name != "output_attentions":

@@ -332,7 +332,7 @@ def _no_padding(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> An
     [
         (_look_ahead, "later tokens change its output; make mix causal"),
         (_other_rows, "other sequences of the batch change its output"),
-        (_start_anew, "a sequence in parts has another output; let mix go on from its state"),
+        (_start_anew, "a sequence in parts has another output; let mix continue from its state"),
         (_no_padding, "padding changes its state; keep the state where valid_BL is False"),
     ],
 )
@@ -448,6 +448,19 @@ def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old
         copied(tmp_path / "examples").edit(old, new).load()
 
 
+OWN_KINDS = {
+    "tasks": '"labels": "aligned", "accuracy": ("accuracy", None), "learns": "", "limits": ""',
+    "evaluations": '"data": ["word_problem"]',
+}
+WRONG_SETTINGS = {
+    '"words": []': r".words: \[\] is no default that fixes the type",
+    '"words": None': ".words: None is no default",
+    '"words": {"a": 1}': ".words: {.*} is no default",
+    '"words": [1, "a"]': ".words: .* is no default",
+    '"class": 1': ": Field names must not be keywords: 'class'; rename the key",
+}
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -459,6 +472,11 @@ def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old
         ('PLUGIN = {"methods": ["unregistered"]}\n', "declares 'unregistered', which the file does not have"),
         ('PLUGIN = {"groups": {"D5": 10}}\n', "declares the group 'D5' of 10 elements"),
         ("PLUGIN = {\n", "is not valid Python"),
+        *(
+            (f'PLUGIN = {{"{kind}": {{"own": {{"settings": {{{setting}}}, {others}}}}}}}\n', f"own.settings{message}")
+            for kind, others in OWN_KINDS.items()
+            for setting, message in WRONG_SETTINGS.items()
+        ),
     ],
 )
 def test_a_mistake_in_a_plugin_is_one_line_that_names_it(tmp_path: Path, source: str, message: str) -> None:

@@ -20,6 +20,14 @@ LLAMA: Any = LlamaForCausalLM(
 )
 
 
+ENDS_IN_PADDING = torch.tensor([[1, 2, 3], [4, 5, 0]])
+PADDED = {"max_new_tokens": 2, "pad_token_id": 0, "eos_token_id": 22}
+
+
+def _generate_after(model: Any, mask: list[list[int]]) -> torch.Tensor:
+    return model.generate(IDS, attention_mask=torch.tensor(mask), max_new_tokens=2, pad_token_id=0)
+
+
 MISSPELT = "'output_hidden_state'; did you mean 'output_hidden_states'"
 CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda model: model(IDS, output_hidden_state=True), TypeError, MISSPELT),
@@ -44,6 +52,25 @@ CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         ValueError,
         "eval_mode is for implicit models in evaluation mode",
     ),
+    *(
+        (lambda model, name=name: model(IDS, **{name: torch.tensor([0, 1])}), ValueError, f"{name}: packed documents")
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+    ),
+    (lambda model: _generate_after(model, [[1, 1, 1], [1, 1, 0]]), ValueError, "a prompt ends in padding, .* left"),
+    (lambda model: model.generate(ENDS_IN_PADDING, **PADDED), ValueError, "a prompt ends in padding, .* left"),
+    (
+        lambda model: model.generate(ENDS_IN_PADDING, use_cache=False, **PADDED),
+        ValueError,
+        "a prompt ends in padding, .* left",
+    ),
+    *(
+        (export, NotImplementedError, "would fix the number of iterations of an implicit model")
+        for export in (
+            lambda model: torch.export.export(model, (IDS,), strict=False),
+            lambda model: torch.export.export(model.train(), (IDS,), strict=False),
+            lambda model: torch.jit.trace(lambda ids: model.requires_grad_(False)(ids).logits, (IDS,)),
+        )
+    ),
     (lambda model: step_after(model, IDS[0]), TypeError, r"got Implicit\w+ForCausalLM.*pass model\.base"),
     (lambda model: implicit_llm.to_implicit(LLAMA), TypeError, "explicit model of implicit_llm, got LlamaForCausalLM"),
 ]
@@ -57,6 +84,17 @@ def test_what_a_call_would_ignore_or_cannot_do_is_refused(
     model(IDS, output_attentions=None, return_dict=True)
     with pytest.raises(error, match=message):
         call(model)
+
+
+def test_a_prompt_is_padded_on_the_left_or_between(make_model, family: str) -> None:
+    for mask in ([[1, 1, 1], [0, 1, 1]], [[1, 1, 1], [1, 0, 1]]):
+        assert _generate_after(make_model(family, dtype=torch.float32), mask).shape == (2, 5)
+
+
+def test_an_explicit_model_is_exported_with_its_numbers(make_model, family: str) -> None:
+    model = make_model(family, "explicit", dtype=torch.float32)
+    exported = torch.export.export(model, (IDS,), strict=False).module()
+    torch.testing.assert_close(exported(IDS.flip(0)).logits, model(IDS.flip(0)).logits)
 
 
 def test_an_evaluation_mode_and_a_step_of_attention_are_refused_where_there_are_none(make_model) -> None:
