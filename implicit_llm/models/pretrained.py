@@ -58,7 +58,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             or not is_published(json.loads((path / "config.json").read_text()))
         ):
             return _quantised_or_not(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
-        kwargs.setdefault("config", cls.config_class.from_pretrained(path))
+        if kwargs.get("config") is None:
+            config, kwargs = cls.config_class.from_pretrained(path, **kwargs | {"return_unused_kwargs": True})
+            kwargs["config"] = config
         is_safe = bool(kwargs.get("use_safetensors"))
         weights = read_published_weights(path, cls.config_class.model_type, use_safetensors=is_safe)
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):

@@ -1,5 +1,6 @@
 """Models that start from the weights of others: explicit ones from Hugging Face's Llama, implicit from explicit."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,4 +94,5 @@ def to_implicit(
         if isinstance(module, NormedWeight) and (weight := weights.pop(f"{name}.weight", None)) is not None:
             weights |= {f"{name}.v": weight, f"{name}.g": gain_of(weight)}
     implicit.load_state_dict(weights, strict=False)
+    implicit.generation_config = copy.deepcopy(model.generation_config)
     return implicit

@@ -13,6 +13,7 @@ import implicit_llm
 from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm_contracts.runs import ConfigError
+from tests.pages import ROOT
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 LLAMA: Any = LlamaForCausalLM(
@@ -172,6 +173,22 @@ def test_a_dict_of_solver_settings_is_complete_by_itself_where_no_solver_is_save
     explicit = make_model("mamba2", "explicit")
     assert implicit_llm.to_implicit(explicit, solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
     assert implicit_llm.ImplicitMamba2Config(solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+
+
+def test_a_published_model_keeps_the_solver_settings_that_a_dict_does_not_name() -> None:
+    path = ROOT / "tests" / "data" / "parity" / "mamba2-implicit"
+    published = AutoModelForCausalLM.from_pretrained(path).solver
+    for load in (AutoModelForCausalLM.from_pretrained, implicit_llm.ImplicitMamba2ForCausalLM.from_pretrained):
+        assert load(path, solver={"tol": 0.3}).solver == replace(published, tol=0.3)
+
+
+def test_a_converted_model_generates_by_the_settings_of_the_first(make_model, family: str) -> None:
+    explicit = make_model(family, "explicit", dtype=torch.float32)
+    explicit.generation_config.update(max_new_tokens=3, top_k=7, pad_token_id=0, eos_token_id=22)
+    implicit = implicit_llm.to_implicit(explicit)
+    assert implicit.generation_config.to_dict() == explicit.generation_config.to_dict()
+    implicit.generation_config.top_k = 1
+    assert explicit.generation_config.top_k == 7
 
 
 def test_loading_refuses_fields_that_contradict_what_was_saved(make_model, tmp_path) -> None:
