@@ -14,6 +14,7 @@ from implicit_llm.models.auto import (
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
 from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.layer_check import check_layer
 from implicit_llm.models.layers import Projection, RecurrentLayer, RMSNorm
 from implicit_llm.models.loading.conversion import from_llama, to_implicit
 from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
@@ -44,6 +45,7 @@ __all__ = [
     "SolverConfig",
     "SolverStats",
     "__version__",
+    "check_layer",
     "from_llama",
     "list_configs",
     "load_config",

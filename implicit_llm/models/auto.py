@@ -12,12 +12,12 @@ from implicit_llm.models.causal_lm import (
     ImplicitMamba2ForCausalLM,
     RecurrentForCausalLM,
 )
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config, replaced
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import RecurrentLayer
 from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.config.flops import FAMILIES
-from implicit_llm_contracts.config.registry import NameTaken
+from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import PROJECT_DIR
 
@@ -46,8 +46,12 @@ def register_family(name: str, config: type[ImplicitConfig], layer: type[Recurre
     saving. Call it before such a model is loaded.
     Args: config has `model_type = name` and the fields that `layer(config)` reads.
     Returns: the class of its language models.
-    Raises: NameTaken for a model type of this package or of transformers; ModelConfigError.
+    Raises: NameTaken for a model type of this package or of transformers; InvalidEntry; ModelConfigError.
     """
+    if not (isinstance(config, type) and issubclass(config, ImplicitConfig)):
+        raise InvalidEntry(f"model family {name!r}: config must be a subclass of ImplicitConfig, not {config!r}")
+    if not (isinstance(layer, type) and issubclass(layer, RecurrentLayer)) or layer.mix is RecurrentLayer.mix:
+        raise InvalidEntry(f"model family {name!r}: layer must be a subclass of RecurrentLayer with mix, not {layer!r}")
     if config.model_type != name:
         raise ModelConfigError(f"model_type: {config.__name__} has {config.model_type!r}; set it to {name!r}")
     if name in CONFIG_MAPPING and name not in FAMILIES:
@@ -67,7 +71,7 @@ def list_configs() -> list[str]:
 
 
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
-    """The configuration of that name, with fields replaced by `overrides`.
+    """The configuration of that name, with fields replaced by `overrides`; a dict of solver settings replaces those.
 
     Raises: ModelConfigError for a name or a field that does not exist, naming the nearest one that does.
     """
@@ -81,7 +85,7 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
         if key not in known and not hasattr(config, key):
             hint = nearest(key, config.to_dict(), f"its fields are {', '.join(sorted(known))}")
             raise ModelConfigError(f"{key}: {name} has no such field; {hint}")
-    return type(config)(**{**known, **overrides})
+    return type(config)(**replaced(known, overrides))
 
 
 def trained_model(name: str) -> Path:

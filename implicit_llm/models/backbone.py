@@ -15,12 +15,13 @@ from transformers.utils import ModelOutput, can_return_tuple
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache, joined_cache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.errors import PACKED
 from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer, solve_layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
-from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap
+from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import Blocks, SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
@@ -75,6 +76,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             if collect is not None:
                 collect.append(added(h_BLD, branch_BLD))
             h_BLD, branch_BLD, state = layer(h_BLD, branch_BLD, x, index, return_states)
+            refuse_lost_gradient(branch_BLD, layer, x)
             states.append(state)
         _, h_BLD = getattr(self, self._final_norm).of_sum(h_BLD, branch_BLD)
         if collect is not None:
@@ -105,10 +107,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
             may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place, in train mode without a gradient through it; eval_mode replaces the
-            solver's for this call.
+            converged states, advanced in place, without a gradient through it; eval_mode replaces the solver's for this
+            call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
-            arguments; NonFiniteState, whose position does not count padding.
+            arguments; NonFiniteState, whose position does not count padding; NotImplementedError in an export.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -121,6 +123,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
             if token is not None:
                 return ImplicitModelOutput(token[0], cache, None, token[1])
         solver = self._solver_of_call(eval_mode)
+        if solver is not None and (torch.compiler.is_exporting() or torch.jit.is_tracing()):
+            raise NotImplementedError(
+                "torch.export and torch.jit.trace would fix the number of iterations of an implicit model, which "
+                "depends on its input; run the model itself, or export an explicit one"
+            )
         prefix = None if cache is None or cache.prefix is None else cache.prefix.without_room()
         if padding is not None:
             h_BLD = padding.move_behind(h_BLD)
@@ -205,10 +212,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         elif length > 1:
             goes_on = position_ids[:, 1:] > position_ids[:, :-1]
             if not bool((goes_on if valid_BL is None else goes_on | ~valid_BL[:, 1:]).all()):
-                raise ValueError(
-                    "position_ids must increase along a row: packed documents would read one another; pad them with "
-                    "an attention_mask instead (DataCollatorWithPadding, packing=False, padding_free=False)"
-                )
+                raise ValueError(f"position_ids must increase along a row: {PACKED}")
         layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
         weights, mesh = tuple(layer.weights() for layer in layers), None
         if any(of_layer is None for of_layer in weights) and self.calls_modules():
@@ -236,7 +240,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         if collect is None and not with_state:
             return StackMap(self, x)(h_BLD), None
         out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
-        return out_BLD, x.extend_prefix(layers, h_BLD.shape[1]) if with_state else None
+        prefix = x.extend_prefix(layers, h_BLD.shape[1]).map(Tensor.detach) if with_state else None
+        return out_BLD, prefix
 
     def _implicit_pass(
         self, embedding_BLD: Tensor, x: StackInput, solver: SolverConfig, with_state: bool

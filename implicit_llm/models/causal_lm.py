@@ -142,7 +142,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> Any:
         """Generate as in transformers, always with the evaluation pass; afterwards train mode is as before.
 
-        Raises: ValueError for a cache_implementation.
+        Raises: ValueError for a cache_implementation, and for prompts with padding on the right.
         """
         if kwargs.get("cache_implementation") is not None:
             raise ValueError("cache_implementation: generation carries a cache of converged states; leave it out")
@@ -162,7 +162,17 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Do as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter."""
+        """Do as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter.
+
+        Raises: ValueError for a prompt that ends in padding, from which transformers would continue.
+        """
+        mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        is_prompt = cache is None or cache.get_seq_length() == 0
+        if mask is not None and is_prompt and not bool(mask[:, -1].all()):
+            raise ValueError(
+                "attention_mask: a prompt ends in padding, and generation would continue from there; pad on the left "
+                "(tokenizer.padding_side = 'left')"
+            )
         return super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)  # type: ignore[misc]
 
 

@@ -5,6 +5,8 @@ The published nested layout is translated on reading (published.py) and never wr
 
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,6 @@ class ImplicitConfig(PreTrainedConfig):
             self.weight_norm = self.is_implicit
         if self.is_implicit:
             self.solver = self.solver or {}
-        elif self.solver is not None:
-            raise ModelConfigError("solver: an explicit model (is_implicit false) has no solver; remove the key")
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         super().__post_init__(**kwargs)
@@ -82,8 +82,20 @@ class ImplicitConfig(PreTrainedConfig):
         """Do nothing: transformers would copy part of this package's source beside the saved model."""
 
     def __setattr__(self, key: str, value: Any) -> None:
-        is_solver = key == "solver" and value is not None
-        super().__setattr__(key, SolverConfig.of(value) if is_solver else value)
+        """Set a field; a dict of solver settings changes those of the solver that is there, and keeps the others.
+
+        Raises: ModelConfigError for a solver that an explicit model would ignore or an implicit one lacks.
+        """
+        before = self.__dict__.get("solver")
+        if key == "solver":
+            if value is None and before is not None:
+                raise ModelConfigError("solver: an implicit model needs one; give its settings")
+            if value is not None and not self.is_implicit:
+                raise ModelConfigError("solver: an explicit model (is_implicit false) has no solver; remove the key")
+            value = None if value is None else SolverConfig.of(value, before)
+        elif key == "is_implicit" and value != self.__dict__.get(key, value):
+            raise ModelConfigError("is_implicit: fixed once the configuration is made; use implicit_llm.to_implicit")
+        super().__setattr__(key, value)
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
@@ -106,8 +118,22 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read the clean layout, or translate the published one."""
-        return super().from_dict(clean_config(config_dict) if is_published(config_dict) else config_dict, **kwargs)
+        """Read the clean layout, or translate the published one. Fields in `kwargs` replace those that were saved.
+
+        They are replaced before the configuration is made, so that it checks them as it checks its own.
+        """
+        values = clean_config(config_dict) if is_published(config_dict) else config_dict
+        own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
+        changed = {key: kwargs.pop(key) for key in own & kwargs.keys()}
+        return super().from_dict(replaced(values, changed), **kwargs)
+
+
+def replaced(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved fields with some of them changed; of the solver those settings that a dict names."""
+    values = {**saved, **changed}
+    if isinstance(changed.get("solver"), Mapping) and saved.get("solver"):
+        values["solver"] = SolverConfig.of(changed["solver"], SolverConfig.of(saved["solver"]))
+    return values
 
 
 @strict

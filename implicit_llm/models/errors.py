@@ -5,3 +5,17 @@ from implicit_llm_contracts.runs import UserError
 
 class ModelConfigError(UserError, ValueError):
     """A model cannot be made of a configuration or of weights; the message names the key or the file, and the fix."""
+
+
+class LostGradient(ValueError):
+    """A part of the layer stack was computed in a way that gives its weights no gradient."""
+
+
+REENTRANT = (
+    "activation checkpointing with use_reentrant=True loses the gradients of an implicit model's weights; pass "
+    "use_reentrant=False (gradient_checkpointing_kwargs, CheckpointImpl.NO_REENTRANT)"
+)
+PACKED = (
+    "packed documents would read one another; pad them with an attention_mask instead (DataCollatorWithPadding, "
+    "packing=False, padding_free=False)"
+)

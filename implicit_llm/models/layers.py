@@ -18,6 +18,7 @@ from transformers import initialization as init
 
 from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.norm import add_and_norm, rms_norm
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
@@ -115,6 +116,15 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register as any module; quantisers assign a new `weight`. Raises: TypeError for a computed one."""
+        if name == "weight" and self.is_normed:
+            raise TypeError(
+                "a weight-normalised projection computes its weight from g and v, so it cannot be quantised or given "
+                "another weight; quantise an explicit model"
+            )
+        super().register_parameter(name, param)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.effective_weight(), self.bias)
@@ -228,8 +238,38 @@ class RecurrentLayer(Layer):
         return h_BLD, h_BLD
 
     def mixed(self, h_BLD: Tensor, x: StackInput, weights: None, state: LayerState | None, return_state: bool) -> Mixed:
-        y_BLD, state = self.mix(h_BLD, x.injection_BLE, state, x.valid_BL)
+        try:
+            mixed = self.mix(h_BLD, x.injection_BLE, state, x.valid_BL)
+        except RuntimeError as error:
+            if x.injection_BLE is None or f"({x.injection_BLE.shape[-1]})" not in str(error):
+                raise
+            raise ModelConfigError(
+                f"injection_width: {type(self).__name__}.mix cannot add an injection of width "
+                f"{x.injection_BLE.shape[-1]} ({error}); let injection_width of its configuration be the width of "
+                "what it is added to"
+            ) from error
+        y_BLD, state = self._checked(mixed, h_BLD)
         return y_BLD, state if return_state else None
+
+    def _checked(self, mixed: Any, h_BLD: Tensor) -> tuple[Tensor, LayerState]:
+        """What `mix` returned. Raises: ModelConfigError unless it is y and a state with the batch first."""
+        if isinstance(mixed, tuple) and len(mixed) == 2:
+            y_BLD, state = mixed
+            is_state = isinstance(state, tuple) and all(
+                isinstance(t, Tensor) and t.shape[:1] == h_BLD.shape[:1] for t in state
+            )
+            if isinstance(y_BLD, Tensor) and y_BLD.shape == h_BLD.shape and is_state:
+                return y_BLD, state
+        raise ModelConfigError(
+            f"{type(self).__name__}.mix must return y {tuple(h_BLD.shape)} and its state, a tuple of tensors with the "
+            f"batch first; it returned {_described(mixed)}"
+        )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(map(_described, value)) or 'nothing'}"
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 _OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})

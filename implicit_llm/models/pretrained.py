@@ -12,10 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from implicit_llm.models.configuration import ImplicitConfig
-from implicit_llm.models.layers import NormedWeight, RMSNorm
+from implicit_llm.models.errors import PACKED, REENTRANT, LostGradient, ModelConfigError
+from implicit_llm.models.layers import NormedWeight, RMSNorm, touched_module
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
+
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of trl and transformers
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):
@@ -30,7 +33,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def solver(self) -> SolverConfig | None:
         """How the fixed point is found; None for explicit models.
 
-        Assign a new one to change the phase; it is saved with the model.
+        Assign a new one to change the phase, or a dict to change some of its settings; it is saved with the model.
         """
         return self.config.solver  # type: ignore[return-value]  # the field takes a dict too, and turns it into the object
 
@@ -44,20 +47,25 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a local directory in the published layout is read as well (published.py)."""
+        """Load a saved model; a local directory in the published layout is read as well (published.py).
+
+        Raises: ModelConfigError for a quantisation that would not take effect.
+        """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if (
             path is None
             or not (path / "config.json").is_file()
             or not is_published(json.loads((path / "config.json").read_text()))
         ):
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        kwargs.setdefault("config", cls.config_class.from_pretrained(path))
+            return _quantised_or_not(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
+        if kwargs.get("config") is None:
+            config, kwargs = cls.config_class.from_pretrained(path, **kwargs | {"return_unused_kwargs": True})
+            kwargs["config"] = config
         is_safe = bool(kwargs.get("use_safetensors"))
         weights = read_published_weights(path, cls.config_class.model_type, use_safetensors=is_safe)
         if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
-        return super().from_pretrained(None, *args, state_dict=weights, **kwargs)
+        return _quantised_or_not(super().from_pretrained(None, *args, state_dict=weights, **kwargs))
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the model, with a card that says how to load it unless there is already a README.md."""
@@ -84,12 +92,23 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         self.get_correct_attn_implementation(attn_implementation)
 
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
+        """Refuse what would train wrongly or do nothing. Raises: ValueError."""
+        how = getattr(args[0] if args else options.get("gradient_checkpointing_func"), "keywords", {})
+        if enable and self.config.is_implicit and how.get("use_reentrant"):
+            raise LostGradient(REENTRANT)
+        if enable and options.get("every_n_layers", 1) != 1:
+            raise ValueError("every_n_layers: the whole layer stack is checkpointed in each iteration; leave it out")
+        super()._set_gradient_checkpointing(enable, *args, **options)
+
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.
 
-        Raises: TypeError, naming the nearest argument; ValueError for attention weights.
+        Raises: TypeError, naming the nearest argument; ValueError for attention weights and packed documents.
         """
         for name, value in arguments.items():
+            if name in PACKING and value is not None:
+                raise ValueError(f"{name}: {PACKED}")
             if name == "output_attentions" and value:
                 raise ValueError("output_attentions: attention weights are never held; leave it out")
             if value is not None and name != "output_attentions":
@@ -104,3 +123,23 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
+
+
+def _quantised_or_not(loaded: Any) -> Any:
+    """What was loaded, unless a quantiser took part and left the layers as they were, or cannot know their weights."""
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if getattr(model, "hf_quantizer", None) is None:
+        return loaded
+    method = model.hf_quantizer.quantization_config.quant_method
+    name = getattr(method, "value", method)
+    if model.config.is_implicit:
+        raise ModelConfigError(
+            f"quantization_config: {name} cannot quantise an implicit model, whose weights are computed from g and v; "
+            "leave it out"
+        )
+    if touched_module(model.base_model.layers) is None:
+        raise ModelConfigError(
+            f"quantization_config: {name} replaces no projection of {type(model).__name__}, only plain nn.Linear "
+            "modules; use torchao, or leave it out"
+        )
+    return loaded

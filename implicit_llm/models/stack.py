@@ -11,8 +11,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+
+from implicit_llm.kernels.selection import is_reference
+from implicit_llm.models.errors import REENTRANT, LostGradient
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -192,6 +195,21 @@ class StackInput:
         return Prefix(layers, before + length, torch.cat([old_BS, new_BL], dim=1))
 
 
+def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
+    """Refuse an output of `module` that carries no gradient to its weights, as of a reentrant checkpoint from z = 0.
+
+    Such a checkpoint sees its arguments alone, and z is the only one; weights and injection come by closure.
+    Raises: LostGradient.
+    """
+    if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
+        return
+    injection_BLE = x.injection_BLE
+    if injection_BLE is not None and (
+        injection_BLE.requires_grad or any(weight.requires_grad for weight in module.parameters())
+    ):
+        raise LostGradient(REENTRANT)
+
+
 class StackMap:
     """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap)."""
 
@@ -204,7 +222,9 @@ class StackMap:
 
     def __call__(self, z_BLD: Tensor) -> Tensor:
         if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
-            return self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
+            fz_BLD = self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
+            refuse_lost_gradient(fz_BLD, self.model, self.x)
+            return fz_BLD
         return self.model.apply_stack(z_BLD, self.x)[0]
 
     def select(self, index_B: Tensor) -> StackMap:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
-from implicit_llm.solver.methods import make_update
+from implicit_llm.solver.methods import Anderson
 from implicit_llm.solver.residual import make_rule
 from implicit_llm_contracts.config.solver import SolverConfig
 
@@ -109,7 +109,7 @@ def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: S
     u_BLD, stats = solve(
         _Affine(product, g_BLD / norm_B11, everyone, is_wanted),
         torch.zeros_like(g_BLD),
-        update=make_update("anderson", solver.tau),
+        update=Anderson(solver.tau, is_causal=False),
         rule=make_rule("sequence", solver.gradient_tol, is_training=True),
         max_iter=solver.eval_budget,
     )

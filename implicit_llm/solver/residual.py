@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicit_llm_contracts.config.registry import InvalidEntry
 from implicit_llm_contracts.config.solver import STOPS
 
 EPS = 1e-8
@@ -87,8 +88,24 @@ STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
     """Make `SolverConfig(stop=name)`, or `eval_stop`, stop where `judge(z, f(z), tol)` says so.
 
-    Raises: NameTaken for a built-in rule.
+    Raises: NameTaken for a built-in rule; InvalidEntry for one that returns no `Progress` of its shapes.
     """
+    STOPS.refuse_builtin(name)
+    what = f"stopping rule {name!r}: judge(z, f(z), tol)"
+    z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
+    try:
+        found = judge(z_BLD, z_BLD / 2, 0.05)
+    except Exception as error:  # of a user's code
+        raise InvalidEntry(f"{what} ended in {type(error).__name__}: {error}") from error
+    if not isinstance(found, Progress):
+        raise InvalidEntry(f"{what} must return a Progress, not {type(found).__name__}")
+    for field, shape in (("done_B", (3,)), ("residual_B", (3,)), ("residual_BL", (3, 2))):
+        value = getattr(found, field)
+        is_done = field == "done_B"
+        if not isinstance(value, Tensor) or value.shape != shape or (value.dtype == torch.bool) != is_done:
+            of = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            kind = "booleans" if is_done else "numbers"
+            raise InvalidEntry(f"{what} must return {field} as a tensor of {kind} {shape} for z (3, 2, 4), not {of}")
     STOPS.add(name, judge)
 
 

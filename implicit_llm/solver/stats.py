@@ -17,8 +17,8 @@ class SolverStats:
 
     num_iter: solver iterations a token took part in, as a mean over the sequence's blocks weighted by their length; the
         closing f of a block, phantom steps and unrolled steps are counted in `num_closing`.
-    residual: last relative residual ||f(z) - z|| / ||f(z)||, the largest over blocks; NaN for unrolled passes, which
-        do not measure one.
+    residual: relative residual ||f(z) - z|| / ||f(z)|| of the iterate that is closed and returned: the lowest of its
+        block, or with eval_stop "batch" the last; the largest over blocks. NaN for unrolled passes, which measure none.
     is_converged: every block met its stopping rule.
     unconverged_tokens: tokens whose own residual is not below tol, also where the rule was content with their sequence.
     unconverged_BL: the same by position; None for unrolled passes.

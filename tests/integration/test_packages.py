@@ -79,6 +79,23 @@ def test_a_trainer_takes_a_model_as_it_is(folder: Path, name: str) -> None:
         assert (value.isfinite().all(), torch.equal(value, before[name])) == (True, False), name
 
 
+@pytest.mark.parametrize("family", ["mamba2"])
+@pytest.mark.parametrize("options", [{"packing": True, "max_length": 16}, {"padding_free": True, "max_length": None}])
+def test_packed_documents_of_trl_are_refused_by_name(folder: Path, options: dict[str, Any]) -> None:
+    import trl
+    from datasets import Dataset
+
+    arguments = trl.SFTConfig(
+        output_dir=str(folder.parent / "out"), max_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        bf16=False, save_strategy="no", disable_tqdm=True, **options,
+    )  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    model, data = AutoModelForCausalLM.from_pretrained(folder), Dataset.from_dict(CASES["SFT"][1])
+    trainer = trl.SFTTrainer(model, args=arguments, train_dataset=data, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="packed documents would read one another; pad them"):
+        trainer.train()
+
+
 LOAD = """
 import sys
 from transformers import AutoModelForCausalLM

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.solver.methods import make_update
-from implicit_llm_contracts.config.registry import NameTaken
+from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.plugins import load_plugin
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.runs.errors import ConfigError, InvalidValue
 from implicit_llm_data.groups import InvalidTable, load_group, register_group
 from implicit_llm_workflow.planning.code_digest import job_sources
 from tests.pages import ROOT
@@ -231,6 +232,174 @@ def test_built_in_names_are_taken() -> None:
         implicit_llm.register_stop("token", lambda z, fz, tol: None)  # type: ignore[arg-type, return-value]
 
 
+class NoSelect:
+    """A method that cannot drop sequences."""
+
+    def __init__(self, tau: float) -> None: ...
+
+    def __call__(self, z_BLD: torch.Tensor, fz_BLD: torch.Tensor) -> torch.Tensor:
+        return fz_BLD
+
+
+class KeepsAll(NoSelect):
+    """A method whose `select` keeps the memory of finished sequences."""
+
+    z_BLD: torch.Tensor | float = 0.0
+
+    def __call__(self, z_BLD: torch.Tensor, fz_BLD: torch.Tensor) -> torch.Tensor:
+        self.z_BLD = self.z_BLD + fz_BLD
+        return self.z_BLD
+
+    def select(self, index_B: torch.Tensor) -> None: ...
+
+
+class OneNumber(NoSelect):
+    """A method that returns no iterate."""
+
+    def __call__(self, z_BLD: torch.Tensor, fz_BLD: torch.Tensor) -> torch.Tensor:
+        return fz_BLD.sum()
+
+    def select(self, index_B: torch.Tensor) -> None: ...
+
+
+def _progress(done: Any, residual: Any, by_token: Any) -> Any:
+    return lambda z, fz, tol: implicit_llm.Progress(done(z), residual(z), by_token(z))
+
+
+def _of_sequences(z: torch.Tensor) -> torch.Tensor:
+    return z.sum((1, 2))
+
+
+METHODS_AND_RULES: list[tuple[str, Any, str]] = [
+    ("method", NoSelect, "what make.tau. returns has no select"),
+    ("method", KeepsAll, "the second for sequences 0 and 2 of three, ended in RuntimeError"),
+    ("method", OneNumber, "must return the next z .*, not "),
+    ("method", lambda: None, "ended in TypeError"),
+    ("stop", lambda z, fz, tol: (z, fz), "must return a Progress, not tuple"),
+    ("stop", lambda z, fz: None, "ended in TypeError"),
+    ("stop", _progress(lambda z: True, _of_sequences, lambda z: z.sum(2)), r"done_B as a tensor of booleans \(3,\)"),
+    (
+        "stop",
+        _progress(lambda z: _of_sequences(z) > 0, lambda z: z.sum(), lambda z: z.sum(2)),
+        "residual_B as a tensor",
+    ),
+    ("stop", _progress(lambda z: _of_sequences(z) > 0, _of_sequences, _of_sequences), "residual_BL as a tensor of num"),
+]
+
+
+@pytest.mark.parametrize(("kind", "entry", "message"), METHODS_AND_RULES)
+def test_a_method_or_rule_that_cannot_work_is_refused_when_it_is_registered(
+    kind: str, entry: Any, message: str
+) -> None:
+    with refused(rf"'mine': .*{message}", InvalidEntry):
+        getattr(implicit_llm, f"register_{kind}")("mine", entry)
+    with pytest.raises(InvalidValue, match="mine"):
+        implicit_llm.SolverConfig(**{kind: "mine"})
+
+
+def _family(name: str, mix: Any) -> Any:
+    """The configuration of a family like the gated RNN's, with another `mix`."""
+    gated = load_plugin(EXTENDING / "gated_rnn.py")
+    config = type(f"{name}Config", (gated.GatedRnnConfig,), {"model_type": name})
+    implicit_llm.register_family(name, config, type(f"{name}Layer", (gated.GatedRnnLayer,), {"mix": mix}))
+    return config(vocab_size=6, hidden_size=16, num_hidden_layers=1)
+
+
+def _gated(self: Any, *given: Any) -> Any:
+    return load_plugin(EXTENDING / "gated_rnn.py").GatedRnnLayer.mix(self, *given)
+
+
+def _look_ahead(self: Any, h: torch.Tensor, *given: Any) -> Any:
+    y, state = _gated(self, h, *given)
+    return y + h.mean(1, keepdim=True), state
+
+
+def _other_rows(self: Any, h: torch.Tensor, *given: Any) -> Any:
+    y, state = _gated(self, h, *given)
+    return y + h.mean(0), state
+
+
+def _start_anew(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
+    return _gated(self, h, injection, None, valid)
+
+
+def _no_padding(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
+    return _gated(self, h, injection, state, None)
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (_look_ahead, "later tokens change its output; make mix causal"),
+        (_other_rows, "other sequences of the batch change its output"),
+        (_start_anew, "a sequence in parts has another output; let mix continue from its state"),
+        (_no_padding, "padding changes its state; keep the state where valid_BL is False"),
+    ],
+)
+@pytest.mark.parametrize("is_implicit", [True, False])
+def test_the_check_of_a_layer_finds_what_is_wrong_with_it(mix: Any, message: str, is_implicit: bool) -> None:
+    config = _family("faulty", mix)
+    with refused(f"faultyLayer: {message}", ModelConfigError):
+        implicit_llm.check_layer(type(config)(vocab_size=6, hidden_size=16, is_implicit=is_implicit))
+
+
+@pytest.mark.parametrize("is_implicit", [True, False])
+def test_the_check_accepts_the_layers_of_the_package_and_of_the_example(is_implicit: bool) -> None:
+    gated = load_plugin(EXTENDING / "gated_rnn.py")
+    state = torch.get_rng_state()
+    for config in (
+        gated.GatedRnnConfig(hidden_size=16, is_implicit=is_implicit),
+        implicit_llm.ImplicitMamba2Config(hidden_size=64, is_implicit=is_implicit),
+        implicit_llm.ImplicitLlama3Config(hidden_size=24, num_attention_heads=2, is_implicit=is_implicit),
+    ):
+        implicit_llm.check_layer(config)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("mix", "returned"),
+    [
+        (lambda self, *given: _gated(self, *given)[0], r"a tensor \(2, 3, 16\)"),
+        (lambda self, *given: (_gated(self, *given)[0], None), r"a tuple of a tensor \(2, 3, 16\), a NoneType"),
+        (lambda self, *given: (_gated(self, *given)[0], (torch.zeros(()),)), "a tuple of a tensor .*, a tuple of"),
+        (
+            lambda self, *given: (_gated(self, *given)[0][:1], ()),
+            r"a tuple of a tensor \(1, 3, 16\), a tuple of nothing",
+        ),
+    ],
+)
+def test_a_layer_that_returns_no_output_with_its_state_is_refused_by_name(mix: Any, returned: str) -> None:
+    model = implicit_llm.models.auto.AutoModelForCausalLM.from_config(_family("faulty", mix))
+    with refused(f"faultyLayer.mix must return y .*; it returned {returned}", ModelConfigError):
+        model(torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_a_forgotten_injection_width_is_named() -> None:
+    gated = load_plugin(EXTENDING / "gated_rnn.py")
+    config = type("NarrowConfig", (implicit_llm.ImplicitConfig,), {"model_type": "narrow"})
+
+    class NarrowLayer(gated.GatedRnnLayer):
+        def __init__(self, config: Any) -> None:
+            super().__init__(gated.GatedRnnConfig(hidden_size=config.hidden_size))
+
+    causal_lm = implicit_llm.register_family("narrow", config, NarrowLayer)
+    model = causal_lm(config(vocab_size=6, hidden_size=16, num_hidden_layers=1))
+    with refused("injection_width: NarrowLayer.mix cannot add an injection of width 16", ModelConfigError):
+        model(torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_a_family_of_other_classes_is_refused() -> None:
+    gated = load_plugin(EXTENDING / "gated_rnn.py")
+    unmixed = type("Unmixed", (implicit_llm.RecurrentLayer,), {})
+    for config, layer, message in (
+        (gated.GatedRnnConfig, torch.nn.Linear, "layer must be a subclass of RecurrentLayer with mix"),
+        (gated.GatedRnnConfig, unmixed, "layer must be a subclass of RecurrentLayer with mix"),
+        (dict, gated.GatedRnnLayer, "config must be a subclass of ImplicitConfig"),
+    ):
+        with refused(message, InvalidEntry):
+            implicit_llm.register_family("gated_rnn", config, layer)
+
+
 def test_planning_with_plugins_imports_neither_them_nor_torch() -> None:
     lines = [
         "import sys; from pathlib import Path",
@@ -279,6 +448,19 @@ def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old
         copied(tmp_path / "examples").edit(old, new).load()
 
 
+OWN_KINDS = {
+    "tasks": '"labels": "aligned", "accuracy": ("accuracy", None), "learns": "", "limits": ""',
+    "evaluations": '"data": ["word_problem"]',
+}
+WRONG_SETTINGS = {
+    '"words": []': r".words: \[\] is no default that fixes the type",
+    '"words": None': ".words: None is no default",
+    '"words": {"a": 1}': ".words: {.*} is no default",
+    '"words": [1, "a"]': ".words: .* is no default",
+    '"class": 1': ": Field names must not be keywords: 'class'; rename the key",
+}
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -290,6 +472,11 @@ def test_a_mistake_in_an_experiment_with_plugins_is_one_line(tmp_path: Path, old
         ('PLUGIN = {"methods": ["unregistered"]}\n', "declares 'unregistered', which the file does not have"),
         ('PLUGIN = {"groups": {"D5": 10}}\n', "declares the group 'D5' of 10 elements"),
         ("PLUGIN = {\n", "is not valid Python"),
+        *(
+            (f'PLUGIN = {{"{kind}": {{"own": {{"settings": {{{setting}}}, {others}}}}}}}\n', f"own.settings{message}")
+            for kind, others in OWN_KINDS.items()
+            for setting, message in WRONG_SETTINGS.items()
+        ),
     ],
 )
 def test_a_mistake_in_a_plugin_is_one_line_that_names_it(tmp_path: Path, source: str, message: str) -> None:

@@ -43,6 +43,10 @@ class SolverSettingError(UserError):
     """A solver setting was given that the model or its task cannot use."""
 
 
+class StaleAnswers(UserError):
+    """A cache would give the answers of another model."""
+
+
 @register_model(NAME)
 class ImplicitLM(HFLM):
     """Any causal model of Hugging Face, in the harness: `--model implicit`.
@@ -95,6 +99,13 @@ class ImplicitLM(HFLM):
     def batch_size(self) -> int:
         """Requests of a forward pass, at most."""
         return self.batches.size
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse a cache of answers, which lm-eval calls by the request alone. Raises: StaleAnswers."""
+        raise StaleAnswers(
+            "--use_cache: lm-eval finds an answer by its request alone, so another model, or this one with other "
+            "solver settings, would get the answers of the first; leave it out"
+        )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
         """As in HFLM, task by task, so that a task's answers do not depend on which others are asked."""

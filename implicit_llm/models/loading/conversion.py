@@ -1,5 +1,9 @@
 """Models that start from the weights of others: explicit ones from Hugging Face's Llama, implicit from explicit."""
 
+import copy
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -61,7 +65,9 @@ def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
 
 
 @torch.no_grad()
-def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) -> ImplicitForCausalLM:
+def to_implicit(
+    model: ImplicitForCausalLM, solver: SolverConfig | Mapping[str, Any] | None = None
+) -> ImplicitForCausalLM:
     """A new implicit model with the layers of an explicit one; the injection is newly initialised.
 
     Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a
@@ -88,4 +94,5 @@ def to_implicit(model: ImplicitForCausalLM, solver: SolverConfig | None = None) 
         if isinstance(module, NormedWeight) and (weight := weights.pop(f"{name}.weight", None)) is not None:
             weights |= {f"{name}.v": weight, f"{name}.g": gain_of(weight)}
     implicit.load_state_dict(weights, strict=False)
+    implicit.generation_config = copy.deepcopy(model.generation_config)
     return implicit

@@ -29,7 +29,7 @@ import implicit_llm
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.lm_eval_harness import command_line
-from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, TokenizerMissing
+from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
 from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
@@ -351,6 +351,14 @@ def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(t
         assert {metric: task[f"{metric}_stderr,none"] for metric in record["stderr"]} == record["stderr"]
         assert theirs["task_hashes"][record["task"]] == record["task_hash"]
         assert theirs["versions"][record["task"]] == record["task_version"]
+
+
+@pytest.mark.usefixtures("quick_harness")
+def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path: Path, tokenizer: Path) -> None:
+    words = ["--model", "hf", "--model_args", f"pretrained={train(tmp_path)},tokenizer={tokenizer}", "--limit", "2"]
+    words += ["--tasks", "local_cloze", "--include_path", str(LOCAL_FOLDER), "--use_cache", str(tmp_path / "answers")]
+    with pytest.raises(StaleAnswers, match=r"--use_cache: .* another model, or this one with other solver settings"):
+        command_line.main(words)
 
 
 @pytest.mark.parametrize(

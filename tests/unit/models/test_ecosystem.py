@@ -6,6 +6,10 @@ Projections are modules of their own: hooks, adapters, parametrisations and quan
 import logging
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +17,21 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import distributed, multiprocessing, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoModelForCausalLM,
     EvalPrediction,
     Trainer,
     TrainingArguments,
 )
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import implicit_llm  # noqa: F401  (registers the models, also in the processes)
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import Projection, touched_module
 
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])
@@ -135,14 +144,32 @@ def _replaced(model: nn.Module, name: str) -> None:
     setattr(model.base.layers.get_submodule(parent), child, linear)
 
 
+class Halved(torch.Tensor):
+    """A weight of half the value that products see, as a quantised weight is of another type than they see."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            return func(args[0], 2 * args[1].as_subclass(torch.Tensor), *args[2:])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _quantised(model: nn.Module, name: str) -> None:
+    """A weight of another class, as torchao assigns one."""
+    module = model.base.layers.get_submodule(name)
+    module.weight = nn.Parameter(module.effective_weight().detach().as_subclass(Halved))
+
+
 def _forwarded(model: nn.Module, name: str) -> None:
     module = model.base.layers.get_submodule(name)
     forward = module.forward
     module.forward = lambda x: 2 * forward(x)
 
 
-@KINDS
-@pytest.mark.parametrize("change", [_parametrised, _replaced, _forwarded])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [*product(["explicit", "implicit"], [_parametrised, _replaced, _forwarded]), ("explicit", _quantised)],
+)
 def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kind, change) -> None:
     """Each change doubles a projection."""
     model, doubled = make_model(family, kind, tol=1e-10), make_model(family, kind, tol=1e-10)
@@ -153,6 +180,161 @@ def test_what_is_put_in_a_projections_place_takes_effect(make_model, family, kin
     change(model, name)
     assert touched_module(model.base.layers.get_submodule(name)) is not None
     torch.testing.assert_close(model(INPUT_IDS).logits, doubled(INPUT_IDS).logits, atol=1e-8, rtol=1e-8)
+
+
+def test_a_weight_that_is_computed_cannot_be_replaced_by_a_quantised_one(make_model, family: str) -> None:
+    model = make_model(family)
+    name = next(name for name in _leaves(model) if name.endswith(ADAPTED[family][0]))
+    with pytest.raises(TypeError, match="computes its weight from g and v, so it cannot be quantised"):
+        _quantised(model, name)
+
+
+class _PlainLinear(nn.Linear):
+    """What the quantiser below puts in the place of a linear layer."""
+
+
+@register_quantization_config("exact")
+class ExactConfig(QuantizationConfigMixin):
+    """The quantiser below. own: also replace subclasses of nn.Linear."""
+
+    def __init__(self, own: bool = False, **kwargs: Any) -> None:
+        self.quant_method, self.own = "exact", own
+
+
+@register_quantizer("exact")
+class ExactQuantizer(HfQuantizer):
+    """Replaces linear layers before the weights are loaded, as bitsandbytes does: of the class nn.Linear alone."""
+
+    requires_calibration = False
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+        for name, module in list(model.named_modules()):
+            exact = type(module) is nn.Linear or (self.quantization_config.own and type(module) is Projection)
+            if exact and name != "lm_head":
+                shape = (module.in_features, module.out_features)
+                model.set_submodule(name, _PlainLinear(*shape, bias=module.bias is not None, device="meta"))
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def test_a_quantiser_takes_effect_or_is_refused(make_model, family: str, tmp_path: Path) -> None:
+    models = {kind: make_model(family, kind, dtype=torch.float32) for kind in ("explicit", "implicit")}
+    for kind, model in models.items():
+        model.save_pretrained(tmp_path / kind)
+    load = AutoModelForCausalLM.from_pretrained
+    for own in (False, True):
+        with pytest.raises(ModelConfigError, match="quantization_config: exact cannot quantise an implicit model"):
+            load(tmp_path / "implicit", quantization_config=ExactConfig(own))
+    with pytest.raises(ModelConfigError, match="quantization_config: exact replaces no projection of Implicit"):
+        load(tmp_path / "explicit", quantization_config=ExactConfig())
+    quantised = load(tmp_path / "explicit", quantization_config=ExactConfig(own=True))
+    assert any(isinstance(module, _PlainLinear) for module in quantised.modules())
+    torch.testing.assert_close(quantised(INPUT_IDS).logits, models["explicit"](INPUT_IDS).logits)
+
+
+TRAINED: dict[str, dict[str, Any]] = {"bounded": {"mode": "unrolled"}, "free": {}}
+LAYERS: dict[str, Callable[[int], bool]] = {
+    "all layers": lambda index: True,
+    "the first layer": lambda index: index == 0,
+}
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    model(INPUT_IDS, labels=INPUT_IDS).loss.backward()
+    return {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+
+
+def _wrap(model: nn.Module, impl: CheckpointImpl, wanted: Callable[[int], bool]) -> None:
+    """As FSDP and accelerate checkpoint a model: each layer in a wrapper."""
+    for index, layer in enumerate(model.base.layers):
+        if wanted(index):
+            model.base.layers[index] = checkpoint_wrapper(layer, checkpoint_impl=impl)
+
+
+def _enable(model: nn.Module, **how: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how or None)
+
+
+def _replace_function(model: nn.Module) -> None:
+    _enable(model)
+    model.base._gradient_checkpointing_func = partial(checkpoint, use_reentrant=True)
+
+
+def _train(model: nn.Module, **how: Any) -> None:
+    """Let `Trainer` switch checkpointing on."""
+    rows = [{"input_ids": row, "labels": row} for row in INPUT_IDS]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=1, report_to=[], use_cpu=True, gradient_checkpointing=True,
+            gradient_checkpointing_kwargs=how,
+        )  # fmt: skip
+        Trainer(model, arguments, train_dataset=rows).train()
+
+
+REENTRANT: dict[str, Callable[[Any], object]] = {
+    "enabled": partial(_enable, use_reentrant=True),
+    "Trainer": partial(_train, use_reentrant=True),
+    "replaced function": _replace_function,
+    **{name: partial(_wrap, impl=CheckpointImpl.REENTRANT, wanted=wanted) for name, wanted in LAYERS.items()},
+}
+NOT_REENTRANT: dict[str, Callable[[Any], object]] = {
+    "enabled": _enable,
+    **{name: partial(_wrap, impl=CheckpointImpl.NO_REENTRANT, wanted=wanted) for name, wanted in LAYERS.items()},
+}
+
+
+@pytest.mark.parametrize("phase", TRAINED)
+@pytest.mark.parametrize("way", REENTRANT)
+def test_reentrant_checkpointing_of_an_implicit_model_is_refused_by_name(make_model, family, phase, way) -> None:
+    def train() -> None:
+        model = make_model(family, num_hidden_layers=2, **TRAINED[phase]).train()
+        REENTRANT[way](model)
+        _gradients(model)
+
+    with pytest.raises(ValueError, match=r"use_reentrant=True loses the gradients .*use_reentrant=False"):
+        train()
+
+
+def test_reentrant_checkpointing_with_an_adapter_is_refused_by_name(make_model, family: str) -> None:
+    adapted = _adapted(make_model(family), family).train()
+    _replace_function(adapted.base_model.model)
+    with pytest.raises(ValueError, match="use_reentrant=True loses the gradients"):
+        _gradients(adapted)
+
+
+@pytest.mark.parametrize("way", NOT_REENTRANT)
+@pytest.mark.parametrize("kind", ["bounded", "free", "explicit"])
+def test_checkpointing_changes_no_gradient(make_model, family: str, kind: str, way: str) -> None:
+    def make() -> Any:
+        made = "explicit" if kind == "explicit" else "implicit"
+        return make_model(family, made, num_hidden_layers=2, **TRAINED.get(kind, {})).train()
+
+    model, wanted = make(), _gradients(make())
+    NOT_REENTRANT[way](model)
+    found = _gradients(model)
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        assert gradient is not None, name
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=0)
+
+
+def test_reentrant_checkpointing_of_an_explicit_model_changes_no_gradient(make_model, family: str) -> None:
+    model, wanted = (make_model(family, "explicit", num_hidden_layers=2).train() for _ in range(2))
+    _enable(model, use_reentrant=True)
+    torch.testing.assert_close(_gradients(model), _gradients(wanted), **CLOSE)
+
+
+def test_checkpointing_only_some_layers_is_refused_since_the_stack_is_checkpointed_whole(make_model) -> None:
+    model = make_model("mamba2")
+    if not hasattr(model, "activation_checkpointing_enable"):
+        pytest.skip("before transformers 5.20 there is no such option")
+    with pytest.raises(ValueError, match="every_n_layers: the whole layer stack"):
+        model.activation_checkpointing_enable(every_n_layers=2)
 
 
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])

@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
@@ -223,3 +224,63 @@ def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
         model = AutoModelForCausalLM.from_config(implicit_llm.load_config(f"{name}-implicit"))
     count = sum(p.numel() for key, p in model.named_parameters() if not key.endswith(".g"))
     assert count / 1e6 == pytest.approx(COUNTS_MILLION[name], abs=0.06)
+
+
+@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_each_part_of_a_sequence_has_a_backward_pass_of_its_own(make_model, family: str, kind: str, phase: str) -> None:
+    model = make_model(family, kind).train(phase == "train")
+    cache = None
+    for ids in torch.randint(1, 23, (2, 9)).split(3, dim=1):
+        out = model(ids, labels=ids, past_key_values=cache, use_cache=True)
+        out.loss.backward()
+        cache = out.past_key_values
+        assert not any(state.requires_grad for layer in cache.prefix.layers for state in layer)
+    assert cache is not None
+    assert cache.get_seq_length() == 9
+
+
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_sampling_with_a_cache_equals_sampling_without_and_a_streamer_gets_each_token(make_model, family, kind) -> None:
+    model = make_model(family, kind, **({} if kind == "explicit" else SOLVED))
+    ids, tokens = torch.randint(1, 23, (1, 5)), {}
+
+    class Streamer(BaseStreamer):
+        def __init__(self) -> None:
+            self.put_tokens: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.put_tokens += value.flatten().tolist()
+
+        def end(self) -> None: ...
+
+    streamer = Streamer()
+    for use_cache in (True, False):
+        torch.manual_seed(1)
+        how = {"do_sample": True, "use_cache": use_cache, "streamer": streamer if use_cache else None}
+        tokens[use_cache] = model.generate(ids, max_new_tokens=6, **GREEDY | how)[0].tolist()
+    assert tokens[True] == tokens[False] == streamer.put_tokens
+
+
+def test_a_pass_in_train_mode_draws_one_dropout_mask_for_all_its_iterations(make_model, family: str) -> None:
+    model = make_model(family, num_unroll=5, mode="unrolled")
+    model.config.dropout = 0.5
+    dropped: list[torch.Tensor] = []
+
+    def look(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+        # What the mixer adds is still apart; what attention adds is in the sum.
+        dropped.append(output[1] == 0 if family == "mamba2" else output[0] == inputs[0])
+
+    model.base.layers[0].register_forward_hook(look)
+    ids = torch.randint(1, 23, (2, 9))
+    model.train()(ids)
+    first, *others = dropped
+    assert len(others) == 4
+    assert 0.3 < first.float().mean() < 0.7
+    assert all(torch.equal(first, other) for other in others)
+    dropped.clear()
+    model(ids)
+    assert not torch.equal(first, dropped[0])
+    dropped.clear()
+    model.eval()(ids)
+    assert not any(zero.any() for zero in dropped)

@@ -2,21 +2,31 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import implicit_llm
 from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm_contracts.runs import ConfigError
+from tests.pages import ROOT
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 LLAMA: Any = LlamaForCausalLM(
     LlamaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=23, num_attention_heads=2, intermediate_size=16)
 )
+
+
+ENDS_IN_PADDING = torch.tensor([[1, 2, 3], [4, 5, 0]])
+PADDED = {"max_new_tokens": 2, "pad_token_id": 0, "eos_token_id": 22}
+
+
+def _generate_after(model: Any, mask: list[list[int]]) -> torch.Tensor:
+    return model.generate(IDS, attention_mask=torch.tensor(mask), max_new_tokens=2, pad_token_id=0)
 
 
 MISSPELT = "'output_hidden_state'; did you mean 'output_hidden_states'"
@@ -43,6 +53,25 @@ CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         ValueError,
         "eval_mode is for implicit models in evaluation mode",
     ),
+    *(
+        (lambda model, name=name: model(IDS, **{name: torch.tensor([0, 1])}), ValueError, f"{name}: packed documents")
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+    ),
+    (lambda model: _generate_after(model, [[1, 1, 1], [1, 1, 0]]), ValueError, "a prompt ends in padding, .* left"),
+    (lambda model: model.generate(ENDS_IN_PADDING, **PADDED), ValueError, "a prompt ends in padding, .* left"),
+    (
+        lambda model: model.generate(ENDS_IN_PADDING, use_cache=False, **PADDED),
+        ValueError,
+        "a prompt ends in padding, .* left",
+    ),
+    *(
+        (export, NotImplementedError, "would fix the number of iterations of an implicit model")
+        for export in (
+            lambda model: torch.export.export(model, (IDS,), strict=False),
+            lambda model: torch.export.export(model.train(), (IDS,), strict=False),
+            lambda model: torch.jit.trace(lambda ids: model.requires_grad_(False)(ids).logits, (IDS,)),
+        )
+    ),
     (lambda model: step_after(model, IDS[0]), TypeError, r"got Implicit\w+ForCausalLM.*pass model\.base"),
     (lambda model: implicit_llm.to_implicit(LLAMA), TypeError, "explicit model of implicit_llm, got LlamaForCausalLM"),
 ]
@@ -56,6 +85,17 @@ def test_what_a_call_would_ignore_or_cannot_do_is_refused(
     model(IDS, output_attentions=None, return_dict=True)
     with pytest.raises(error, match=message):
         call(model)
+
+
+def test_a_prompt_is_padded_on_the_left_or_between(make_model, family: str) -> None:
+    for mask in ([[1, 1, 1], [0, 1, 1]], [[1, 1, 1], [1, 0, 1]]):
+        assert _generate_after(make_model(family, dtype=torch.float32), mask).shape == (2, 5)
+
+
+def test_an_explicit_model_is_exported_with_its_numbers(make_model, family: str) -> None:
+    model = make_model(family, "explicit", dtype=torch.float32)
+    exported = torch.export.export(model, (IDS,), strict=False).module()
+    torch.testing.assert_close(exported(IDS.flip(0)).logits, model(IDS.flip(0)).logits)
 
 
 def test_an_evaluation_mode_and_a_step_of_attention_are_refused_where_there_are_none(make_model) -> None:
@@ -96,19 +136,81 @@ def test_a_misspelt_solver_setting_names_the_nearest_where_it_is_data(make_model
         SolverConfig.of(3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("as_dict", [True, False])
-def test_a_solver_is_a_record_or_a_dict_wherever_it_is_given(make_model, tmp_path, as_dict: bool) -> None:
+SAVED = {"tol": 0.125, "eval_block_len": 8, "eval_stop": "token", "tau": 0.5}
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "assigned to the model": lambda model, given: setattr(model, "solver", given) or model.solver,
+    "assigned to the configuration": lambda model, given: setattr(model.config, "solver", given) or model.solver,
+    "updating the configuration": lambda model, given: model.config.update({"solver": given}) or model.solver,
+    "loading the model": lambda model, given: type(model).from_pretrained(model.name_or_path, solver=given).solver,
+    "loading by AutoModel": lambda model, given: (
+        AutoModelForCausalLM.from_pretrained(model.name_or_path, solver=given).solver
+    ),
+    "loading the configuration": lambda model, given: (
+        AutoConfig.from_pretrained(model.name_or_path, solver=given).solver
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dict_of_solver_settings_changes_those_and_keeps_the_saved_others(make_model, tmp_path, way: str) -> None:
+    first = make_model("mamba2", dtype=torch.float32, **SAVED)
+    first.save_pretrained(tmp_path)
+    for given in ({}, {"method": "anderson"}, {"eval_max_iter": 500, "max_iter": 3}, {"eval_max_iter": None}):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert WAYS[way](model, given) == replace(first.solver, **given)
     record = SolverConfig(tol=0.2, method="anderson")
-    given = {"tol": 0.2, "method": "anderson"} if as_dict else record
-    model = make_model("mamba2", dtype=torch.float32)
-    model.save_pretrained(tmp_path)
-    model.solver = given
-    assert model.solver == record
-    config = implicit_llm.load_config("mamba2-130m-implicit", solver=given)
-    assert SolverConfig.of(config.solver) == record
-    config.solver = given
-    assert config.to_dict()["solver"] == record.to_dict()
-    assert AutoModelForCausalLM.from_pretrained(tmp_path, solver=given).solver == record
+    assert WAYS[way](AutoModelForCausalLM.from_pretrained(tmp_path), record) == record  # a record is whole
+
+
+def test_a_named_configuration_keeps_the_solver_settings_that_are_not_replaced() -> None:
+    shipped = implicit_llm.load_config("mamba2-130m-implicit").solver
+    config = implicit_llm.load_config("mamba2-130m-implicit", solver={"tol": 0.2})
+    assert config.solver == replace(shipped, tol=0.2)  # type: ignore[type-var]
+    assert config.to_dict()["solver"]["max_iter"] == 24
+
+
+def test_a_dict_of_solver_settings_is_complete_by_itself_where_no_solver_is_saved(make_model) -> None:
+    explicit = make_model("mamba2", "explicit")
+    assert implicit_llm.to_implicit(explicit, solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+    assert implicit_llm.ImplicitMamba2Config(solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+
+
+def test_a_published_model_keeps_the_solver_settings_that_a_dict_does_not_name() -> None:
+    path = ROOT / "tests" / "data" / "parity" / "mamba2-implicit"
+    published = AutoModelForCausalLM.from_pretrained(path).solver
+    for load in (AutoModelForCausalLM.from_pretrained, implicit_llm.ImplicitMamba2ForCausalLM.from_pretrained):
+        assert load(path, solver={"tol": 0.3}).solver == replace(published, tol=0.3)
+
+
+def test_a_converted_model_generates_by_the_settings_of_the_first(make_model, family: str) -> None:
+    explicit = make_model(family, "explicit", dtype=torch.float32)
+    explicit.generation_config.update(max_new_tokens=3, top_k=7, pad_token_id=0, eos_token_id=22)
+    implicit = implicit_llm.to_implicit(explicit)
+    assert implicit.generation_config.to_dict() == explicit.generation_config.to_dict()
+    implicit.generation_config.top_k = 1
+    assert explicit.generation_config.top_k == 7
+
+
+def test_loading_refuses_fields_that_contradict_what_was_saved(make_model, tmp_path) -> None:
+    for kind in ("implicit", "explicit"):
+        make_model("mamba2", kind, dtype=torch.float32).save_pretrained(tmp_path / kind)
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("explicit", {"solver": {"tol": 0.1}}, "an explicit model .* has no solver"),
+        ("implicit", {"is_implicit": False}, "an explicit model .* has no solver"),
+        ("implicit", {"dropout": 2.0}, r"dropout: 2.0 is not in \[0, 1\)"),
+        ("implicit", {"head_dim": 7}, "head_dim: 7 does not divide"),
+    ]
+    for kind, fields, message in refused:
+        with pytest.raises(ValueError, match=message):
+            AutoModelForCausalLM.from_pretrained(tmp_path / kind, **fields)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "implicit")
+    for change, message in (
+        (lambda: setattr(model, "solver", None), "solver: an implicit model needs one"),
+        (lambda: setattr(model.config, "is_implicit", False), "is_implicit: fixed"),
+        (lambda: setattr(make_model("mamba2", "explicit").config, "solver", {}), "an explicit model .* has no solver"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            change()
 
 
 def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_model) -> None:

@@ -302,3 +302,13 @@ def test_every_contraction_is_solved_to_its_tolerance(
     # |z - z*| <= |f(z) - z| / (1 - norm), and the residual is relative to |f(z)|, itself near |z*|.
     error_B = (f(z_BLD) - exact_BLD).flatten(1).norm(dim=1)
     assert (error_B <= 2e-4 / (1 - norm) * exact_BLD.flatten(1).norm(dim=1) + 1e-12).all()
+
+
+def test_the_residual_that_is_reported_is_that_of_the_iterate_that_is_returned() -> None:
+    f = scaled([[-1.3] * 4])
+    z0_BLD = 0.9 * f.x_BLD / 2.3  # near the fixed point, from which the map leads away
+    z_BLD, stats = run(f, z0_BLD, method="plain", max_iter=12)
+    after_BLD = f(z0_BLD)
+    torch.testing.assert_close(z_BLD, after_BLD)
+    assert stats.num_iter.tolist() == [12]
+    assert float(stats.residual) == pytest.approx(float((after_BLD - z0_BLD).norm() / after_BLD.norm()))

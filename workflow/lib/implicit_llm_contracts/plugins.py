@@ -27,6 +27,7 @@ from implicit_llm_contracts.runs import ConfigError, fill
 
 LITERAL = "PLUGIN"
 KEY = "plugins"  # of a job's config: the plugins that it imports
+SETTING_TYPES = {str, int, float, bool}
 _VERBS = {"data": "make", "evaluate": "evaluate"}
 _OWNERS: dict[tuple[str, str], Path] = {}  # by stage and kind of job
 FIGURES: dict[str, tuple[OwnFigure, Callable[[Any], Any]]] = {}  # of the plugins that this job has loaded
@@ -93,13 +94,23 @@ class Plugin:
 
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any]) -> type:
-    """A frozen dataclass of the settings, after the fields `others`, for `fill`."""
+    """A frozen dataclass of the settings, after the fields `others`, for `fill`. Raises: ConfigError."""
     own = []
     for key, value in defaults.items():
         is_list = isinstance(value, list)
-        kind: Any = tuple.__class_getitem__((type(value[0]), ...)) if is_list else type(value)
+        types = {type(entry) for entry in (value if is_list else [value])}
+        if len(types) != 1 or not types <= SETTING_TYPES:
+            raise ConfigError(
+                f"{name}.settings.{key}: {value!r} is no default that fixes the type of a key; write a text, a number, "
+                "true or false, or a list with at least one of them, all of one type"
+            )
+        (entry_type,) = types
+        kind: Any = tuple.__class_getitem__((entry_type, ...)) if is_list else entry_type
         own.append((key, kind, field(default=tuple(value) if is_list else value)))
-    return make_dataclass(name, sorted([*others, *own], key=len), frozen=True)
+    try:
+        return make_dataclass(name, sorted([*others, *own], key=len), frozen=True)
+    except TypeError as error:  # a key that is no name, or is taken
+        raise ConfigError(f"{name}.settings: {error}; rename the key") from error
 
 
 def read_plugin(path: Path) -> Plugin:
@@ -123,6 +134,8 @@ def declare_plugin(path: Path) -> Plugin:
     """Let experiments name what the plugin adds. Raises: ConfigError, also for a name that is built in."""
     plugin = read_plugin(path)
     try:
+        for name, task in plugin.tasks.items():
+            settings_class(name, task.settings, [])
         for table, name in plugin.registered:
             table.add(name, table.get(name))
         for name, task in plugin.tasks.items():
@@ -133,7 +146,7 @@ def declare_plugin(path: Path) -> Plugin:
             if BUILTIN_GROUP.fullmatch(name):
                 raise NameTaken(f"group {name!r} is built in; choose another name")
             GROUP_ORDERS[name] = order
-    except NameTaken as error:
+    except (NameTaken, ConfigError) as error:
         raise ConfigError(f"{path}: {LITERAL}: {error}") from error
     _OWNERS.update({("data", name): path for name in plugin.tasks})
     _OWNERS.update({("evaluate", name): path for name in plugin.evaluations})

@@ -13,6 +13,10 @@ class NameTaken(UserError, ValueError):
     """A user's name is that of a built-in entry."""
 
 
+class InvalidEntry(UserError, TypeError):
+    """A user's entry cannot do what the entries of its table do."""
+
+
 class UnknownName(UserError, LookupError):
     """No entry has this name."""
 
@@ -24,10 +28,14 @@ class Registry(dict[str, T]):
         super().__init__(builtin)
         self._what, self._builtin = what, frozenset(builtin)
 
-    def add(self, name: str, entry: T) -> None:
-        """Add a user's entry, or replace one. Raises: NameTaken for a built-in name."""
+    def refuse_builtin(self, name: str) -> None:
+        """Raises: NameTaken for a built-in name."""
         if name in self._builtin:
             raise NameTaken(f"{self._what} {name!r} is built in; choose another name")
+
+    def add(self, name: str, entry: T) -> None:
+        """Add a user's entry, or replace one. Raises: NameTaken for a built-in name."""
+        self.refuse_builtin(name)
         self[name] = entry
 
     def __missing__(self, name: str) -> T:

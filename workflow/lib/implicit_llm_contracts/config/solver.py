@@ -70,8 +70,13 @@ class SolverConfig:
         check_fields(self, "solver")
 
     @classmethod
-    def of(cls, solver: SolverConfig | Mapping[str, Any]) -> SolverConfig:
-        """The record itself, or one with these settings and defaults for the others. Raises: ConfigError."""
+    def of(cls, solver: SolverConfig | Mapping[str, Any], before: SolverConfig | None = None) -> SolverConfig:
+        """The record itself, or one with these settings and those of `before`, or defaults, for the others.
+
+        Raises: ConfigError.
+        """
+        if before is not None and isinstance(solver, Mapping):
+            solver = before.to_dict() | dict(solver)
         return solver if isinstance(solver, SolverConfig) else fill(cls, solver, "solver")
 
     def to_dict(self) -> dict[str, Any]:

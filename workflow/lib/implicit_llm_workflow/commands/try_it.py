@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +105,7 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     with console.status(f"reading {words} words of {length:,} tokens, 8 tokens at a time"), torch.inference_mode():
-        model.solver = {**asdict(model.solver), **MODE}
+        model.solver = MODE
         out = model(ids_BL)
         is_right_BL = out.logits.argmax(-1) == labels_BL
         trained = kept[0]["train_length"]
@@ -124,7 +123,7 @@ def watch(model: Any, ids_1L: Tensor, labels_1L: Tensor) -> tuple[np.ndarray, np
 
     outputs: list[Tensor] = []
     hook = model.base.norm_f.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    model.solver = {**asdict(model.solver), "eval_block_len": ids_1L.shape[1]}
+    model.solver = {"eval_block_len": ids_1L.shape[1]}
     model(ids_1L)
     hook.remove()
     f_KLD = torch.cat(outputs[:-1])  # the last evaluation closes the block
