@@ -281,6 +281,19 @@ def test_a_training_step_is_the_measured_one(row: str) -> None:
         assert [*map(float, cells(table, TRAINING[row]))] == [rounded(ours["before_ms"]), rounded(ms)]
 
 
+def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
+    page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
+    for shown, row, key, precision in (
+        ("training step, ms", "training", "ms", None),
+        ("evaluation in fp32, ms a block", "evaluation", "ms_a_block", "fp32"),
+        ("evaluation in bf16, ms a block", "evaluation", "ms_a_block", "bf16"),
+    ):
+        found = [line[key] for line in measured if (line["row"], line.get("precision")) == (row, precision)]
+        assert [float(cell) for cell in cells(page, shown) if cell] == [digits(value) for value in found]
+        if row == "evaluation":
+            assert f"{found[-1] * 8192 / 1000:.0f} s in {precision}" in page
+
+
 @pytest.mark.parametrize("family", ["Llama", "Mamba2"])
 @pytest.mark.parametrize(("kind", "name"), [("explicit", "explicit"), ("(4+1)", "pretrain"), ("free", "implicit")])
 def test_a_rate_on_two_gpus_is_the_measured_one(family: str, kind: str, name: str) -> None:
