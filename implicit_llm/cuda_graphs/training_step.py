@@ -27,7 +27,7 @@ from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import TrainingStep
 from implicit_llm.models.stack import LayerState, Prefix, StackInput, StackMap
-from implicit_llm.solver.passes import free_stats, phantom_steps, unrolled_pass
+from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
@@ -177,7 +177,7 @@ class StepGraph:
             hidden_BLD, self._after = base.apply_stack(embedding_BLD, x, return_states=self.setting.with_state)
             self._after = tuple(tuple(state.detach() for state in layer) for layer in self._after)
         elif self._is_free:
-            hidden_BLD = phantom_steps(f, self._z, solver)
+            hidden_BLD = differentiated_steps(f, self._z, solver)
         else:
             hidden_BLD = unrolled_pass(f, torch.zeros_like(embedding_BLD), solver)[0]
         if solver is not None and self._before is not None:
@@ -193,17 +193,20 @@ class _WeightsInTurn:
     """`layer.weights()` of each layer, computed where the layer is first applied.
 
     Autograd goes back in the order of the forward pass. If all were computed before the first layer, the gradient of
-    every parameter would be complete only at the very end, and no sum over ranks could begin earlier.
+    every parameter would be complete only at the very end, and no sum over ranks could begin earlier. The steps of a
+    series without gradient have weights of their own, which those of the last step replace.
     """
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._layers = layers
-        self._found: dict[int, Any] = {}
+        self._found: dict[int, tuple[bool, Any]] = {}
 
     def __getitem__(self, index: int) -> Any:
-        if index not in self._found:
-            self._found[index] = self._layers[index].weights()  # type: ignore[operator]
-        return self._found[index]
+        is_trained, weights = self._found.get(index, (None, None))
+        if is_trained != torch.is_grad_enabled():
+            weights = self._layers[index].weights()  # type: ignore[operator]
+            self._found[index] = torch.is_grad_enabled(), weights
+        return weights
 
 
 class _Pass(nn.Module):

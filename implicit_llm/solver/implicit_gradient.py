@@ -1,15 +1,21 @@
-"""The derivatives of a fixed point by the implicit function theorem, solved for without forming a Jacobian.
+"""The derivatives of a fixed point from products with the Jacobian of f at one z, which is never formed.
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
-u = g + (df/dz)^T u. In forward mode a change dx of the input changes z* by w = df/dx dx + df/dz w. The equations hold
-for the whole sequence, whatever the blocks and the damping of the solver.
-Source: Bai et al. 2019, Theorem 1. Shapes: `B` batch, `A` sequences still being solved, `L` length, `D` width.
+u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
+w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums as many terms of their damped series
+as there are phantom steps. Both hold for the whole sequence, whatever the blocks of the solver.
+
+A product takes no gradient of a matrix: `torch.autograd.grad` skips it in PyTorch's own operations. Our kernels compute
+those of norms, convolution and decays beside that of z, which costs little.
+Source: Bai et al. 2019, Theorem 1; Geng et al. 2021, Neumann series. Shapes: `B` batch, `A` sequences still being
+solved, `L` length, `D` width.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,51 +31,66 @@ _log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` gives it
 IsWanted = Callable[[int], bool]  # as `FixedPointMap.is_wanted`
+Through = Callable[[Linear, Tensor], Tensor]  # from a product and g: what becomes of g by all the steps to the result
 
 
 def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Return f(z) with the derivatives of the fixed point: once differentiable; forwards under `reference` only."""
+    return _with_derivatives(f, z_BLD, partial(_solve_linear, is_wanted=f.is_wanted, solver=solver))
+
+
+def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """Return (1 - tau) z + tau f(z) with the derivatives of `phantom_steps` such steps from a z that does not move.
+
+    Derivatives exist as those of `implicit_step` do.
+    """
+    fz_BLD = _with_derivatives(f, z_BLD, partial(_sum_series, steps=solver.phantom_steps, tau=solver.tau))
+    return torch.lerp(z_BLD, fz_BLD, solver.tau)
+
+
+def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
+    """Return f(z), whose gradient g reaches f as `through(product with (df/dz)^T, g)`; z itself gets none."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
         fz_BLD, pull_back = torch.func.vjp(f, z_BLD)  # type: ignore[misc]  # no third value without has_aux
-        return _ImplicitDerivative.apply(fz_BLD, pull_back, f.is_wanted, solver)
+        return _Derivative.apply(fz_BLD, pull_back, through)
     z_BLD = z_BLD.detach().requires_grad_()
     fz_BLD = f(z_BLD)
-    return _ImplicitDerivative.apply(
-        fz_BLD, lambda u: torch.autograd.grad(fz_BLD, z_BLD, u, retain_graph=True), f.is_wanted, solver
-    )
+    return _Derivative.apply(fz_BLD, lambda u: torch.autograd.grad(fz_BLD, z_BLD, u, retain_graph=True), through)
 
 
-class _ImplicitDerivative(torch.autograd.Function):
+class _Derivative(torch.autograd.Function):
     """Copies f(z). Reverse mode uses the product u -> (df/dz)^T u, forward mode the transpose of that product."""
 
     @staticmethod
-    def forward(fz_BLD: Tensor, pull_back: Linear, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
+    def forward(fz_BLD: Tensor, pull_back: Linear, through: Through) -> Tensor:
         return fz_BLD.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.pull_back, ctx.is_wanted, ctx.solver = inputs
+        _, ctx.pull_back, ctx.through = inputs
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, g_BLD: Tensor) -> tuple[Tensor, None, None]:
         (fz_BLD,) = ctx.saved_tensors
         with torch.no_grad():
-            u_BLD = _solve_linear(ctx.pull_back, g_BLD, ctx.is_wanted, ctx.solver)
-        return _OnceDifferentiable.apply(u_BLD, g_BLD, fz_BLD), None, None, None
+            u_BLD = ctx.through(ctx.pull_back, g_BLD)
+        return _OnceDifferentiable.apply(u_BLD, g_BLD, fz_BLD), None, None
 
     @staticmethod
     def jvp(ctx: Any, dfz_BLD: Tensor, *_: None) -> Tensor:
         _, push_forward = torch.func.vjp(lambda u_BLD: ctx.pull_back(u_BLD)[0], dfz_BLD)  # type: ignore[misc]
         with torch.no_grad():
-            w_BLD = _solve_linear(push_forward, dfz_BLD, ctx.is_wanted, ctx.solver)
+            w_BLD = ctx.through(push_forward, dfz_BLD)
         return _OnceDifferentiable.apply(w_BLD, dfz_BLD)
 
 
 class _OnceDifferentiable(torch.autograd.Function):
     """Passes on a solved u, which autograd would otherwise take for a constant in derivatives of derivatives."""
+
+    generate_vmap_rule = True  # jacrev takes many gradients at once
 
     @staticmethod
     def forward(u_BLD: Tensor, *depends_on: Tensor) -> Tensor:
@@ -81,7 +102,8 @@ class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise NotImplementedError(
-            "gradient='implicit' has no second derivatives: take gradient='phantom', or mode='unrolled' in train mode"
+            "a solver whose gradient is 'implicit' or 'series' has no second derivatives: take gradient='phantom', or "
+            "mode='unrolled' in train mode"
         )
 
     jvp = backward
@@ -100,6 +122,15 @@ class _Affine(FixedPointMap):
 
     def select(self, index_A: Tensor) -> _Affine:
         return _Affine(self.product, self.g_BLD, self.index_A[index_A], self.is_wanted)
+
+
+def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tensor:
+    """The sum over m < steps of M^m g, where M u = (1 - tau) u + tau product(u)."""
+    u_BLD = sum_BLD = g_BLD
+    for _ in range(steps - 1):
+        u_BLD = torch.lerp(u_BLD, product(u_BLD)[0], tau)
+        sum_BLD = sum_BLD + u_BLD
+    return sum_BLD
 
 
 def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
-from implicit_llm.solver.implicit_gradient import implicit_step
+from implicit_llm.solver.implicit_gradient import implicit_step, series_step
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
 from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_blocks, unrolled_stats
@@ -88,7 +88,8 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: 
 
 def differentiated_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Steps over the whole sequence, from a z solved without gradient, that carry the gradient of the pass."""
-    return implicit_step(f, z_BLD, solver) if solver.gradient == "implicit" else phantom_steps(f, z_BLD, solver)
+    how = {"phantom": phantom_steps, "series": series_steps, "implicit": implicit_step}
+    return how[solver.gradient](f, z_BLD, solver)
 
 
 def with_gradient(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
@@ -104,9 +105,17 @@ def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
     return z_BLD
 
 
+def series_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
+    """The values of `phantom_steps`, with a gradient that is a series at the z before the last step."""
+    with torch.no_grad():
+        for _ in range(solver.phantom_steps - 1):
+            z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
+    return series_step(f, z_BLD.detach(), solver)
+
+
 def free_stats(blocks: Blocks, solver: SolverConfig) -> SolverStats:
     """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
-    return gather_blocks(blocks, solver.differentiated_steps + (len(blocks) > 1))
+    return gather_blocks(blocks, solver.steps_after_solve + (len(blocks) > 1))
 
 
 @torch.no_grad()

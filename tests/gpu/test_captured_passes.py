@@ -28,6 +28,7 @@ GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_hea
 EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, is_implicit=False)
 DROPOUT = ImplicitMamba2Config(**SMALL, head_dim=64, state_size=128, dropout=0.2)
 FREE = {"mode": "fixed_point", "max_iter": 20, "phantom_steps": 2, "tol": 0.01}
+SERIES = FREE | {"phantom_steps": 4, "gradient": "series"}
 CASES = {
     "explicit": (EXPLICIT, {}),
     "unrolled": (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
@@ -37,6 +38,9 @@ CASES = {
     "llama": (LLAMA, FREE),
     "llama-grouped": (GROUPED, FREE),
     "llama-blocks": (LLAMA, FREE | {"block_len": 16}),
+    "series": (MAMBA, SERIES),
+    "series with dropout": (DROPOUT, SERIES | {"block_len": 16}),
+    "llama-series": (LLAMA, SERIES),
 }
 
 

@@ -32,6 +32,7 @@ LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=2, intermediate_size=2
 GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=6, intermediate_size=24)
 EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=False)
 FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
+SERIES = FREE | {"phantom_steps": 3, "gradient": "series"}
 
 
 class _EagerRecorder:
@@ -98,6 +99,8 @@ def _assert_gradients(model, expected: list[torch.Tensor], **tolerance: float) -
         (MAMBA, {"mode": "unrolled", "num_unroll": 3}),
         (LLAMA, FREE),
         (LLAMA, FREE | {"block_len": 4}),
+        (MAMBA, SERIES),
+        (LLAMA, SERIES | {"block_len": 4}),
         (EXPLICIT, {}),
     ],
 )
@@ -242,7 +245,7 @@ def test_gradients_of_a_captured_pass_reach_data_parallel_training() -> None:
 @pytest.mark.usefixtures("_only_process")
 @pytest.mark.parametrize(
     ("config", "solver"),
-    [(MAMBA, FREE), (MAMBA, {"mode": "unrolled", "num_unroll": 3}), (LLAMA, FREE), (EXPLICIT, {})],
+    [(MAMBA, FREE), (MAMBA, {"mode": "unrolled", "num_unroll": 3}), (LLAMA, FREE), (MAMBA, SERIES), (EXPLICIT, {})],
 )
 def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_those_of_the_first(
     config, solver, monkeypatch

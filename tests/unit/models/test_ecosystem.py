@@ -406,6 +406,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba2": {},
     "llama3": {},
     "mamba2 with implicit gradient": {"gradient": "implicit", "gradient_tol": 1e-10},
+    "mamba2 with series": {"gradient": "series"},
 }
 # Of these two batches the first takes more iterations, and its sequences stop apart.
 BATCHES = (torch.randint(1, 23, (2, 8), generator=torch.Generator().manual_seed(0)), torch.full((2, 8), 3))

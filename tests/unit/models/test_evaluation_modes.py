@@ -173,6 +173,7 @@ def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_seq
         {"max_iter": 4, "phantom_steps": 1},
         {"max_iter": 32, "phantom_steps": 4, "block_len": 4},
         {"gradient": "implicit"},
+        {"gradient": "series"},
     ],
 )
 def test_a_model_read_as_trained_answers_as_in_training(make_model, family: str, phase: dict) -> None:
@@ -203,7 +204,7 @@ EXACT = SOLVED | {"gradient": "implicit", "gradient_tol": 1e-12}
 
 
 @MODES
-@pytest.mark.parametrize("gradient", ["phantom", "implicit"])
+@pytest.mark.parametrize("gradient", ["phantom", "series", "implicit"])
 def test_values_are_those_without_gradient_and_every_parameter_has_one(
     make_model, family: str, eval_mode: str, gradient: str
 ) -> None:
@@ -289,4 +290,4 @@ def test_an_unsolved_implicit_gradient_is_said(make_model, caplog) -> None:
     input_ids = torch.randint(0, 23, (2, 5))
     model(input_ids, labels=input_ids).loss.backward()
     assert "2 of 2 sequences is not solved to solver.gradient_tol 1e-12" in caplog.text
-    assert replace(model.solver, gradient="phantom").differentiated_steps == 4
+    assert replace(model.solver, gradient="phantom").steps_after_solve == 4

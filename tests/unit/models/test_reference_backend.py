@@ -12,15 +12,17 @@ from implicit_llm.kernels.selection import kernels
 
 EXPLICIT, UNROLLED, FREE, BY_BLOCKS = "explicit", "unrolled", "free", "free by blocks"
 IMPLICIT = "free, implicit gradient"
+SERIES = "free, series"
 TIGHT = {"tol": 1e-9, "max_iter": 100, "eval_max_iter": 100, "eval_block_len": 2}
 SOLVERS: dict[str, dict[str, Any]] = {
     UNROLLED: {"mode": "unrolled", "num_unroll": 3},
     FREE: TIGHT,
     BY_BLOCKS: TIGHT | {"block_len": 2},
     IMPLICIT: TIGHT | {"gradient": "implicit", "gradient_tol": 1e-13},
+    SERIES: TIGHT | {"gradient": "series"},
 }
 DIFFERENTIATED = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED])
-ALL = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED, FREE, BY_BLOCKS, IMPLICIT])
+ALL = pytest.mark.parametrize("kind", [EXPLICIT, UNROLLED, FREE, BY_BLOCKS, IMPLICIT, SERIES])
 IN_EACH_MODE = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
 IDS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
 
@@ -78,7 +80,7 @@ def test_forward_and_reverse_mode_are_derivatives_of_one_map(model, kind: str, i
 
 
 @pytest.mark.parametrize("family", ["mamba2"])
-@pytest.mark.parametrize("kind", [IMPLICIT])
+@pytest.mark.parametrize("kind", [IMPLICIT, SERIES])
 @pytest.mark.parametrize(
     "twice",
     [
@@ -88,7 +90,7 @@ def test_forward_and_reverse_mode_are_derivatives_of_one_map(model, kind: str, i
     ],
     ids=["vjp of grad", "backward of jvp", "create_graph"],
 )
-def test_second_derivatives_of_the_implicit_gradient_are_refused(model, twice: Callable[..., Any]) -> None:
+def test_second_derivatives_of_implicit_gradient_and_series_are_refused(model, twice: Callable[..., Any]) -> None:
     f, e_BLD = logits_of(model)
     with pytest.raises(NotImplementedError, match="has no second derivatives"):
         twice(lambda e: f(e).square().sum(), e_BLD.requires_grad_())
@@ -127,7 +129,7 @@ def test_vmap_gives_each_sequence_as_alone_and_gradients_by_sequence(model) -> N
             torch.testing.assert_close(together[name][row], alone[name], atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [FREE, IMPLICIT])
+@pytest.mark.parametrize("kind", [FREE, IMPLICIT, SERIES])
 @IN_EACH_MODE
 def test_vmap_over_the_solver_is_refused(model, kind: str, is_training: bool) -> None:
     f, e_BLD = logits_of(model.train(is_training))

@@ -18,7 +18,7 @@ from torch import Tensor
 from implicit_llm.solver import fixed_point
 from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.methods import make_update
-from implicit_llm.solver.passes import evaluation_pass, phantom_steps, training_solve, unrolled_pass
+from implicit_llm.solver.passes import evaluation_pass, phantom_steps, series_steps, training_solve, unrolled_pass
 from implicit_llm.solver.residual import make_rule
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.solver import SolverConfig
@@ -269,6 +269,41 @@ def test_the_phantom_gradient_of_a_linear_map_is_its_truncated_series(steps: int
     torch.testing.assert_close(gradient_BLD, (tau * (1 - ratio_BL**steps) / (1 - ratio_BL))[..., None].expand(2, 2, 3))
     if steps == 60:
         torch.testing.assert_close(gradient_BLD, (1 / (1 - f.c_BL))[..., None].expand(2, 2, 3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("tau", [0.8, 1.0])
+@pytest.mark.parametrize("is_solved", [False, True])
+def test_the_series_of_a_linear_map_is_its_phantom_gradient(steps: int, tau: float, is_solved: bool) -> None:
+    """By what is added, from any z; by the matrices at the fixed point, where the phantom steps multiply the same z."""
+    f, found = causal(), []
+    g_BLD, solver = normal(*f.x_BLD.shape, seed=3), SolverConfig(phantom_steps=steps, tau=tau)
+    z_BLD = causal_fixed_point(f) if is_solved else normal(*f.x_BLD.shape, seed=4)
+    leaves = [t.requires_grad_() for t in ((f.x_BLD, f.A_DD, f.B_DD) if is_solved else (f.x_BLD,))]
+    for take in (phantom_steps, series_steps):
+        out_BLD = take(f, z_BLD.clone().requires_grad_(take is series_steps), solver)
+        found.append([out_BLD.detach(), *torch.autograd.grad(out_BLD, leaves, g_BLD)])
+    (phantom, *phantom_gradients), (series, *series_gradients) = found
+    assert torch.equal(series, phantom)
+    torch.testing.assert_close(series_gradients, phantom_gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_a_series_evaluates_f_as_often_as_phantom_steps_and_gives_the_z_before_it_no_gradient() -> None:
+    calls: list[bool] = []
+
+    @dataclass
+    class Watched(Causal):
+        def __call__(self, z_BLD: Tensor) -> Tensor:
+            calls.append(torch.is_grad_enabled())
+            return super().__call__(z_BLD)
+
+    f = causal()
+    f = Watched(f.A_DD, f.B_DD, f.x_BLD.requires_grad_())
+    z_BLD = normal(*f.x_BLD.shape).requires_grad_()
+    series_steps(f, z_BLD, SolverConfig(phantom_steps=3)).sum().backward()
+    assert calls == [False, False, True]
+    assert z_BLD.grad is None
+    assert f.x_BLD.grad is not None
 
 
 @pytest.mark.parametrize("num_unroll", [1, 2, 5])

@@ -34,9 +34,13 @@ class UncountedModel(ValueError):
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """FLOPs per token. `stack`: one evaluation of f, all layers; `outside`: injection and head, once a pass."""
+    """FLOPs per token. `stack`: one evaluation of f, all layers; `outside`: injection and head, once a pass.
+
+    mixing: the part of the stack that multiplies activations with each other, in attention or scan, not with weights.
+    """
 
     stack: float
+    mixing: float
     outside: float
 
 
@@ -49,14 +53,15 @@ def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
     """
     match model.get("model_type"):
         case "implicit_mamba2":
-            layer = _mamba2_layer(model, length)
+            by_weights, mixing = _mamba2_layer(model, length)
         case "implicit_llama3":
-            layer = _llama3_layer(model, length)
+            by_weights, mixing = _llama3_layer(model, length)
         case _:
-            return ForwardFlops(stack=2.0 * num_parameters(model), outside=0.0)
-    width = model["hidden_size"]
+            return ForwardFlops(stack=2.0 * num_parameters(model), mixing=0.0, outside=0.0)
+    width, layers = model["hidden_size"], model["num_hidden_layers"]
     injection = 2 * width * _injection_width(model) if model["is_implicit"] else 0
-    return ForwardFlops(model["num_hidden_layers"] * layer, injection + 2 * width * model["vocab_size"])
+    outside = injection + 2 * width * model["vocab_size"]
+    return ForwardFlops(layers * (by_weights + mixing), layers * mixing, outside)
 
 
 def training_flops(
@@ -66,39 +71,52 @@ def training_flops(
 
     Args: solver holds the fields of a `SolverConfig`, None for explicit models. f_evaluations is the mean number of
         evaluations of f for a token, differentiated ones included; None counts as many as the solver allows.
-    Raises: UncountedModel; ValueError for an implicit model without solver, or fewer evaluations than are
-        differentiated.
+    Raises: UncountedModel; ValueError for an implicit model without solver, or fewer evaluations than a step always
+        takes.
     Source: unrolled iterations and phantom steps of Schöne et al. 2025, section 2; all others run without gradient.
     """
     forward = forward_flops(model, length)
     if solver is None and model.get("is_implicit"):
         raise ValueError("solver: an implicit model needs one; give the fields of its SolverConfig")
-    differentiated = differentiated_evaluations(solver)
+    least, products = last_evaluations(solver), series_products(solver)
     total = max_evaluations(solver) if f_evaluations is None else f_evaluations
-    if total < differentiated * (1 - ROUNDING):
-        raise ValueError(f"f_evaluations: {total} is less than the {differentiated} that the solver differentiates")
-    of_stack = max(total, differentiated) + BACKWARD_FORWARDS * differentiated
-    return of_stack * forward.stack + (1 + BACKWARD_FORWARDS) * forward.outside
+    if total < least * (1 - ROUNDING):
+        raise ValueError(f"f_evaluations: {total} is less than the {least} that a step always takes")
+    of_stack = max(total, least) + BACKWARD_FORWARDS * (least - products)
+    in_products = products * (forward.stack + forward.mixing)
+    return of_stack * forward.stack + in_products + (1 + BACKWARD_FORWARDS) * forward.outside
 
 
-def differentiated_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Evaluations of f that a training step differentiates; 1 for an explicit model.
+def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
+    """Evaluations of f with which a training step ends, whatever its solver takes; 1 for an explicit model.
 
-    The products that solve for an implicit gradient depend on the data and are not counted.
+    All are differentiated, except that a series has `series_products` in place of all but one. The products that solve
+    for an implicit gradient depend on the data and are not counted.
     """
     if solver is None:
         return 1
     settings = SolverConfig.of(solver)
-    return settings.num_unroll if settings.mode == "unrolled" else settings.differentiated_steps
+    return settings.num_unroll if settings.mode == "unrolled" else settings.steps_after_solve
+
+
+def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
+    """Products with (df/dz)^T in the backward pass of `gradient: series`.
+
+    Of y = W x such a product takes the gradient of x alone, as much work as y. Where activations are multiplied with
+    each other it needs both gradients, twice as much.
+    """
+    if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled" or settings.gradient != "series":
+        return 0
+    return settings.phantom_steps - 1
 
 
 def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """The most evaluations of f that a training step spends on a token; 1 for an explicit model."""
-    differentiated = differentiated_evaluations(solver)
+    last = last_evaluations(solver)
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled":
-        return differentiated
+        return last
     closing = 0 if settings.block_len is None else 1  # a block is closed by one more f, which makes its state
-    return settings.max_iter + closing + differentiated
+    return settings.max_iter + closing + last
 
 
 def num_parameters(model: Mapping[str, Any]) -> int:
@@ -131,8 +149,8 @@ def num_parameters(model: Mapping[str, Any]) -> int:
     return int(embeddings + injection + model["num_hidden_layers"] * layer + width)
 
 
-def _mamba2_layer(model: Mapping[str, Any], length: int) -> float:
-    """In-projection, convolution, scan, out-projection. Source: Dao and Gu 2024, sections 6 and 7.
+def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
+    """By weights: in-projection, convolution, out-projection; and the scan. Source: Dao and Gu 2024, sections 6 and 7.
 
     SSD is masked attention inside a chunk, with a state handed from chunk to chunk. A token sees on average (Q+1)/2
     positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). What it adds to
@@ -146,18 +164,18 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> float:
     seen = (length / chunks + 1) / 2
     between = 4 * model["state_size"] * inner * (chunks - 1) / chunks
     scan = seen * 2 * (model["n_groups"] * model["state_size"] + inner) + between
-    return projections + convolution + scan
+    return projections + convolution, scan
 
 
-def _llama3_layer(model: Mapping[str, Any], length: int) -> float:
-    """Four projections, causal attention, and three products of the MLP at its published width.
+def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
+    """By weights: four projections and three products of the MLP at its published width; and causal attention.
 
     A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 H P each, over all query heads.
     """
     width, mlp = model["hidden_size"], model["intermediate_size"]
     query, key = llama3_widths(model)
     attention = 4 * query * (length + 1) / 2
-    return 4 * width * (query + key) + attention + 6 * width * mlp
+    return 4 * width * (query + key) + 6 * width * mlp, attention
 
 
 def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from implicit_llm_contracts.runs import Only, check_fields, fill, refuse_if
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
 AS_TRAINED: EvalMode = "as_trained"
-Gradient = Literal["phantom", "implicit"]
+Gradient = Literal["phantom", "series", "implicit"]
 
 # The library puts the functions behind the names.
 METHODS: Registry[Any] = Registry("solver method", dict.fromkeys(("plain", "damped", "anderson")))
@@ -39,11 +39,15 @@ class SolverConfig:
     before f. "as_trained" looks for no fixed point: it is the training pass, with the training settings, from an empty
     state, and leaves no state to carry on.
 
-    Gradient, of a free training pass and of evaluation: "phantom" differentiates the `phantom_steps`; "implicit" takes
-    one step f(z) and solves u = g + (df/dz)^T u for its backward pass (implicit function theorem) by Anderson's method
-    to the relative residual `gradient_tol`, in at most as many products as evaluation has iterations.
+    Gradient, of a free training pass and of evaluation: "phantom" differentiates the `phantom_steps`. "series" takes
+    the same steps, but differentiates f only at the last of them: with M = (1-tau) + tau (df/dz)^T it sums M^m g over
+    m < `phantom_steps`, and one backward pass takes tau times that sum to the weights. For a linear f that is the
+    phantom gradient; for others they agree where z hardly moves any more. It keeps the activations of one step.
+    "implicit" takes one step f(z) and solves u = g + (df/dz)^T u for its backward pass (implicit function theorem) by
+    Anderson's method to the relative residual `gradient_tol`, in at most as many products as evaluation has iterations.
 
-    Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021; blockwise evaluation is new here.
+    Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021, "series" is its Neumann form; blockwise
+    evaluation is new here.
     """
 
     mode: Mode = "fixed_point"
@@ -84,8 +88,8 @@ class SolverConfig:
         return asdict(self)
 
     @property
-    def differentiated_steps(self) -> int:
-        """Evaluations of f after a solve that carry its gradient."""
+    def steps_after_solve(self) -> int:
+        """Evaluations of f after a solve, by which the pass has a gradient."""
         return 1 if self.gradient == "implicit" else self.phantom_steps
 
     @property
