@@ -86,7 +86,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, Blocks] | None:
         """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
 
-        None where no kernel can; the blocks are then solved one after another. Raises: NonFiniteState.
+        None where no kernel can, or where the state became NaN or infinite; the blocks are then solved one after
+        another.
         """
         return None
 

@@ -24,7 +24,6 @@ from implicit_llm.kernels.ssd import gated_scan, ssd
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, added, touched_module
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
-from implicit_llm.solver.fixed_point import raise_if_not_finite
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Blocks, BlockStats
 
@@ -198,7 +197,8 @@ def solve_layer(
     else:
         ssm_BHPN, inputs_BKC = x.prefix.layers[0]
     found = triton_search.solve_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
-    raise_if_not_finite(found.non_finite_BL)
+    if bool(found.non_finite_BL.any()):
+        return None  # the kernel knows only the block; solved one after another, the blocks say where
     of_sequences = (t_BG.unbind(1) for t_BG in (found.num_iter_BG, found.residual_BG, found.done_BG))
     of_tokens = (found.residual_BL >= rule.tol).split(width, dim=1)
     blocks = [(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]

@@ -22,16 +22,6 @@ COMPACT_BELOW = 0.75
 CHECK_EVERY_ON_DEVICE = 4
 
 
-def raise_if_not_finite(non_finite_BL: Tensor) -> None:
-    """Raises: NonFiniteState, naming the first sequence and position that is marked."""
-    if bool(non_finite_BL.any()):
-        sequence, position = non_finite_BL.nonzero()[0].tolist()
-        raise NonFiniteState(
-            f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
-            f"position {position}; lower the learning rate, check the input, or solve in fp32"
-        )
-
-
 class FixedPointMap(Protocol):
     """f(., x) for a fixed input x, over a batch of sequences."""
 
@@ -104,7 +94,12 @@ class Best:
 
     def raise_if_not_finite(self) -> None:
         """Raises: NonFiniteState, naming sequence and position."""
-        raise_if_not_finite(self.non_finite)
+        if bool(self.non_finite.any()):
+            sequence, position = self.non_finite.nonzero()[0].tolist()
+            raise NonFiniteState(
+                f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
+                f"position {position}; lower the learning rate, check the input, or solve in fp32"
+            )
 
 
 @torch.no_grad()
