@@ -56,6 +56,41 @@ def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Pro
     assert re.fullmatch(r"error: tiny\.yaml: data\.s3\.train\.hard_fraction: expected a number from 0 to .*", error)
 
 
+@pytest.mark.parametrize("words", [("snakemake", "-n", "--cores", "1", "--configfile"), ("implicit-llm", "status")])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"batch_size: 8", b"batch_size: 8, batch_size: 4", r":\d+: is not valid YAML: key 'batch_size' occurs twice"),
+        (b"name: tiny", b"name: [tiny", r":\d+: is not valid YAML: "),
+        (b"name: tiny", b"name: tiny\ndescription: \xff", ": is not valid YAML: .*utf-8"),
+        (b"tol: 0.1", b"tol: .inf", r": runs\.implicit\.override\.curriculum\.free\.solver\.tol: inf is not allowed"),
+        (b"  explicit:\n", b"  " + b"a" * 300 + b":\n", ": runs: 'a+.* is not allowed"),
+        (b"num_samples: 64", b"num_samples: 1e15", r": data\.s3\.train\.num_samples: expected an integer"),
+    ],
+)
+def test_both_doors_refuse_a_bad_file_in_one_line_with_its_name(
+    project: Project, words: tuple[str, ...], old: bytes, new: bytes, said: str
+) -> None:
+    project.config.write_bytes(project.config.read_bytes().replace(old, new, 1))
+    option = [] if words[0] == "snakemake" else ["--config"]
+    output = project.command(*words, *option, "tiny.yaml", code=2)
+    (error,) = [line for line in output.splitlines() if "rror" in line]
+    assert re.match(rf"error: tiny\.yaml{said}", error), output
+
+
+def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(built: Project) -> None:
+    refused = built.command("snakemake", "-n", "--cores", "1", "--configfile", "tiny.yaml", "train", code=2)
+    assert "error: train: no such config file; --configfile takes every word up to the next option" in refused
+
+
+def test_data_that_no_disk_holds_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    project.edit(project.config, "num_samples: 64", "num_samples: 1_000_000_000_000_000")
+    said = r"^error: tiny\.yaml: data: train\.num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
+    assert re.search(said, project.snakemake(code=2), re.MULTILINE)
+    assert not list(project.results.glob("data/*"))
+
+
 def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Project) -> None:
     project = replace(built, variables={"PYTHONPATH": str(ROOT / "workflow" / "lib")})
     output = project.snakemake("--dry-run", code=2)

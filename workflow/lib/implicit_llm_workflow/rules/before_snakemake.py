@@ -1,0 +1,36 @@
+"""What the profiles call before Snakemake reads an experiment or a profile by itself, and names neither file nor key.
+
+Each function ends the process with one line for what the user can put right.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from implicit_llm_contracts.runs import ConfigError, UserError
+from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def check_config_files() -> None:
+    """Read the files of `--configfile` as the commands of the project read them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", type=Path, default=[])
+    with _in_one_line():
+        for path in parser.parse_known_args(sys.argv[1:])[0].configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
+            if not path.is_file():
+                raise ConfigError(
+                    f"{path}: no such config file; --configfile takes every word up to the next option, so type "
+                    "targets before it"
+                )
+            read_yaml(shown_path(path))
