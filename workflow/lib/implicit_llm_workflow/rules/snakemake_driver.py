@@ -35,6 +35,7 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     force,
     forced_outputs,
     is_made,
+    only_touches,
     outputs_to_make,
     targets,
 )
@@ -81,7 +82,7 @@ class Driver:
 
     def _after_graph(self) -> None:
         with errors_in_one_line(self._logger):
-            self._forced = forced_by_user(self._workflow, self._plan)
+            self._forced = set() if only_touches(self._workflow) else forced_by_user(self._workflow, self._plan)
         self._plan.force(self._forced)
         force(self._workflow, self._plan.stale())
 
