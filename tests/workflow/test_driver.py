@@ -263,6 +263,58 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     assert all("slurm_partition" not in line for line in resources_of(output, "data_set"))
 
 
+CPU_SITE = """\
+  classes:
+    small: {partition: old, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 16, setup: ""}
+  other_jobs: {partition: old}
+  account: ""
+  rules:
+    train_word_problem: {class: small}
+    evaluate_word_problem: {class: small}
+"""
+
+
+def test_a_cluster_without_gpus_takes_what_its_nodes_have(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", CPU_SITE)
+    output = dry_run(project)
+    for rule in ("train_word_problem", "evaluate_word_problem"):
+        assert all("mem_mb=15000" in line and "device=cpu" in line for line in resources_of(output, rule))
+    assert output.count("threads: 2\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "class: small}",
+            "class: smal}",
+            "rules.train_word_problem.class: there is no class 'smal'; did you mean 'small",
+        ),
+        ("{class: small}", "{class: small, runtme: 9}", "rules.train_word_problem: unknown key 'runtme'; did you mean"),
+        ("partition: old,", "patition: old,", "classes.small: unknown key 'patition'; did you mean 'partition'"),
+        ("  other_jobs: {partition", "  other_jobs: {partitio", "other_jobs: unknown key 'partitio'; did you mean"),
+        ("gpus: 0", "gpus: none", "classes.small.gpus: expected an integer, found the text 'none'"),
+    ],
+)
+def test_a_typo_in_the_block_of_a_site_is_one_line_with_the_nearest_name(
+    project: Project, old: str, new: str, said: str
+) -> None:
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", CPU_SITE.replace(old, new, 1))
+    driver = ["snakemake", "--profile", "profiles/cluster", "--configfile", project.config.name]
+    refused = project.command(*driver, "--dry-run", code=2)
+    assert f"error: profiles/cluster/config.yaml: {said}" in refused.replace("config.yaml.", "config.yaml: ")
+    assert "usage" not in refused
+
+
+@pytest.mark.parametrize("profile", ["local", "cluster"])
+def test_a_rule_that_a_profile_misspells_is_refused_with_the_nearest_name(project: Project, profile: str) -> None:
+    project.edit(project.dir / "profiles" / profile / "config.yaml", "train_word_problem:", "train_word_problm:")
+    driver = ["snakemake", "--profile", f"profiles/{profile}", "--configfile", project.config.name]
+    said = r"error: profiles/\w+: set-\w+: there is no rule 'train_word_problm'; did you mean 'train_word_problem'\?"
+    assert re.search(said, project.command(*driver, "--dry-run", code=2))
+
+
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])
 def test_the_profile_as_it_is_plans_the_experiments_by_its_name(tmp_path: Path, config: str) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}

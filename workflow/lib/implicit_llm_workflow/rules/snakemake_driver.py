@@ -37,6 +37,7 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     is_made,
     only_touches,
     outputs_to_make,
+    rules_with_settings,
     targets,
 )
 
@@ -70,6 +71,7 @@ class Driver:
     def _before_graph(self) -> None:
         plan = self._plan
         with errors_in_one_line(self._logger):
+            check_rules_of_profile(self._workflow)
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
                 self._lock.enter_context(hold_lock(plan.driver_lock))
@@ -187,6 +189,16 @@ def check_targets(workflow: Any, plan: Plan) -> None:
         names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
         hint = nearest(target, [*names, *manifests], f"`{plan.list_command}` lists its jobs")
         raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
+
+
+def check_rules_of_profile(workflow: Any) -> None:
+    """Raises: ConfigError for a rule that a profile or the command sets something of, and that there is not."""
+    names = {rule.name for rule in workflow.rules}
+    for option, rules in rules_with_settings(workflow).items():
+        for rule in rules:
+            if rule not in names:
+                where = profile_in_use() or "command line"
+                raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, names)}")
 
 
 def check_disk(plan: Plan) -> None:

@@ -76,3 +76,9 @@ def does_run_jobs(workflow: Any) -> bool:
 def only_touches(workflow: Any) -> bool:
     """Whether this call of Snakemake marks results as up to date, by `--touch`, and computes none."""
     return bool(workflow.touch)
+
+
+def rules_with_settings(workflow: Any) -> dict[str, list[str]]:
+    """The names of rules for which a profile or the command line sets resources or threads, by option."""
+    settings = workflow.resource_settings
+    return {"set-resources": list(settings.overwrite_resources), "set-threads": list(settings.overwrite_threads)}
