@@ -170,7 +170,10 @@ def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize("name", ["exp#1", "a%20b", "q?x", "plain name"])
-def test_a_store_lies_where_its_folder_is_whatever_characters_its_path_has(tmp_path: Path, name: str) -> None:
+def test_a_store_lies_where_its_folder_is_whatever_characters_its_path_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     results = tmp_path / name / "results"
     for _ in range(2):  # made, and found again
         initialise(default_uri(results))

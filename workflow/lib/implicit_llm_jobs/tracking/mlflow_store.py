@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from implicit_llm_contracts.runs import UserError, faults, fsync_file, remove_temporary, storage_errors, temporary_name
 
 SQLITE = "sqlite:///"
+_QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, for MLflow makes a folder `file:` where it sees SQLITE
 # Of MLflow, where they are not set. Its report of use goes to the internet, which a cluster's jobs should leave alone.
 # Without a pool each call opens the store anew, and so finds one that was made in place of a damaged one. What a call
 # to a server could not do is tried again here, every few seconds, and does not have to wait long in MLflow.
@@ -46,9 +47,8 @@ def default_uri(results: Path) -> str:
 
 
 def sqlite_uri(path: Path) -> str:
-    """The URI of an SQLite store, in which a `#`, `%` or `?` of the path stays one."""
-    is_plain = set("#%?").isdisjoint(str(path))
-    return f"{SQLITE}{path}" if is_plain else f"{SQLITE}file:{quote(str(path))}?uri=true"
+    """The URI of an SQLite store. SQLAlchemy unquotes none, and takes what follows a `?` for options."""
+    return f"{SQLITE}{path}" if "?" not in str(path) else f"{_QUOTED}{quote(str(path))}?uri=true"
 
 
 def artifact_location(uri: str) -> str | None:
@@ -59,10 +59,10 @@ def artifact_location(uri: str) -> str | None:
 
 def sqlite_path(uri: str) -> Path | None:
     """The file of an SQLite store, None for other stores."""
-    if not uri.startswith(SQLITE):
-        return None
-    path = uri.removeprefix(SQLITE).partition("?")[0]
-    return Path(unquote(path.removeprefix("file:"))) if path.startswith("file:") else Path(path)
+    path = uri.partition("?")[0]
+    if path.startswith(_QUOTED):
+        return Path(unquote(path.removeprefix(_QUOTED)))
+    return Path(path.removeprefix(SQLITE)) if path.startswith(SQLITE) else None
 
 
 def initialise(uri: str, *, is_deep: bool = False) -> None:

@@ -15,6 +15,7 @@ from implicit_llm_contracts.config.values import SOME, Count, Number, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import ConfigError, UserError, fill
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
+from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,11 @@ def check_config_files() -> None:
 
 
 def check_site(block: dict[str, Any]) -> None:
-    """Look at the values of the block of profiles/cluster."""
+    """Look at the values of the block of profiles/cluster, or of the copy of it that is in use."""
+    where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with _in_one_line():
-        site = fill(Site, block, "profiles/cluster/config.yaml")
+        site = fill(Site, block, where)
         for rule, use in site.rules.items():
             if use.class_ not in site.classes:
                 hint = nearest(use.class_, site.classes)
-                raise ConfigError(
-                    f"profiles/cluster/config.yaml: rules.{rule}.class: there is no class {use.class_!r}; {hint}"
-                )
+                raise ConfigError(f"{where}: rules.{rule}.class: there is no class {use.class_!r}; {hint}")
