@@ -72,7 +72,7 @@ docs: $(SITE)  ## Build the documentation site: docs/_build/html/index.html
 
 profiles:  ## Link the profiles where Snakemake finds them by name: snakemake --profile cluster
 	@mkdir -p "$(SNAKEMAKE_PROFILES)"
-	@for profile in profiles/*/; do \
+	@for profile in $(filter-out profiles/default/,$(wildcard profiles/*/)); do \
 	    name=$$(basename "$$profile"); link="$(SNAKEMAKE_PROFILES)/$$name"; \
 	    if [ -e "$$link" ] && [ ! -L "$$link" ]; then echo "error: $$link is there and no link; move it away" >&2; exit 2; fi; \
 	    ln -sfn "$(CURDIR)/profiles/$$name" "$$link"; echo "$$link -> $(CURDIR)/profiles/$$name"; \

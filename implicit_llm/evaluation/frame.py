@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import set_up_torch
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
-from implicit_llm.models.loading.foreign import import_package_of
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.runs import (
@@ -223,8 +222,10 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
         runtime.get("device") or "auto", runtime.get("kernels") or "auto", runtime.get("threads") or None
     )
     import_package_of(trained.manifest.config.get("model") or {})
-    how: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
+    try:
+        model: Any = load_foreign(folder)
+    except ModelConfigError as error:
+        raise EvaluateInputError(f"{folder}: {error}") from error
     return model.to(device).eval()
 
 

@@ -56,6 +56,41 @@ def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(project: Pro
     assert re.fullmatch(r"error: tiny\.yaml: data\.s3\.train\.hard_fraction: expected a number from 0 to .*", error)
 
 
+@pytest.mark.parametrize("words", [("snakemake", "-n", "--cores", "1", "--configfile"), ("implicit-llm", "status")])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"batch_size: 8", b"batch_size: 8, batch_size: 4", r":\d+: is not valid YAML: key 'batch_size' occurs twice"),
+        (b"name: tiny", b"name: [tiny", r":\d+: is not valid YAML: "),
+        (b"name: tiny", b"name: tiny\ndescription: \xff", ": is not valid YAML: .*utf-8"),
+        (b"tol: 0.1", b"tol: .inf", r": runs\.implicit\.override\.curriculum\.free\.solver\.tol: inf is not allowed"),
+        (b"  explicit:\n", b"  " + b"a" * 300 + b":\n", ": runs: 'a+.* is not allowed"),
+        (b"num_samples: 64", b"num_samples: 1e15", r": data\.s3\.train\.num_samples: expected an integer"),
+    ],
+)
+def test_both_doors_refuse_a_bad_file_in_one_line_with_its_name(
+    project: Project, words: tuple[str, ...], old: bytes, new: bytes, said: str
+) -> None:
+    project.config.write_bytes(project.config.read_bytes().replace(old, new, 1))
+    option = [] if words[0] == "snakemake" else ["--config"]
+    output = project.command(*words, *option, "tiny.yaml", code=2)
+    (error,) = [line for line in output.splitlines() if "rror" in line]
+    assert re.match(rf"error: tiny\.yaml{said}", error), output
+
+
+def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(built: Project) -> None:
+    refused = built.command("snakemake", "-n", "--cores", "1", "--configfile", "tiny.yaml", "train", code=2)
+    assert "error: train: no such config file; --configfile takes every word up to the next option" in refused
+
+
+def test_data_that_no_disk_holds_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    project.edit(project.config, "num_samples: 64", "num_samples: 1_000_000_000_000_000")
+    said = r"^error: tiny\.yaml: data: train\.num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
+    assert re.search(said, project.snakemake(code=2), re.MULTILINE)
+    assert not list(project.results.glob("data/*"))
+
+
 def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Project) -> None:
     project = replace(built, variables={"PYTHONPATH": str(ROOT / "workflow" / "lib")})
     output = project.snakemake("--dry-run", code=2)
@@ -226,6 +261,58 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     checks = resources_of(output, "preflight")
     assert {re.search(r"slurm_partition=(\w+)", line)[1] for line in checks} == {"gpu", "old"}
     assert all("slurm_partition" not in line for line in resources_of(output, "data_set"))
+
+
+CPU_SITE = """\
+  classes:
+    small: {partition: old, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 16, setup: ""}
+  other_jobs: {partition: old}
+  account: ""
+  rules:
+    train_word_problem: {class: small}
+    evaluate_word_problem: {class: small}
+"""
+
+
+def test_a_cluster_without_gpus_takes_what_its_nodes_have(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", CPU_SITE)
+    output = dry_run(project)
+    for rule in ("train_word_problem", "evaluate_word_problem"):
+        assert all("mem_mb=15000" in line and "device=cpu" in line for line in resources_of(output, rule))
+    assert output.count("threads: 2\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "class: small}",
+            "class: smal}",
+            "rules.train_word_problem.class: there is no class 'smal'; did you mean 'small",
+        ),
+        ("{class: small}", "{class: small, runtme: 9}", "rules.train_word_problem: unknown key 'runtme'; did you mean"),
+        ("partition: old,", "patition: old,", "classes.small: unknown key 'patition'; did you mean 'partition'"),
+        ("  other_jobs: {partition", "  other_jobs: {partitio", "other_jobs: unknown key 'partitio'; did you mean"),
+        ("gpus: 0", "gpus: none", "classes.small.gpus: expected an integer, found the text 'none'"),
+    ],
+)
+def test_a_typo_in_the_block_of_a_site_is_one_line_with_the_nearest_name(
+    project: Project, old: str, new: str, said: str
+) -> None:
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", CPU_SITE.replace(old, new, 1))
+    driver = ["snakemake", "--profile", "profiles/cluster", "--configfile", project.config.name]
+    refused = project.command(*driver, "--dry-run", code=2)
+    assert f"error: profiles/cluster/config.yaml: {said}" in refused.replace("config.yaml.", "config.yaml: ")
+    assert "usage" not in refused
+
+
+@pytest.mark.parametrize("profile", ["local", "cluster"])
+def test_a_rule_that_a_profile_misspells_is_refused_with_the_nearest_name(project: Project, profile: str) -> None:
+    project.edit(project.dir / "profiles" / profile / "config.yaml", "train_word_problem:", "train_word_problm:")
+    driver = ["snakemake", "--profile", f"profiles/{profile}", "--configfile", project.config.name]
+    said = r"error: profiles/\w+: set-\w+: there is no rule 'train_word_problm'; did you mean 'train_word_problem'\?"
+    assert re.search(said, project.command(*driver, "--dry-run", code=2))
 
 
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])

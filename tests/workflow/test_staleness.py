@@ -164,6 +164,27 @@ def test_what_is_made_from_a_forced_result_follows_in_the_next_run(project: Proj
     assert NOTHING in project.snakemake()
 
 
+def test_touching_everything_asks_for_nothing(project: Project) -> None:
+    project.snakemake("--touch", "-F")
+    assert not list(project.results.rglob("*.again"))
+    assert NOTHING in project.snakemake()
+
+
+def test_what_an_interrupted_run_forced_costs_what_it_took_and_can_be_taken_back(project: Project) -> None:
+    for job in EXPLICIT:
+        (identity,) = (project.results / ".jobs").glob(f"{job}/*.json")
+        identity.with_suffix(".again").touch()
+    jobs = explained(project)
+    assert jobs.keys() == EXPLICIT
+    assert jobs["train/explicit-s0/explicit"]["cost"]["basis"] == "as last time"
+    (advice,) = re.findall(
+        r"`(implicit-llm accept --forced [^`]+)`", project.command("implicit-llm", "explain", *EXPERIMENT)
+    )
+    project.command(*shlex.split(advice))
+    assert NOTHING in project.snakemake()
+    assert "nothing was forced" in project.command(*shlex.split(advice), code=2)
+
+
 def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(project: Project) -> None:
     accept_edited_model(project)
     assert NOTHING in project.snakemake()

@@ -7,12 +7,14 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
@@ -24,7 +26,7 @@ from implicit_llm.evaluation.answers import (
     UnknownToken,
     answers,
 )
-from implicit_llm.evaluation.frame import EvaluateInputError
+from implicit_llm.evaluation.frame import EvaluateInputError, load_model
 from implicit_llm.evaluation.kinds import catbabi
 from implicit_llm.evaluation.kinds import word_problem as stage
 from implicit_llm.evaluation.kinds.catbabi import AnswerTally, carries_state, evaluate_catbabi
@@ -44,6 +46,7 @@ from implicit_llm_data.stages import babi_text
 from implicit_llm_data.stages import catbabi as data_stage
 from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 from implicit_llm_jobs.stage import run_stage
+from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import (
     VOCAB,
@@ -292,6 +295,18 @@ def test_a_missing_input_is_named_with_what_to_give(tmp_path: Path, tests_by_rol
         run_evaluation(tmp_path, {"model": train(tmp_path, "explicit")})
     with pytest.raises(EvaluateInputError, match=r"manifest\.json: names no model/config\.json"):
         run_evaluation(tmp_path, {"model": next(iter(tests_by_role.values())), **tests_by_role})
+
+
+def test_weights_of_another_shape_than_config_json_are_refused_in_one_line(tmp_path: Path) -> None:
+    run_dir = train(tmp_path, "explicit")
+    (path,) = run_dir.glob("work/**/model.safetensors")
+    weights = load_file(path)
+    save_file({name: value.flatten()[:3].clone() for name, value in weights.items()}, path, {"format": "pt"})
+    trained: Any = SimpleNamespace(
+        dir=path.parents[1], manifest=SimpleNamespace(files=[SimpleNamespace(path="model/config.json")], config={})
+    )
+    with refused(f"{path.parent}: its weights lack .* as config.json wants it", EvaluateInputError):
+        load_model(trained, {"device": "cpu"})
 
 
 def test_an_explicit_model_has_the_one_mode_parallel_at_the_lengths_asked_for(

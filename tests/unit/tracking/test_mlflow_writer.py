@@ -11,13 +11,21 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.system_metrics.metrics import cpu_monitor
 
 from implicit_llm_contracts.runs.journal import Journal, read
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
-from implicit_llm_jobs.tracking.mlflow_store import TrackingError, initialise
+from implicit_llm_jobs.tracking.mlflow_store import (
+    TrackingError,
+    default_uri,
+    initialise,
+    prepare_environment,
+    sqlite_path,
+)
 from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, MlflowWriter, catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.limits import wait_until
@@ -159,6 +167,27 @@ def test_a_file_that_is_no_store_is_refused_and_kept(tmp_path: Path, content: by
     with pytest.raises(TrackingError, match=rf"{found}.*implicit-llm mlflow rebuild --results {tmp_path}`"):
         initialise(f"sqlite:///{path}")
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["exp#1", "a%20b", "q?x", "plain name"])
+def test_a_store_lies_where_its_folder_is_whatever_characters_its_path_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / name / "results"
+    for _ in range(2):  # made, and found again
+        initialise(default_uri(results))
+    assert sqlite_path(default_uri(results)) == results / "mlflow.db"
+    MlflowClient(tracking_uri=default_uri(results)).create_experiment("mine")
+    with closing(sqlite3.connect(results / "mlflow.db")) as connection:
+        assert ("mine",) in connection.execute("SELECT name FROM experiments").fetchall()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_mlflow_prints_no_uri_into_the_log_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "false")
+    prepare_environment()
+    assert MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.get() is True
 
 
 def test_a_server_initialises_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

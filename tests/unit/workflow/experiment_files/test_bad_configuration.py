@@ -9,6 +9,7 @@ from implicit_llm_workflow.planning.graph import build_graph
 from tests.refusals import refused
 from tests.unit.workflow.experiments import EXCERPTS, GRID, LANGUAGE, TINY, ExperimentFile
 
+LONG = "a" * 300
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TINY_CASES = [
     ("lengths: [8, 16]", "lenghts: [8, 16]", "data.s3.test: unknown key 'lenghts'; did you mean 'lengths'?"),
@@ -16,6 +17,11 @@ TINY_CASES = [
     ("name: tiny", 'name: "tiny\\n"', r"name: 'tiny\n' is not allowed; give lower-case letters"),
     ("  implicit:\n", '  "implicit\\n":\n', r"runs: 'implicit\n' is not allowed; give lower-case letters"),
     ("name: tiny", "nam: tiny", "unknown key 'nam'; did you mean 'name'?"),
+    ("  implicit:\n", f"  {LONG}:\n", "is not allowed; give lower-case letters, digits, hyphens and dots,"),
+    ("tol: 0.1", "tol: .inf", "override.curriculum.free.solver.tol: inf is not allowed; give a finite number"),
+    ("tol: 0.1", "tol: 1e999", "solver.tol: inf is not allowed; give a finite number"),
+    ("seeds: [0, 1]", "seeds: [0, .nan]", "seeds[1]: nan is not allowed; give a finite number"),
+    ("num_samples: 64", "num_samples: 1e15", "train.num_samples: expected an integer, found 1000000000000000.0"),
     ("group: S3", "group: Q3", "data.s3.group: 'Q3' is no group, built in or of a plugin; use one of S1 to S7"),
     ("group: S3", "group: S9", "data.s3.group: 'S9' is no group"),
     ("group: S3", "group: S7\n    monoid: aperiodic", "data.s3.group: S7 x aperiodic has 20160 elements"),
@@ -280,7 +286,11 @@ TABLES = [
 
 @pytest.mark.parametrize(
     ("text", "old", "new", "message"),
-    [pytest.param(text, *case, id=f"{case[1]}: {case[2]}") for text, cases in TABLES for case in cases],
+    [
+        pytest.param(text, *case, id=f"{case[1]}: {case[2]}".replace(LONG, "LONG"))
+        for text, cases in TABLES
+        for case in cases
+    ],
 )
 def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
     tmp_path: Path, text: str, old: str, new: str, message: str

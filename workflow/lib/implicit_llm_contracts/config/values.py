@@ -14,9 +14,16 @@ def matching(pattern: str, allowed: str) -> Only:
 
 
 Text = Annotated[str, Only(bool, "a text that is not empty")]
-Name = Annotated[str, matching(r"[a-z][a-z0-9-]*", "lower-case letters, digits and hyphens, beginning with a letter")]
+# A name becomes a folder, of at most 255 bytes with what is put to it.
+Name = Annotated[
+    str,
+    matching(r"[a-z][a-z0-9-]{0,199}", "lower-case letters, digits and hyphens, beginning with a letter, at most 200"),
+]
 RunName = Annotated[
-    str, matching(r"[a-z][a-z0-9.-]*", "lower-case letters, digits, hyphens and dots, beginning with a letter")
+    str,
+    matching(
+        r"[a-z][a-z0-9.-]{0,199}", "lower-case letters, digits, hyphens and dots, beginning with a letter, at most 200"
+    ),
 ]
 Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
 COMMIT = matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")

@@ -36,7 +36,7 @@ from implicit_llm_contracts.runs.fetched_files import (
     weight_files,
     words_of,
 )
-from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, check_fields, fill, fill_keys
+from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, below, check_fields, fill, fill_keys
 from implicit_llm_contracts.runs.identity import (
     Identity,
     IdentityError,

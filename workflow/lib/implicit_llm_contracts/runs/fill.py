@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
             raise ConfigError(f"{where}: unknown key '{key}'; {nearest(str(key), known)}")
     hints = _hints(cls)  # type: ignore[arg-type]
     names = {key: known[key].name for key in mapping}
-    values = {name: _convert(hints[name], mapping[key], _below(where, key)) for key, name in names.items()}
+    values = {name: _convert(hints[name], mapping[key], below(where, key)) for key, name in names.items()}
     for key, field in known.items():
         if key not in mapping and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{where}: the key '{key}' is missing; add it ({_described(hints[field.name])})")
@@ -59,7 +60,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     except ValueError as error:
         path, _, reason = str(error).partition(": ")
         key = path.rpartition(".")[2]
-        raise ConfigError(f"{_below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
+        raise ConfigError(f"{below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
 
 
 def check_fields(config: Any, where: str) -> None:
@@ -78,7 +79,7 @@ def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def _below(where: str, key: Any) -> str:
+def below(where: str, key: Any) -> str:
     """The place of a key: in a file, or below another key."""
     return f"{where}: {key}" if where.endswith((".yaml", ".json")) else f"{where}.{key}"
 
@@ -130,7 +131,7 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
         choices = {choice: member for member in classes for choice in get_args(_hints(member)[key])}
         if key not in value:
             raise ConfigError(f"{where}: the key '{key}' is missing; add it (one of {', '.join(choices)})")
-        return fill(choices[_choose(list(choices), value[key], _below(where, key))], value, where)
+        return fill(choices[_choose(list(choices), value[key], below(where, key))], value, where)
     reason = None
     for member in members:
         try:
@@ -173,14 +174,13 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a mapping, found {_shown(value)}")
     key_type, item_type = get_args(wanted) or (Any, Any)
-    return {
-        _convert(key_type, key, where): _convert(item_type, item, _below(where, key)) for key, item in value.items()
-    }
+    return {_convert(key_type, key, where): _convert(item_type, item, below(where, key)) for key, item in value.items()}
 
 
 def as_number(value: Any) -> Any:
-    """The float that a text such as 1e-3 was written for; any other value as it is."""
-    return float(value) if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) else value
+    """The float that a text such as 1e-3 was written for; any other value, and what no float can hold, as it is."""
+    is_number = isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) and math.isfinite(float(value))
+    return float(value) if is_number else value
 
 
 def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:

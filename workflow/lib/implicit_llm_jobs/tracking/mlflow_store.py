@@ -12,10 +12,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from implicit_llm_contracts.runs import UserError, faults, fsync_file, remove_temporary, storage_errors, temporary_name
 
 SQLITE = "sqlite:///"
+_QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, for MLflow makes a folder `file:` where it sees SQLITE
 # Of MLflow, where they are not set. Its report of use goes to the internet, which a cluster's jobs should leave alone.
 # Without a pool each call opens the store anew, and so finds one that was made in place of a damaged one. What a call
 # to a server could not do is tried again here, every few seconds, and does not have to wait long in MLflow.
@@ -36,11 +38,17 @@ def prepare_environment() -> None:
     """Set what MLflow reads from the environment; call it before MLflow is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it would print the password of the URI into the log
 
 
 def default_uri(results: Path) -> str:
     """`MLFLOW_TRACKING_URI`, else the SQLite store in `results`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{results.resolve() / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results.resolve() / "mlflow.db")
+
+
+def sqlite_uri(path: Path) -> str:
+    """The URI of an SQLite store. SQLAlchemy unquotes none, and takes what follows a `?` for options."""
+    return f"{SQLITE}{path}" if "?" not in str(path) else f"{_QUOTED}{quote(str(path))}?uri=true"
 
 
 def artifact_location(uri: str) -> str | None:
@@ -51,7 +59,10 @@ def artifact_location(uri: str) -> str | None:
 
 def sqlite_path(uri: str) -> Path | None:
     """The file of an SQLite store, None for other stores."""
-    return Path(uri.removeprefix(SQLITE).partition("?")[0]) if uri.startswith(SQLITE) else None
+    path = uri.partition("?")[0]
+    if path.startswith(_QUOTED):
+        return Path(unquote(path.removeprefix(_QUOTED)))
+    return Path(path.removeprefix(SQLITE)) if path.startswith(SQLITE) else None
 
 
 def initialise(uri: str, *, is_deep: bool = False) -> None:
@@ -101,7 +112,7 @@ def _is_store(path: Path, *, is_deep: bool) -> bool:
         return False
     try:
         # Not read-only: what a killed process has left of a transaction is rolled back by the next one that may write.
-        with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=60)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             found = "ok" if {"alembic_version", "experiments", "runs", "metrics"} <= tables else "another database"
             if is_deep and found == "ok":
@@ -128,7 +139,7 @@ def _create(path: Path) -> None:
     try:
         faults.point("mlflow_store.before_create")
         with quiet():
-            store = SqlAlchemyStore(f"{SQLITE}{tmp}", artifact_location(f"{SQLITE}{path}"))
+            store = SqlAlchemyStore(sqlite_uri(tmp), artifact_location(sqlite_uri(path)))
             store.engine.dispose()
         fsync_file(tmp)
         faults.point("mlflow_store.before_rename")

@@ -22,6 +22,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MOD
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs import CONFIG_FILE, MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
+from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
@@ -104,7 +105,7 @@ def make_command(name: str) -> Callable[..., None]:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
         if kind.lengths != "shortest":  # which the job takes from the data
             fill(kind.config, config, f"evaluate {command_name}")
-        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT.parent.resolve() / 'mlflow.db'}")
+        os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
         inputs = {"model": _model(model, sha256 or [], log), **test_sets}
         identity = _identity(command_name, config, {role: manifest for role, (_, manifest) in inputs.items()})
         run_dir = out or ROOT / "evaluate" / identity.name

@@ -175,6 +175,7 @@ def explain(
         implicit-llm explain train/a5-implicit-s1/free --config demo --json
         implicit-llm explain --identity data/a5-train --config demo > id.json
     """
+    from implicit_llm_workflow.planning.plan import FORCED
     from implicit_llm_workflow.results import explain as why
 
     plan, wanted = options.make_plan(config, results), targets or []
@@ -192,6 +193,8 @@ def explain(
         options.show(why.running_table(found))
     for line in why.lines_below(found):
         typer.echo(line)
+    if any(job.status.why == FORCED for job in found):
+        typer.echo(f"To keep what was forced: `implicit-llm accept --forced '*' --config {plan.experiment.source}`")
 
 
 def estimate(
@@ -241,10 +244,13 @@ def accept(
     ],
     why: Annotated[str, typer.Option(help="The reason, stored with the result.", metavar="TEXT")] = "",
     revoke: Annotated[bool, options.flag("--revoke", "Undo acceptances: the results become stale again.")] = False,
+    forced: Annotated[
+        bool, options.flag("--forced", "Take back what -R, -f or -F forced, where a run was stopped before its jobs.")
+    ] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Keep results although their code changed, and everything made from them.
+    """Keep results although their code changed, and everything made from them; or although they were forced.
 
     You can accept changed code only: another config or input makes another result. The acceptance lasts until the code
     changes again. It does not change the manifest: the reason is stored in accepted.json and shown in the lineage.
@@ -253,20 +259,21 @@ def accept(
 
         implicit-llm accept 'train/*' --why "only a log line was reworded"
         implicit-llm accept --revoke 'train/*'
+        implicit-llm accept --forced '*'
     """
     from implicit_llm_workflow.planning.staleness import ACCEPTED
-    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances
+    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, take_back_forced
     from implicit_llm_workflow.results.accept import revoke as take_back
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 
-    if not revoke and not why.strip():
+    if not (revoke or forced or why.strip()):
         raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
     plan = options.make_plan(config, results)
     with hold_lock(plan.driver_lock):
         chosen = chosen_jobs(plan, targets)
-        if revoke:
-            for key in take_back(plan, chosen):
-                typer.echo(f"revoked: {key}")
+        if revoke or forced:
+            for key in take_back(plan, chosen) if revoke else take_back_forced(plan, chosen):
+                typer.echo(f"{'revoked' if revoke else 'no longer forced'}: {key}")
             return
         plan.record_code()
         found = new_acceptances(plan, chosen, why.strip())

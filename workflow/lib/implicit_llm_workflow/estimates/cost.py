@@ -17,6 +17,7 @@ from implicit_llm_contracts.runs import (
     MANIFEST,
     PROVENANCE,
     Manifest,
+    again_file,
     canonical_json,
     read_object,
     work_directory,
@@ -87,7 +88,8 @@ class CostModel:
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes now."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
-        if (work / MANIFEST).is_file() and not (work / FREED).exists():
+        is_forced = again_file(self._plan.identity_file(node)).exists()
+        if (work / MANIFEST).is_file() and not (work / FREED).exists() and not is_forced:
             return DONE_BEFORE
         return self.whole(node)
 

@@ -22,7 +22,9 @@ from implicit_llm_workflow.experiment_files.models import PretrainedModel, check
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, fill_entry, matches
 
 AxisName = Annotated[str, matching(r"[a-z][a-z_]*", "lower-case letters, beginning with a letter")]
-_RunName = Annotated[str, matching(r"[A-Za-z0-9._-]+", "a name of letters, digits, dots, hyphens and underscores")]
+_RunName = Annotated[
+    str, matching(r"[A-Za-z0-9._-]{1,200}", "a name of at most 200 letters, digits, dots, hyphens and underscores")
+]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Models, tasks and curricula lie in the folders of these names beside it, or else in those of the project.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, fill, fill_keys, finite
+from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, below, fill, fill_keys, finite
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 # Six times faster where PyYAML was built with it.
@@ -52,7 +53,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{place}: is not valid YAML: {reason}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values at its top level")
+    _check_finite(value, str(path))
     return value
+
+
+def _check_finite(value: Any, where: str) -> None:
+    """Raises: ConfigError that names the key of the first number below `value` that is infinite or not a number."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_finite(item, f"{where}[{key}]" if isinstance(value, list) else below(where, key))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: {value} is not allowed; give a finite number")
 
 
 DEFAULT_EXPERIMENT = "paper"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from implicit_llm_contracts.runs import Identity, Manifest, UserError
+from implicit_llm_contracts.runs import Identity, Manifest, UserError, again_file
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of
@@ -69,6 +69,16 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     files = {key: path for key in chosen if (path := plan.root / key / ACCEPTED).exists()}
     if not files:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{plan.list_command}` shows what was")
+    for path in files.values():
+        path.unlink()
+    return list(files)
+
+
+def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
+    """Take back the requests to compute the chosen jobs again; which had one. Raises: NotAcceptable if none had."""
+    files = {key: path for key in chosen if (path := again_file(plan.identity_file(plan.nodes[key]))).exists()}
+    if not files:
+        raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
     for path in files.values():
         path.unlink()
     return list(files)

@@ -4,6 +4,7 @@ Of results side by side it also shows in what their settings, code and inputs di
 """
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -25,6 +26,7 @@ from implicit_llm_contracts.runs import (
     canonical_json,
     without_password,
 )
+from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
@@ -293,5 +295,5 @@ def where_to_look(plan: Plan) -> Iterator[str]:
     make = plan.command_for([plan.nodes["report"]])
     yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    store = plan.root.parent / "mlflow.db"
-    yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri sqlite:///{store}"
+    store = shlex.quote(sqlite_uri(plan.root.parent / "mlflow.db"))
+    yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri {store}"

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import MANIFEST, UserError, again_file, locked, write_json
+from implicit_llm_contracts.runs import MANIFEST, ConfigError, UserError, again_file, locked, write_json
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
@@ -34,7 +35,9 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     force,
     forced_outputs,
     is_made,
+    only_touches,
     outputs_to_make,
+    rules_with_settings,
     targets,
 )
 
@@ -68,10 +71,12 @@ class Driver:
     def _before_graph(self) -> None:
         plan = self._plan
         with errors_in_one_line(self._logger):
+            check_rules_of_profile(self._workflow)
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
                 self._lock.enter_context(hold_lock(plan.driver_lock))
                 write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
+                check_disk(plan)
                 plan.write_job_files()
                 plan.record_code()
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
@@ -79,7 +84,7 @@ class Driver:
 
     def _after_graph(self) -> None:
         with errors_in_one_line(self._logger):
-            self._forced = forced_by_user(self._workflow, self._plan)
+            self._forced = set() if only_touches(self._workflow) else forced_by_user(self._workflow, self._plan)
         self._plan.force(self._forced)
         force(self._workflow, self._plan.stale())
 
@@ -184,6 +189,32 @@ def check_targets(workflow: Any, plan: Plan) -> None:
         names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
         hint = nearest(target, [*names, *manifests], f"`{plan.list_command}` lists its jobs")
         raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
+
+
+def check_rules_of_profile(workflow: Any) -> None:
+    """Raises: ConfigError for a rule that a profile or the command sets something of, and that there is not."""
+    names = {rule.name for rule in workflow.rules}
+    for option, rules in rules_with_settings(workflow).items():
+        for rule in rules:
+            if rule not in names:
+                where = profile_in_use() or "command line"
+                raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, names)}")
+
+
+def check_disk(plan: Plan) -> None:
+    """Raises: ConfigError for word problems that are still to be made and for which the disk is too small."""
+    free = shutil.disk_usage(plan.root).free
+    for node in plan.nodes.values():
+        config = node.config
+        if node.stage != "data" or "num_samples" not in config or plan.statuses[node.key].state != "missing":
+            continue
+        needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
+        if needed > free:
+            raise ConfigError(
+                f"{plan.experiment.source}: data: {config['split']}.num_samples: {node.name} with "
+                f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
+                f"free for {plan.root}; give fewer, or free some space"
+            )
 
 
 def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None]) -> None:

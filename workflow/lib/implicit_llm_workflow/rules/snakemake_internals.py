@@ -71,3 +71,14 @@ def resource_of(workflow: Any, rule: str, name: str) -> str | None:
 def does_run_jobs(workflow: Any) -> bool:
     """Whether this call of Snakemake runs jobs, rather than looking at them."""
     return not workflow.dryrun and workflow.executor_plugin is not None
+
+
+def only_touches(workflow: Any) -> bool:
+    """Whether this call of Snakemake marks results as up to date, by `--touch`, and computes none."""
+    return bool(workflow.touch)
+
+
+def rules_with_settings(workflow: Any) -> dict[str, list[str]]:
+    """The names of rules for which a profile or the command line sets resources or threads, by option."""
+    settings = workflow.resource_settings
+    return {"set-resources": list(settings.overwrite_resources), "set-threads": list(settings.overwrite_threads)}

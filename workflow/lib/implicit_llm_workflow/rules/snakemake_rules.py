@@ -12,7 +12,7 @@ from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs import MANIFEST, ConfigError
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, shown_path
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
@@ -45,6 +45,7 @@ def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> P
                 f"{shown_path(Path(path))}: is a target, and --configfile takes every word up to the next option for a "
                 "config file; type the targets before --configfile"
             )
+        read_yaml(shown_path(Path(path)))  # for its errors: Snakemake keeps the last of two equal keys
     files = ConfigFiles(Path(config_paths[-1]))
     files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
     return Plan(build_experiment(config, files))
