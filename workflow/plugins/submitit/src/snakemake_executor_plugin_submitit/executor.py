@@ -54,6 +54,10 @@ class Executor(RemoteExecutor):
         self.is_on_slurm = self.settings.cluster == "slurm"
         if self.is_on_slurm and not shutil.which("sbatch"):
             raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
+        if self.is_on_slurm and (ignored := slurm.ignored_variables()):
+            self.logger.warning(
+                f"{', '.join(ignored)} have no effect on jobs; give an option --submitit-... or a resource"
+            )
         self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)

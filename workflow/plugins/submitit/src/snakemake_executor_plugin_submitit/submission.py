@@ -168,7 +168,7 @@ class Dispatcher:
         write_steps(jobs)
         started = None
         if first.record.is_on_slurm:
-            main_id = submit_script(write_script(jobs), lambda: find_by_name(first.record.name))
+            main_id = submit_script(sbatch_command(jobs), lambda: find_by_name(first.record.name))
         else:
             first.process = start_locally(first)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
@@ -233,11 +233,13 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
     )
 
 
-def write_script(jobs: Sequence[Job]) -> Path:
-    """Write the script for sbatch, with the options of the first job, whose folder has all steps: an array if several.
+def sbatch_command(jobs: Sequence[Job]) -> list[str]:
+    """Write the script for sbatch. Return the command with the options of the first job, whose folder has all steps:
+    an array if several.
 
-    The job is the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun
-    starts it only if the signal is not sent to the batch script.
+    Only options of the command come before the user's SBATCH_* variables; the script has them as a comment. The job is
+    the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun starts it only
+    if the signal is not sent to the batch script.
     """
     from submitit.core.utils import JobPaths
 
@@ -246,26 +248,28 @@ def write_script(jobs: Sequence[Job]) -> Path:
     paths = JobPaths(folder, "%A_%a" if is_array else "%j", task_id=0)
     options = {
         "comment": record.rule if is_array else f"{record.rule}:{record.wildcards}"[:200],
+        "export": "ALL",
         **with_changes(request, record.excluded, record.memory),
         **{"job-name": record.name, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"},
     }
     if is_array:
         options["array"] = f"0-{len(jobs) - 1}"
-    lines = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
-        for name, value in sorted(options.items())
-    ]
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sorted(options.items())]
     srun = f"srun --nodes=1 --ntasks=1 --cpus-per-task={request['cpus-per-task']} --overlap --unbuffered".split()
     is_batch = str(request["signal"]).startswith("B:")
     command = ["exec", *([] if is_batch else srun), *step_command(record)]
-    lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     script = folder / "submission.sh"
+    asked = ["sbatch", "--parsable", *words, str(script)]
+    lines = ["#!/bin/bash", *(f"# {line}" for line in shlex.join(asked).splitlines())]
+    lines += ["trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     script.write_text("\n".join(lines), encoding="utf-8")
-    return script
+    return asked
 
 
-def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)) -> str:
-    """Submit the script once.
+def submit_script(
+    command: Sequence[str], find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
+) -> str:
+    """Submit a script once, by this command of sbatch.
 
     `find` searches for the job by its name, since sbatch may report an error although it accepted the job. If it raises
     NoAnswer, sbatch is not called again.
@@ -275,7 +279,7 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
     for pause_s in (*pauses_s, 0):
         try:
             if not doubt:
-                return sbatch(path)
+                return sbatch(command)
         except NoAnswer as error:
             refusal = str(error)
         try:
@@ -290,9 +294,9 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
     raise NotSubmitted(refusal + doubt)
 
 
-def sbatch(path: Path) -> str:
+def sbatch(command: Sequence[str]) -> str:
     """The job's id. Raises: NoAnswer."""
-    answer = ask_slurm(["sbatch", "--parsable", str(path)], SBATCH_TIMEOUT_S)
+    answer = ask_slurm(command, SBATCH_TIMEOUT_S)
     job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
     if not job_id.isdigit():
         raise NoAnswer(f"sbatch printed no job id: {answer}")
