@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +155,22 @@ def test_the_record_that_slurm_keeps_of_a_refused_job_is_no_acceptance(slurm: Sl
     assert slurm.submissions == 1
     assert slurm.fail()  # nor for the next driver, if this one had died within sbatch
     assert slurm.submissions == 2
+
+
+def test_a_job_for_whose_record_there_is_no_space_fails_in_one_line_and_others_go_on(
+    slurm: Slurm,
+) -> None:
+    one = slurm.driver()
+    (kept,), _ = dispatch(one, job())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        _, ((_, why),) = dispatch(one, job(output=["b"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.fullmatch(r"--submitit-folder: \S+: File too large; free some space there, or name another folder", why)
+    assert list(one.jobs.values()) == [kept]
+    assert slurm.submissions == 1
 
 
 def test_two_drivers_at_the_same_time_submit_once(slurm: Slurm) -> None:

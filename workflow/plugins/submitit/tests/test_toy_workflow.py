@@ -72,6 +72,28 @@ def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) ->
     assert processes.start_ticks(start["pid"]) is None
 
 
+def test_a_resource_of_a_wrong_type_fails_its_job_alone(on_this_machine: ToyProject) -> None:
+    said = on_this_machine.run("--keep-going", small=3, wrong="1", code=1)
+    assert "Error in rule small" in said
+    assert said.count("not submitted: resource gpus=many: give a whole number, at least 0") == 1
+    assert "Traceback" not in said
+    assert sorted(path.name for path in (on_this_machine.path / "small").iterdir()) == ["0.txt", "2.txt"]
+    assert (on_this_machine.path / "trained.txt").exists()
+
+
+def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_machine: ToyProject) -> None:
+    project = on_this_machine
+    project.start_until(1, "trained.txt", "--keep-going", steps=8)
+    jobs = project.path / ".snakemake" / "submitit" / "jobs"
+    for path in jobs.glob("*/lock"):
+        path.unlink()
+        path.mkdir()  # as root no permission would be missing
+    said = project.finish()
+    assert "--submitit-folder: " in said
+    assert "Traceback" not in said
+    assert (project.path / "trained.txt").exists()
+
+
 @pytest.mark.slow
 def test_a_job_that_sbatch_refuses_fails_once_in_the_words_of_sbatch(on_slurm: ToyProject) -> None:
     said = on_slurm.run("--submitit-partition", "low", "--keep-going", small=1, resources={"mem_mb": 40000}, code=1)

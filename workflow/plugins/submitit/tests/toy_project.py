@@ -77,7 +77,9 @@ rule train:
 
 rule small:
     output: "small/{i}.txt"
-    resources: runtime=5
+    resources:
+        runtime=5,
+        gpus=lambda wildcards: "many" if wildcards.i == config.get("wrong") else 0,
     shell: "echo {wildcards.i} > {output}"
 
 rule growing:

@@ -61,17 +61,20 @@ class Dispatcher:
         done, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
-                locks.enter_context(job.files.lock())
-                earlier = store.load(job.files)
                 try:
+                    locks.enter_context(job.files.lock())
+                    earlier = store.load(job.files)
                     if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
                         continue
+                    job.files.reset()
                 except (NotSubmitted, NoAnswer) as error:
                     done.append((job, str(error)))
                     continue
-                job.files.reset()
+                except OSError as error:
+                    done.append((job, store.no_storage(job.files.path, error)))
+                    continue
                 job.record = self._new_record(job, earlier.number + 1 if earlier else 1)
                 rest.append(job)
             try:
@@ -80,7 +83,7 @@ class Dispatcher:
             except NotSubmitted as error:
                 why = str(error)
                 for job in rest:
-                    del self.jobs[id(job.job)]
+                    self.jobs.pop(id(job.job), None)
         return done + [(job, why) for job in rest]
 
     def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
@@ -162,18 +165,27 @@ class Dispatcher:
             for task, job in enumerate(jobs):
                 job.record = replace(job.record, name=name, folder=folder, task=task)
         gpus = [] if first.record.is_on_slurm else self._free_gpus(first)
-        for job in jobs:
-            job.save(gpus=gpus)
-            self.jobs[id(job.job)] = job
-        write_steps(jobs)
+        try:
+            for job in jobs:
+                job.save(gpus=gpus)
+                self.jobs[id(job.job)] = job
+            write_steps(jobs)
+            command = sbatch_command(jobs) if first.record.is_on_slurm else []
+        except OSError as error:
+            raise NotSubmitted(store.no_storage(first.files.path, error)) from error
         started = None
         if first.record.is_on_slurm:
-            main_id = submit_script(sbatch_command(jobs), lambda: find_by_name(first.record.name))
+            main_id = submit_script(command, lambda: find_by_name(first.record.name))
         else:
             first.process = start_locally(first)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
         for job in jobs:
-            job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
+            try:
+                job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
+            except OSError as error:  # it runs all the same
+                self.log.warning(
+                    f"{store.no_storage(job.files.path, error)}; the next driver finds job {main_id} by name"
+                )
 
     def _free_gpus(self, job: Job) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
