@@ -120,7 +120,8 @@ def test_questions_become_rare_while_nobody_answers(programs: Programs) -> None:
 
 
 def test_a_job_is_found_by_its_name_in_the_queue(programs: Programs) -> None:
-    programs.answer("squeue", "12|train-abc-1-00000000", "12|train-abc-1-00000000")  # two tasks of an array
+    line = "12|RUNNING|None|n1|train-abc-1-00000000"
+    programs.answer("squeue", line, line)  # two tasks of an array
     assert find_by_name("train-abc-1-00000000") == "12"
     assert find_by_name("train-abc-2-00000000", tries=1) is None
 

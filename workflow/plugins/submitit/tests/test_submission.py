@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +53,13 @@ class Slurm:
         write_program(self.root / "bin", program, *lines)
 
     def sbatch(self, *lines: str) -> None:
-        name = f"grep -o 'job-name=.*' \"$2\" | cut -d= -f2 > {self.root}/name"
+        name = f"printf '%s\\n' \"$@\" | grep -o 'job-name=.*' | cut -d= -f2 > {self.root}/name"
         self.answers("sbatch", f"echo x >> {self.root}/submissions", name, *lines)
 
-    def state(self, state: str) -> None:
-        self.answers("sacct", f"[[ $* == *JobName* ]] || echo '100|{state}|0:0|n1'")
-        by_name = f'if [[ $* == *--name* ]]; then echo "100|$(cat {self.root}/name)"; '
-        self.answers("squeue", f"{by_name}else echo '100|{state}||n1|'; fi")
+    def state(self, state: str, reason: str = "None", nodes: str = "n1") -> None:
+        self.answers("sacct", f"[[ $* == *JobName* ]] || echo '100|{state}|0:0|{nodes}'")
+        by_name = f'if [[ $* == *--name* ]]; then echo "100|{state}|{reason}|{nodes}|$(cat {self.root}/name)"; '
+        self.answers("squeue", f"{by_name}else echo '100|{state}||{nodes}|{reason}'; fi")
 
     @property
     def submissions(self) -> int:
@@ -146,6 +148,31 @@ def test_a_refused_job_fails_with_what_sbatch_said(slurm: Slurm) -> None:
     assert slurm.submissions == 1
 
 
+def test_the_record_that_slurm_keeps_of_a_refused_job_is_no_acceptance(slurm: Slurm) -> None:
+    slurm.sbatch(REFUSE)
+    slurm.state("FAILED", "BadConstraints", nodes="")
+    assert "invalid partition specified: moon" in slurm.fail()
+    assert slurm.submissions == 1
+    assert slurm.fail()  # nor for the next driver, if this one had died within sbatch
+    assert slurm.submissions == 2
+
+
+def test_a_job_for_whose_record_there_is_no_space_fails_in_one_line_and_others_go_on(
+    slurm: Slurm,
+) -> None:
+    one = slurm.driver()
+    (kept,), _ = dispatch(one, job())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        _, ((_, why),) = dispatch(one, job(output=["b"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert re.fullmatch(r"--submitit-folder: \S+: File too large; free some space there, or name another folder", why)
+    assert list(one.jobs.values()) == [kept]
+    assert slurm.submissions == 1
+
+
 def test_two_drivers_at_the_same_time_submit_once(slurm: Slurm) -> None:
     slurm.sbatch("sleep 0.5; echo 100")
     with ThreadPoolExecutor() as pool:
@@ -204,7 +231,7 @@ def test_a_retry_asks_for_more_memory_away_from_the_nodes_that_failed(slurm: Slu
     again = one.submit_again(one.submit_again(first, "node_fail", "n[1-2]"), "oom", "n3")
     script = (Path(again.record.folder) / "submission.sh").read_text()
     assert "--mem=1500M" in script
-    assert "--exclude='n7,n[1-2]'" in script
+    assert "'--exclude=n7,n[1-2]'" in script
     assert again.record.retries == {"node_fail": 1, "oom": 1}
     (other,), _ = dispatch(one, job(output=["b"], resources={"slurm_extra": "--mem=2G"}))
     again = one.submit_again(other, "oom", "")
@@ -222,7 +249,7 @@ def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) ->
     tracked = [found for found, _ in one.dispatch(given[:3])]
     assert [found.record.job_id for found in tracked] == ["100_0", "100_1", "100_2"]
     assert slurm.submissions == 1
-    assert "#SBATCH --array=0-2" in (Path(tracked[0].record.folder) / "submission.sh").read_text()
+    assert "--array=0-2" in (Path(tracked[0].record.folder) / "submission.sh").read_text()
 
 
 def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slurm) -> None:
@@ -263,7 +290,6 @@ def test_the_key_of_a_job_does_not_change_from_one_process_to_the_next() -> None
 
 def test_sbatch_is_not_called_again_while_nobody_can_say_whether_the_job_was_accepted(slurm: Slurm) -> None:
     slurm.sbatch(ACCEPT_AND_FAIL)
-    (slurm.root / "submission.sh").touch()
     answers = ["", "", "100", *[""] * 4]
 
     def find() -> str:
@@ -272,14 +298,14 @@ def test_sbatch_is_not_called_again_while_nobody_can_say_whether_the_job_was_acc
             raise NoAnswer("squeue failed")
         return answer
 
-    assert submit_script(slurm.root / "submission.sh", find, pauses_s=(0, 0, 0)) == "100"
+    assert submit_script(["sbatch"], find, pauses_s=(0, 0, 0)) == "100"
     assert slurm.submissions == 1
     with pytest.raises(NotSubmitted, match="whether the job was accepted is unknown"):
-        submit_script(slurm.root / "submission.sh", find, pauses_s=(0, 0, 0))
+        submit_script(["sbatch"], find, pauses_s=(0, 0, 0))
     assert slurm.submissions == 2
 
 
 def test_an_sbatch_that_fails_in_passing_is_called_again(slurm: Slurm) -> None:
     slurm.sbatch("[ -e failed ] && { echo 101; exit; }", "touch failed", AWAY)
-    assert submit_script(slurm.root / "name", lambda: None, pauses_s=(0,)) == "101"
+    assert submit_script(["sbatch"], lambda: None, pauses_s=(0,)) == "101"
     assert slurm.submissions == 2

@@ -72,6 +72,75 @@ def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) ->
     assert processes.start_ticks(start["pid"]) is None
 
 
+def test_a_resource_of_a_wrong_type_fails_its_job_alone(on_this_machine: ToyProject) -> None:
+    said = on_this_machine.run("--keep-going", small=3, wrong="1", code=1)
+    assert "Error in rule small" in said
+    assert said.count("not submitted: resource gpus=many: give a whole number, at least 0") == 1
+    assert "Traceback" not in said
+    assert sorted(path.name for path in (on_this_machine.path / "small").iterdir()) == ["0.txt", "2.txt"]
+    assert (on_this_machine.path / "trained.txt").exists()
+
+
+def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_machine: ToyProject) -> None:
+    project = on_this_machine
+    project.start_until(1, "trained.txt", "--keep-going", steps=8)
+    jobs = project.path / ".snakemake" / "submitit" / "jobs"
+    for path in jobs.glob("*/lock"):
+        path.unlink()
+        path.mkdir()  # as root no permission would be missing
+    said = project.finish()
+    assert "--submitit-folder: " in said
+    assert "Traceback" not in said
+    assert (project.path / "trained.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_job_that_sbatch_refuses_fails_once_in_the_words_of_sbatch(on_slurm: ToyProject) -> None:
+    said = on_slurm.run("--submitit-partition", "low", "--keep-going", small=1, resources={"mem_mb": 40000}, code=1)
+    assert said.count("not submitted: sbatch failed") == 1
+    assert "Memory specification can not be satisfied" in said
+    assert "Submitted again" not in said
+    assert (on_slurm.path / "small" / "0.txt").exists()
+
+
+ENVIRONMENT = {
+    "SBATCH_PARTITION": "v100",
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_MEM_PER_NODE": "300",
+    "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_JOB_NAME": "mine",
+    "SBATCH_EXPORT": "NONE",
+    "SBATCH_ARRAY_INX": "0-1",
+    "SBATCH_OUTPUT": "elsewhere",
+    "SQUEUE_USERS": "nobody",
+    "SQUEUE_PARTITION": "v100",
+    "SCANCEL_PARTITION": "v100",
+    "SACCT_FORMAT": "User",
+    "SNAKEMAKE_PROFILE": "profile",
+}
+
+
+@pytest.mark.slow
+def test_variables_of_the_shell_change_neither_what_is_asked_of_slurm_nor_its_answers(
+    on_slurm: ToyProject,
+) -> None:
+    on_slurm.variables = {**ENVIRONMENT, "MY_OWN": "kept"}
+    (on_slurm.path / "profile").mkdir()
+    (on_slurm.path / "profile" / "config.yaml").write_text("executor: submitit\ndry-run: true\n")
+    before = set(on_slurm.cluster.states())
+    on_slurm.start_until(0, "trained.txt", "--profile", "none", "--submitit-partition", "h100")
+    (job,) = set(on_slurm.cluster.states()) - before
+    shown = on_slurm.cluster.run("scontrol", "show", "job", job)
+    name = on_slurm.record("train")["name"]
+    for fact in (f"JobName={name}", "Partition=h100", "TimeLimit=00:05:00", "Requeue=1", "MinMemoryNode=1000M"):
+        assert fact in shown
+    said = on_slurm.finish()
+    assert "SBATCH_PARTITION, SBATCH_TIMELIMIT have no effect" in said
+    environ = (on_slurm.path / "environ").read_text()
+    assert "MY_OWN=kept" in environ
+    assert "SBATCH_" not in environ
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [{"slurm_partition": "v100,h100"}, {}])
 def test_a_job_runs_in_the_partition_of_a_list_or_of_a_table_that_can_run_it(

@@ -30,6 +30,7 @@ asked = []
 for number in (signal.SIGUSR2, signal.SIGTERM):
     signal.signal(number, lambda number, frame: asked.append(signal.Signals(number).name))
 checkpoint, journal = Path("checkpoint"), open("journal", "a")
+Path("environ").write_text("\\n".join(f"{name}={value}" for name, value in os.environ.items()))
 
 
 def say(**event):
@@ -76,7 +77,9 @@ rule train:
 
 rule small:
     output: "small/{i}.txt"
-    resources: runtime=5
+    resources:
+        runtime=5,
+        gpus=lambda wildcards: "many" if wildcards.i == config.get("wrong") else 0,
     shell: "echo {wildcards.i} > {output}"
 
 rule growing:
@@ -100,6 +103,7 @@ class ToyProject:
     cluster: SlurmCluster | None = None
     path_variable: str | None = None
     drivers: list[subprocess.Popen[str]] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)  # of the driver's environment, besides those of the tests
 
     def __post_init__(self) -> None:
         self._jobs_before = len(self.cluster.states()) if self.cluster else 0
@@ -175,7 +179,7 @@ class ToyProject:
     def env(self) -> dict[str, str]:
         env = dict(self.cluster.env if self.cluster else os.environ)
         path = os.pathsep.join([f"{self.path}/shims", str(Path(sys.executable).parent), env["PATH"]])
-        return {**env, "PATH": path if self.path_variable is None else self.path_variable}
+        return {**env, "PATH": path if self.path_variable is None else self.path_variable, **self.variables}
 
     def shim(self, program: str, *lines: str) -> None:
         """Put lines of shell in the place of one of Slurm's programs; $REAL is the real one."""

@@ -54,6 +54,10 @@ class Executor(RemoteExecutor):
         self.is_on_slurm = self.settings.cluster == "slurm"
         if self.is_on_slurm and not shutil.which("sbatch"):
             raise WorkflowError("sbatch is not on PATH; start on a login node, or give --submitit-cluster local")
+        if self.is_on_slurm and (ignored := slurm.ignored_variables()):
+            self.logger.warning(
+                f"{', '.join(ignored)} have no effect on jobs; give an option --submitit-... or a resource"
+            )
         self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
         self._check_rules()
         self.notifier = Notifier(self.settings, self.logger)
@@ -105,7 +109,7 @@ class Executor(RemoteExecutor):
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
         self._settle_reported()
-        close(jobs)
+        self._close(jobs)
         try:
             if ids := sorted({job.record.job_id for job in jobs if job.record.is_on_slurm}):
                 slurm.ask_slurm(["scancel", *ids])
@@ -183,6 +187,8 @@ class Executor(RemoteExecutor):
                 resources = job.resources
             except Exception:  # noqa: S112  they may depend on files that do not exist yet
                 continue
+            if any(str(resources.get(name)) == "<TBD>" for name in resources.keys()):  # noqa: SIM118  the same
+                continue
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
             try:
                 for name in not_understood(resources.keys(), readers, list(self.workflow.global_resources)):
@@ -202,15 +208,18 @@ class Executor(RemoteExecutor):
         """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they
         ended, the next driver must find the finished jobs."""
         reported, self._reported = self._reported, []
-        close(reported)
+        self._close(reported)
 
-
-def close(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        with job.files.lock():
-            current = store.load(job.files)
-            if current and current.number == job.record.number:  # not a later submission
-                job.save(is_open=False)
+    def _close(self, jobs: Sequence[Job]) -> None:
+        """An open record does no harm: the next driver sees that its job has ended."""
+        for job in jobs:
+            try:
+                with job.files.lock():
+                    current = store.load(job.files)
+                    if current and current.number == job.record.number:  # not a later submission
+                        job.save(is_open=False)
+            except OSError as error:
+                self.logger.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
 
 def whereabouts(job: Job) -> str:

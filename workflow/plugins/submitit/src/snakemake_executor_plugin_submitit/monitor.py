@@ -78,6 +78,8 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         state = "TIMEOUT" if last["is_time_limit"] else "CANCELLED"
     elif not state and last.get("exit_code") == PREEMPTED_EXIT:
         state = "PREEMPTED"  # submitit's local controller starts a job at most six times
+    if job.slurm.is_refused:
+        return End("user", "no node can run it (Slurm's reason: BadConstraints)", exit_code)
     kind = SLURM_CLASSES.get(state, "lost")
     if state not in ("CANCELLED", "PREEMPTED") and OUT_OF_MEMORY.search(tail(job.stderr)):
         kind = "oom"

@@ -34,6 +34,7 @@ _OWN = {
     "nodes", "tasks", "tasks_per_node", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container",
 }  # fmt: skip
 _SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
+MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 UNDERSTOOD = _OWN | _OPTIONS.keys()
 # Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
 _SBATCH = {
@@ -147,17 +148,26 @@ def has_all_outputs(job: Any) -> bool:
 def requested(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, int]:
     """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, extra_mem_mb, and gpu, also if only
     `gres` names them, as in `gpu:4` or `gpu:h100:4`. Raises: WorkflowError."""
-    runtime = math.ceil(float(resources.get("runtime") or settings.timeout_min))
-    if runtime < 1:
-        raise WorkflowError(f"resource runtime={runtime}: give a time limit of at least one minute")
     in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
     return {
-        "runtime": runtime,
-        "threads": int(resources.get("cpus_per_task") or threads or 1),
-        "mem_mb": int(resources.get("mem_mb") or 0),
+        "runtime": math.ceil(number(resources, "runtime", is_whole=False)) or settings.timeout_min,
+        "threads": number(resources, "cpus_per_task") or threads or 1,
+        "mem_mb": number(resources, "mem_mb"),
         "extra_mem_mb": settings.extra_mem_mb,
-        "gpu": int((in_gres[1] or 1) if in_gres else resources.get("gpus") or resources.get("gpu") or 0),
+        "gpu": int(in_gres[1] or 1) if in_gres else number(resources, "gpus") or number(resources, "gpu"),
     }
+
+
+def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> Any:
+    """The value of a resource that is a number, 0 if there is none. Raises: WorkflowError for another or below zero."""
+    value = resources.get(name) or 0
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found < math.inf or (is_whole and found % 1):
+        raise WorkflowError(f"resource {name}={value}: give a {'whole ' if is_whole else ''}number, at least 0")
+    return int(found) if is_whole else found
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
@@ -175,7 +185,7 @@ def sbatch_request(
     Raises: WorkflowError for resources that cannot be requested.
     """
     asked = requested(resources, threads, settings)
-    tasks, nodes, tasks_per_node = (int(resources.get(name) or 0) for name in ("tasks", "nodes", "tasks_per_node"))
+    tasks, nodes, tasks_per_node = (number(resources, name) for name in ("tasks", "nodes", "tasks_per_node"))
     request: dict[str, Any] = {
         "time": asked["runtime"],
         "signal": f"B:USR2@{signal_delay_s(asked['runtime'], settings)}",  # to our process, which passes it on
@@ -186,8 +196,11 @@ def sbatch_request(
         "ntasks-per-node": tasks_per_node or (None if tasks else 1),
         "no-requeue" if settings.no_requeue or resources.get("slurm_requeue") is False else "requeue": True,
     }
-    if resources.get("mem_mb_per_cpu"):
-        request["mem-per-cpu"] = f"{int(resources['mem_mb_per_cpu'])}M"
+    if per_cpu := number(resources, "mem_mb_per_cpu"):
+        if asked["mem_mb"]:  # one may be a default, which must not beat what the rule says
+            both = f"mem_mb={asked['mem_mb']} and mem_mb_per_cpu={per_cpu}"
+            raise WorkflowError(f"resources {both}: give one of them, and set the other to 0")
+        request["mem-per-cpu"] = f"{per_cpu}M"
     elif asked["mem_mb"]:
         request["mem"] = f"{asked['mem_mb'] + settings.extra_mem_mb}M"
     if asked["gpu"] and not resources.get("gres"):
@@ -195,8 +208,11 @@ def sbatch_request(
         request["gpus-per-node"] = f"{model}:{asked['gpu']}" if model else asked["gpu"]
     request.update({option: resources[name] for name, option in _OPTIONS.items() if resources.get(name)})
     request = {option: value for option, value in request.items() if value is not None}
-    request.update(sbatch_options(settings.extra or "", "--submitit-extra"))
-    request.update(sbatch_options(str(resources.get("slurm_extra") or ""), "resource slurm_extra"))
+    for text, source in ((settings.extra, "--submitit-extra"), (resources.get("slurm_extra"), "resource slurm_extra")):
+        further = sbatch_options(str(text or ""), source)
+        if further.keys() & MEMORY:  # sbatch takes one of them
+            request = {option: value for option, value in request.items() if option not in MEMORY}
+        request.update(further)
     if "clusters" in request:
         raise WorkflowError(f"--clusters={request['clusters']}: only the cluster of SLURM_CONF is asked about its jobs")
     if "no-requeue" in request:
@@ -218,11 +234,15 @@ def sbatch_request(
 def sbatch_options(text: str, source: str) -> dict[str, Any]:
     """Parse a piece of command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
 
-    Raises: WorkflowError for a word that is not an option with a long name.
+    Raises: WorkflowError for a word that is not an option with a long name, and for an open quote.
     """
     options: dict[str, Any] = {}
     name = ""
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise WorkflowError(f"{source}={text}: {str(error).lower()}; close it") from error
+    for word in words:
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             options[name] = value if has_value else True
@@ -256,7 +276,7 @@ def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float
     changed = dict(request)
     if excluded:
         changed["exclude"] = ",".join([*filter(None, [changed.get("exclude")]), *excluded])
-    for key in ("mem", "mem-per-cpu"):
+    for key in sorted(MEMORY):
         if key in changed:  # 4000M, or 2G from slurm_extra
             changed[key] = re.sub(r"\d+", lambda number: str(math.ceil(int(number[0]) * memory)), str(changed[key]))
     return changed

@@ -22,6 +22,10 @@ LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
+# Variables that change what Slurm's commands do and print, but for those that only name the cluster and the user. A
+# driver that is itself a job would pass its own allocation on, and a filter of squeue would hide jobs that run.
+CHANGING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
+KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"}
 
 
 class NoAnswer(Exception):
@@ -40,6 +44,11 @@ class SlurmState(NamedTuple):
     @property
     def is_alive(self) -> bool:
         return self.state in PENDING | RUNNING
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no node can run the job: Slurm keeps a record also of what sbatch has refused."""
+        return self.state == "FAILED" and self.reason == "BadConstraints" and not self.nodes
 
     @property
     def is_over(self) -> bool:
@@ -126,15 +135,16 @@ def _expand(shown: str) -> list[str]:
 
 
 def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
-    """The id of the job, or of the array, with this name; None if it has ended minutes ago, or there is none.
+    """The id of the job, or of the array, with this name; None if it has ended minutes ago, there is none, or Slurm
+    refused it: that leaves a record of a job which failed and never had a node.
 
     Raises: NoAnswer.
     """
     for last in reversed(range(tries)):
-        for line in ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%j", "--name", name]).splitlines():
-            job_id, _, found = line.partition("|")
+        for line in ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%T|%r|%N|%j", "--name", name]).splitlines():
+            job_id, state, reason, nodes, found = line.split("|", 4)
             if found == name:
-                return job_id
+                return None if SlurmState(state, "", nodes, reason).is_refused else job_id
         if last:
             time.sleep(pause_s)
     return None
@@ -142,8 +152,7 @@ def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
 
 def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> str:
     """The output of one of Slurm's commands. Raises: NoAnswer."""
-    # A driver that is itself a job must not pass its own allocation on; SLURM_CONF names the cluster.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
+    env = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(CHANGING)}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -152,6 +161,11 @@ def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> 
         said = " ".join((done.stderr.strip() or done.stdout).split())
         raise NoAnswer(f"{command[0]} failed with exit code {done.returncode}: {said}")
     return done.stdout
+
+
+def ignored_variables() -> list[str]:
+    """The user's variables for sbatch that a job does not heed, since resources and settings say the same."""
+    return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
 PLACE = ("partition", "account", "qos")

@@ -208,6 +208,10 @@ def private_folder(path: Path) -> Path:
     return path
 
 
+def no_storage(path: Path, error: OSError) -> str:
+    return f"--submitit-folder: {path}: {error.strerror or error}; free some space there, or name another folder"
+
+
 def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
     """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted.
 

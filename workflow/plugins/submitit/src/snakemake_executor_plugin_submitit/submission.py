@@ -61,17 +61,20 @@ class Dispatcher:
         done, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
-                locks.enter_context(job.files.lock())
-                earlier = store.load(job.files)
                 try:
+                    locks.enter_context(job.files.lock())
+                    earlier = store.load(job.files)
                     if earlier and earlier.is_open and self._is_adopted(job, earlier, known):
                         self.jobs[id(job.job)] = job
                         done.append((job, ""))
                         continue
+                    job.files.reset()
                 except (NotSubmitted, NoAnswer) as error:
                     done.append((job, str(error)))
                     continue
-                job.files.reset()
+                except OSError as error:
+                    done.append((job, store.no_storage(job.files.path, error)))
+                    continue
                 job.record = self._new_record(job, earlier.number + 1 if earlier else 1)
                 rest.append(job)
             try:
@@ -80,7 +83,7 @@ class Dispatcher:
             except NotSubmitted as error:
                 why = str(error)
                 for job in rest:
-                    del self.jobs[id(job.job)]
+                    self.jobs.pop(id(job.job), None)
         return done + [(job, why) for job in rest]
 
     def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
@@ -162,18 +165,27 @@ class Dispatcher:
             for task, job in enumerate(jobs):
                 job.record = replace(job.record, name=name, folder=folder, task=task)
         gpus = [] if first.record.is_on_slurm else self._free_gpus(first)
-        for job in jobs:
-            job.save(gpus=gpus)
-            self.jobs[id(job.job)] = job
-        write_steps(jobs)
+        try:
+            for job in jobs:
+                job.save(gpus=gpus)
+                self.jobs[id(job.job)] = job
+            write_steps(jobs)
+            command = sbatch_command(jobs) if first.record.is_on_slurm else []
+        except OSError as error:
+            raise NotSubmitted(store.no_storage(first.files.path, error)) from error
         started = None
         if first.record.is_on_slurm:
-            main_id = submit_script(write_script(jobs), lambda: find_by_name(first.record.name))
+            main_id = submit_script(command, lambda: find_by_name(first.record.name))
         else:
             first.process = start_locally(first)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
         for job in jobs:
-            job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
+            try:
+                job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
+            except OSError as error:  # it runs all the same
+                self.log.warning(
+                    f"{store.no_storage(job.files.path, error)}; the next driver finds job {main_id} by name"
+                )
 
     def _free_gpus(self, job: Job) -> list[int]:
         """GPUs of this machine that no other job has; shared ones if there are not enough."""
@@ -233,11 +245,13 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
     )
 
 
-def write_script(jobs: Sequence[Job]) -> Path:
-    """Write the script for sbatch, with the options of the first job, whose folder has all steps: an array if several.
+def sbatch_command(jobs: Sequence[Job]) -> list[str]:
+    """Write the script for sbatch. Return the command with the options of the first job, whose folder has all steps:
+    an array if several.
 
-    The job is the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun
-    starts it only if the signal is not sent to the batch script.
+    Only options of the command come before the user's SBATCH_* variables; the script has them as a comment. The job is
+    the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun starts it only
+    if the signal is not sent to the batch script.
     """
     from submitit.core.utils import JobPaths
 
@@ -246,26 +260,28 @@ def write_script(jobs: Sequence[Job]) -> Path:
     paths = JobPaths(folder, "%A_%a" if is_array else "%j", task_id=0)
     options = {
         "comment": record.rule if is_array else f"{record.rule}:{record.wildcards}"[:200],
+        "export": "ALL",
         **with_changes(request, record.excluded, record.memory),
         **{"job-name": record.name, "output": paths.stdout, "error": paths.stderr, "open-mode": "append"},
     }
     if is_array:
         options["array"] = f"0-{len(jobs) - 1}"
-    lines = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
-        for name, value in sorted(options.items())
-    ]
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in sorted(options.items())]
     srun = f"srun --nodes=1 --ntasks=1 --cpus-per-task={request['cpus-per-task']} --overlap --unbuffered".split()
     is_batch = str(request["signal"]).startswith("B:")
     command = ["exec", *([] if is_batch else srun), *step_command(record)]
-    lines = ["#!/bin/bash", *lines, "trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     script = folder / "submission.sh"
+    asked = ["sbatch", "--parsable", *words, str(script)]
+    lines = ["#!/bin/bash", *(f"# {line}" for line in shlex.join(asked).splitlines())]
+    lines += ["trap '' USR2", "export SUBMITIT_EXECUTOR=slurm", shlex.join(command), ""]
     script.write_text("\n".join(lines), encoding="utf-8")
-    return script
+    return asked
 
 
-def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)) -> str:
-    """Submit the script once.
+def submit_script(
+    command: Sequence[str], find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
+) -> str:
+    """Submit a script once, by this command of sbatch.
 
     `find` searches for the job by its name, since sbatch may report an error although it accepted the job. If it raises
     NoAnswer, sbatch is not called again.
@@ -275,7 +291,7 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
     for pause_s in (*pauses_s, 0):
         try:
             if not doubt:
-                return sbatch(path)
+                return sbatch(command)
         except NoAnswer as error:
             refusal = str(error)
         try:
@@ -290,9 +306,9 @@ def submit_script(path: Path, find: Callable[[], str | None], pauses_s: Sequence
     raise NotSubmitted(refusal + doubt)
 
 
-def sbatch(path: Path) -> str:
+def sbatch(command: Sequence[str]) -> str:
     """The job's id. Raises: NoAnswer."""
-    answer = ask_slurm(["sbatch", "--parsable", str(path)], SBATCH_TIMEOUT_S)
+    answer = ask_slurm(command, SBATCH_TIMEOUT_S)
     job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
     if not job_id.isdigit():
         raise NoAnswer(f"sbatch printed no job id: {answer}")
