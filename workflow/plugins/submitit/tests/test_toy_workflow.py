@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_no_process_of_a_local_job(on_this_machine: ToyProject) ->
 def test_a_resource_of_a_wrong_type_fails_its_job_alone(on_this_machine: ToyProject) -> None:
     said = on_this_machine.run("--keep-going", small=3, wrong="1", code=1)
     assert "Error in rule small" in said
-    assert said.count("not submitted: resource gpus=many: give a whole number, at least 0") == 1
+    assert said.count("not submitted: rule small: resource gpus=many: give a whole number, at least 0") == 1
     assert "Traceback" not in said
     assert sorted(path.name for path in (on_this_machine.path / "small").iterdir()) == ["0.txt", "2.txt"]
     assert (on_this_machine.path / "trained.txt").exists()
@@ -92,6 +92,34 @@ def test_a_folder_that_fills_up_while_jobs_run_does_not_end_the_driver(on_this_m
     assert "--submitit-folder: " in said
     assert "Traceback" not in said
     assert (project.path / "trained.txt").exists()
+
+
+ODD = """
+rule odd:
+    output: "odd/{i}.txt"
+    resources: runtime=5, gpus=lambda wildcards: "many" if wildcards.i in config["wrong"] else 0
+    shell: "touch {output}"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["0", "2"])
+def test_a_resource_that_is_wrong_for_one_job_does_not_stop_the_others_at_the_start(
+    on_slurm: ToyProject, wrong: str
+) -> None:
+    with open(on_slurm.path / "Snakefile", "a") as snakefile:
+        snakefile.write(ODD)
+    said = on_slurm.run("--keep-going", *(f"odd/{i}.txt" for i in "012"), wrong=wrong, code=1)
+    assert said.count("not submitted: rule odd: resource gpus=many: give a whole number") == 1
+    assert sorted(path.stem for path in (on_slurm.path / "odd").glob("*.txt")) == sorted({*"012"} - {wrong})
+
+
+@pytest.mark.slow
+def test_a_resource_of_a_wrong_type_is_refused_before_anything_is_submitted(on_slurm: ToyProject) -> None:
+    said = on_slurm.run(resources={"nodes": "two"}, small=2, code=1)
+    assert "rule train: resource nodes=two: give a whole number" in said
+    assert "Traceback" not in said
+    assert on_slurm.submitted == 0
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class Executor(RemoteExecutor):
             try:
                 prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.cluster))
             except WorkflowError as error:
-                self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: {error}. ")
+                self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: rule {job.name}: {error}. ")
         for started, why in self.dispatcher.dispatch(prepared):
             if why:
                 self.report_job_error(started, msg=f"not submitted: {why}. ")
@@ -187,15 +187,18 @@ class Executor(RemoteExecutor):
                 resources = job.resources
             except Exception:  # noqa: S112  they may depend on files that do not exist yet
                 continue
-            if any(str(resources.get(name)) == "<TBD>" for name in resources.keys()):  # noqa: SIM118  the same
-                continue
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
             try:
                 for name in not_understood(resources.keys(), readers, list(self.workflow.global_resources)):
                     self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
                 if self.is_on_slurm:
-                    # does a partition accept it?
-                    sbatch_request(resources, job.threads, self.settings, self.cluster.partitions)
+                    try:
+                        # does a partition accept it?
+                        sbatch_request(resources, job.threads, self.settings, self.cluster.partitions)
+                    except WorkflowError:
+                        if self.workflow.execution_settings.keep_going:
+                            continue  # the jobs that ask for it fail alone, when they are submitted
+                        raise
                     request = sbatch_request(resources, job.threads, self.settings)  # as the user named them
                     place = tuple(request.get(name) for name in PLACE)
                     if place not in checked:
