@@ -130,6 +130,7 @@ def solver_words(solver: SolverConfig | None) -> str:
         f"({solver.max_iter}+{solver.phantom_steps}): up to {solver.max_iter} iterations "
         f"({solver.method}) until the relative residual {what} is below {solver.tol:g}, then "
         f"{solver.phantom_steps} phantom-gradient steps with tau {solver.tau:g}"
+        f"{', whose gradient is a series at the last' if solver.gradient == 'series' else ''}"
     )
 
 

@@ -319,6 +319,17 @@ def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
     assert row[4] == (str(found["f_evaluations"]) if found["f_evaluations"] else "")
 
 
+def test_the_angles_between_the_gradients_are_the_measured_ones() -> None:
+    rows = benchmark("series-gradient", "cpu")["rows"]
+    names = {("a5", 8): "A5, blocks of 8, damped", ("a5", None): "A5, whole sequences, as it was trained"}
+    names |= {("s5", 8): "S5, blocks of 8", ("catbabi", None): "CatbAbI"}
+    for row in rows:
+        shown = cells(read("docs/pretraining.md"), names[row["model"].partition("-")[0], row["solver"]["block_len"]])
+        cosines = [f"{row[key]:.3f}" for key in ("cosine", "cosine_of_half_the_steps")]
+        assert shown == [f"{100 * row['converged']:.0f} %", *cosines]
+    assert len(rows) == len(names)
+
+
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Callable[[], Iterator[str]]]:
     return runpy.run_path(str(STATE_TRACKING / "rows.py"))["TABLES"]

@@ -128,8 +128,9 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
         assert step == 1 or graphs.step is not None
 
 
-def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_code() -> None:
-    model, graphs = _model(MAMBA, **FREE, block_len=4).train(), GraphRunner(replays_training=True)
+@pytest.mark.parametrize("solver", [FREE, SERIES])
+def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_code(solver) -> None:
+    model, graphs = _model(MAMBA, **solver, block_len=4).train(), GraphRunner(replays_training=True)
     words = torch.randint(37, (3, 8, 12))
 
     def read():
