@@ -281,6 +281,16 @@ def test_a_training_step_is_the_measured_one(row: str) -> None:
         assert [*map(float, cells(table, TRAINING[row]))] == [rounded(ours["before_ms"]), rounded(ms)]
 
 
+def test_the_memory_of_the_series_is_the_measured_one() -> None:
+    page = " ".join(read("docs/performance.md").split())
+    phantom, series, of_llama, series_of_llama = benchmark("series-gradient", "h100")["rows"]
+    for before, after in ((phantom, series), (of_llama, series_of_llama)):
+        assert (before["solver"]["gradient"], after["solver"]["gradient"]) == ("phantom", "series")
+        assert before["losses"][0] == after["losses"][0]
+        ms, gib = ([digits(row[key]) for row in (before, after)] for key in ("ms", "peak_gib"))
+        assert f"from {ms[0]:g} to {ms[1]:g} ms and from {gib[0]:g} to {gib[1]:g} GiB" in page
+
+
 def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
     page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
     for shown, row, key, precision in (
