@@ -96,3 +96,21 @@ def test_under_autocast_the_series_follows_the_phantom_gradient(make_model, fami
     with torch.autocast("cpu", dtype=torch.bfloat16):
         phantom, series = both(model)
     assert is_near(series, phantom)
+
+
+def test_a_series_keeps_the_activations_of_one_step(make_model, family: str) -> None:
+    model = make_model(family, num_hidden_layers=4).train()
+    ids = torch.randint(0, 23, (8, 64))
+    kept = {}
+    for gradient, steps in (("phantom", 1), ("phantom", 4), ("series", 4)):
+        model.solver = replace(model.solver, gradient=gradient, phantom_steps=steps)
+        found: dict[int, torch.Tensor] = {}
+
+        def pack(t: torch.Tensor, found=found) -> torch.Tensor:
+            found[t.untyped_storage().data_ptr()] = t
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(ids, labels=ids, aligned=True).loss.backward()
+        kept[gradient, steps] = sum(t.untyped_storage().nbytes() for t in found.values())
+    assert kept["series", 4] < 1.1 * kept["phantom", 1] < 0.4 * kept["phantom", 4]

@@ -89,7 +89,7 @@ class SolverConfig:
 
     @property
     def steps_after_solve(self) -> int:
-        """Evaluations of f after a solve, by which the pass has a gradient."""
+        """Evaluations of f after a solve, over the whole sequence, for the gradient of the pass."""
         return 1 if self.gradient == "implicit" else self.phantom_steps
 
     @property
