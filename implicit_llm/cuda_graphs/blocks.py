@@ -21,7 +21,7 @@ from torch import Tensor
 
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.kernels.attention import seen_in_room
-from implicit_llm.kernels.selection import judge_runs_on_triton, selected_kernels
+from implicit_llm.kernels.selection import selected_kernels
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.layers import modules_below
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
@@ -232,11 +232,7 @@ class BlockGraph:
         here = self.open[level]
         fz = self._model.apply_stack(here.z_AWD, here.x)[0]
         rule, damping = self._search.rule, self._search.damping
-        if damping is not None and judge_runs_on_triton(fz, rule.stop):
-            from implicit_llm.kernels.triton import convergence
-
-            z = here.z_AWD, fz, here.z_AWD
-            convergence.judge(self._best, here.active_A, z, rule.stop, rule.tol, damping)
+        if damping is not None and self._best.advance(here.active_A, here.z_AWD, fz, rule, damping):
             return
         z_next = self._update(here.z_AWD, fz)
         self._best.take(here.active_A, (here.z_AWD, fz, z_next), rule)

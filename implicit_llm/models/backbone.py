@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,11 @@ from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
-from implicit_llm.solver.stats import Blocks, SolverStats
+from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
+
+if TYPE_CHECKING:
+    from implicit_llm.solver.stats import Blocks
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, Blocks] | None:
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
         """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
 
         None where no kernel can, or where the state became NaN or infinite; the blocks are then solved one after
@@ -284,7 +287,7 @@ class ImplicitMamba2Model(RecurrentModel):
     norm_f: RMSNorm
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, Blocks] | None:
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
         if len(self.layers) > 1:
             return None
         return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)

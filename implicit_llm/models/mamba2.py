@@ -5,7 +5,7 @@ Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, 
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,10 @@ from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, added, touched_module
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
 from implicit_llm.solver.passes import Search
-from implicit_llm.solver.stats import Blocks, BlockStats
+from implicit_llm.solver.stats import BlockStats
+
+if TYPE_CHECKING:
+    from implicit_llm.solver.stats import Blocks
 
 
 class Mamba2Weights(NamedTuple):
@@ -176,7 +179,7 @@ class Mamba2Mixer(nn.Module):
 
 def solve_layer(
     layer: "Mamba2Layer", final_norm: RMSNorm, x: StackInput, width: int, search: Search
-) -> tuple[Tensor, Prefix, Blocks] | None:
+) -> "tuple[Tensor, Prefix, Blocks] | None":
     """`ImplicitModel.solve_at_once` of a model with this one layer."""
     mixer, weights, injection_BLE = layer.mixer, x.weights[0], x.injection_BLE
     sizes, bias_C = (mixer.head_dim, mixer.groups, mixer.state_size), mixer.conv1d.bias

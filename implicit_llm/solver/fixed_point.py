@@ -51,6 +51,15 @@ class Best:
         self.num_iter = torch.zeros(batch, device=device)
         self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
 
+    def advance(self, active_A: Tensor, z_ALD: Tensor, fz_ALD: Tensor, rule: Rule, tau: float) -> bool:
+        """Record an iteration and make z the next iterate z + tau (f(z) - z), in place; False where no kernel can."""
+        if not judge_runs_on_triton(fz_ALD, rule.stop):
+            return False
+        from implicit_llm.kernels.triton import convergence
+
+        convergence.judge(self, active_A, (z_ALD, fz_ALD, z_ALD), rule.stop, rule.tol, tau)
+        return True
+
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
         """Record an iteration (z, f(z), next z) of the sequences `active_A`; those already done keep what they have."""
         if judge_runs_on_triton(z[1], rule.stop):

@@ -105,10 +105,10 @@ def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, 
         torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_products", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stop", ["sequence", "token"])
 @torch.no_grad()
-def test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop: str, dtype: torch.dtype) -> None:
+def test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop: str, of_products: torch.dtype) -> None:
     torch.manual_seed(0)
     config = ImplicitMamba2Config(
         vocab_size=31, hidden_size=64, num_hidden_layers=1, expand=2, head_dim=32, state_size=64
@@ -116,7 +116,7 @@ def test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop: str, dtype: t
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval().backbone
     search = Search(make_rule(stop, 0.02, is_training=False), 20, "damped", 0.8)
     embedding = torch.randn(4, 32, 64).to(DEVICE)
-    with torch.autocast(DEVICE, dtype=dtype):
+    with torch.autocast(DEVICE, dtype=of_products):
         start = model.stack_input(embedding[:, :16], None, None, None)
         found = model.solve_at_once(start, 8, search)
         assert found is not None

@@ -75,12 +75,6 @@ def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tu
 
 
 @pytest.mark.usefixtures("_interpreted")
-@pytest.mark.parametrize("stop", STOPS)
-def test_the_kernel_that_solves_all_blocks_equals_the_plain_solver(stop: str) -> None:
-    fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop, torch.float16)
-
-
-@pytest.mark.usefixtures("_interpreted")
 @pytest.mark.parametrize(
     ("check", "case"),
     [
@@ -89,6 +83,7 @@ def test_the_kernel_that_solves_all_blocks_equals_the_plain_solver(stop: str) ->
         *((fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, length, NARROW)) for length in (1, 50)),
         (fused.test_the_fused_head_equals_its_logits, (100,)),
         *((fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule, ((6, 8, 48), stop)) for stop in STOPS),
+        *((fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one, (stop, torch.float16)) for stop in STOPS),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -83,7 +83,10 @@ _BUILTIN = {
         "--mode blockwise --mode sequential --max-iter 64 --block-len 8",
         metrics=("accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10"),
         columns={"accuracy_last10": "last ten", "accuracy_sequence": "sequences", **_COSTS},
-        settings={"lengths": "Lengths of the word problems to take; by default all of the data."},
+        settings={
+            "lengths": "Lengths of the word problems to take; by default all of the data.",
+            "precision": _PRECISION,
+        },
     ),
     CATBABI: EvaluationKind(
         CatbabiConfig,

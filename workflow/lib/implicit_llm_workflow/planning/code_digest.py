@@ -68,7 +68,7 @@ OF_FAMILY = {
         "implicit_llm.kernels.triton.swiglu",
     ),
 }
-OF_IMPLICIT = ("implicit_llm.solver",)
+OF_IMPLICIT = ("implicit_llm.solver", "implicit_llm.kernels.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
