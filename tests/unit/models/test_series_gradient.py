@@ -1,12 +1,10 @@
 """`gradient: series` against the phantom gradient: the same values, one differentiated evaluation of f."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from implicit_llm.kernels.selection import kernels
 from implicit_llm.training.model import apply_runtime
 from implicit_llm_contracts.config.training import Runtime
 
@@ -14,13 +12,6 @@ IDS = torch.randint(0, 23, (3, 8), generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8, [1, 1, 1, 1, 1, 0, 0, 0]])
 SOLVED = {"tol": 1e-13, "stop": "token", "max_iter": 300, "eval_stop": "token", "eval_max_iter": 300}
 LOOSE = {"tol": 0.02, "max_iter": 50}
-
-
-@pytest.fixture(autouse=True)
-def _plain_kernels() -> Iterator[None]:
-    """Select PyTorch's own kernels, whatever another test of this process has left."""
-    with kernels("torch"):
-        yield
 
 
 def gradients(model, gradient: str, *, mask: torch.Tensor | None = None, scale: float = 1.0) -> dict:
