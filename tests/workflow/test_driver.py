@@ -194,6 +194,16 @@ def test_code_that_is_edited_while_jobs_wait_is_never_published_under_the_digest
     assert {solved for _, solved in solved_by_code(project)} == {0.5 / 8}
 
 
+def test_jobs_run_what_was_planned_while_the_files_of_the_experiment_are_edited(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    (project.dir / "edit.sh").write_text("echo 'name: tiny, runs: [' > tiny.yaml; rm -rf curricula\n")
+    executor = ["--executor", "submitit", "--submitit-cluster", "local", "--jobs", "6"]
+    project.snakemake(*executor, "--default-resources", "setup='bash edit.sh'")
+    for key in ALL:  # each job broke the files before it began
+        assert (project.results / key / "manifest.json").is_file(), key
+    assert "runs: [" in project.config.read_text()
+
+
 def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) -> None:
     project.edit(project.config, "batch_size: 8", "batch_size: 4")
     failing = "train/explicit-s0/explicit"

@@ -6,6 +6,7 @@ count as fresh: these tests fail then, also where the names are still there.
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,26 @@ def test_targets_and_what_the_user_forces_are_known_when_the_graph_is_made(done:
 def test_a_snakemake_that_cannot_be_told_is_refused() -> None:
     with pytest.raises(UnsupportedSnakemake, match="snakemake>="):
         around_job_graph(object(), lambda: None, lambda: None)
+
+
+CONFIG_OF_JOBS = """
+from implicit_llm_workflow.rules import snakemake_internals as internals
+
+if workflow.is_main_process:
+    internals.around_job_graph(
+        workflow, lambda: internals.give_config_file(workflow, Path("given.json")), lambda: None
+    )
+
+rule a:
+    output: "a"
+    run: Path(output[0]).write_text(config["word"])  # in a process of its own
+"""
+
+
+def test_jobs_read_the_config_file_that_they_are_given(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(CONFIG_OF_JOBS)
+    for word in ("named", "given"):
+        (tmp_path / f"{word}.json").write_text(f'{{"word": "{word}"}}')
+    project = Project(tmp_path, LIBRARY, variables={"PYTHONPATH": str(ROOT / "workflow" / "lib")})
+    project.command("snakemake", "--cores", "1", "--configfile", "named.json")
+    assert (tmp_path / "a").read_text() == "given"

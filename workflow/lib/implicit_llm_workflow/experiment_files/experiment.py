@@ -59,6 +59,8 @@ class ExperimentFile:
 
 @dataclass(frozen=True)
 class Experiment:
+    """`read`: what its files said, from which `planned_experiment` builds it again."""
+
     name: str
     source: str
     data: Mapping[str, DataSet]
@@ -68,6 +70,7 @@ class Experiment:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     excerpts: Mapping[str, Excerpt] = field(default_factory=dict)
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
+    read: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def models(self) -> list[Run | Peer]:
@@ -84,6 +87,11 @@ def load_experiment(path: Path) -> Experiment:
     return build_experiment(read_yaml(path), ConfigFiles(path))
 
 
+def planned_experiment(read: Mapping[str, Any]) -> Experiment:
+    """The experiment of which this is `read`, whatever its files say now."""
+    return build_experiment(read["values"], ConfigFiles(Path(read["path"]), read["source"], read["known"]))
+
+
 def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experiment:
     """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
     source = files.source
@@ -97,7 +105,8 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
         name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
     }
     report = _report(file, source)
-    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins)
+    read = {"values": values, "path": str(files.path), "source": source, "known": files.known}
+    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins, read)
     for check in (_check_peers, _check_evaluations, _check_repeated, _check_origins):
         check(experiment)
     return experiment

@@ -71,24 +71,29 @@ _FOLDERS = (Path("workflow") / "config", CONFIG_DIR)
 
 
 class ConfigFiles:
-    """Reads the files that one experiment refers to; `source` names the experiment file in messages."""
+    """Reads the files that one experiment refers to; `source` names the experiment file in messages.
 
-    def __init__(self, path: Path) -> None:
+    `known`: what was read, values and path by folder/name. Given those of another reader, it reads no file.
+    """
+
+    def __init__(self, path: Path, source: str = "", known: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.source = str(path)
-        self._cache: dict[Path, dict[str, Any]] = {}
+        self.source = source or str(path)
+        self.known = dict(known or {})
 
     def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
         """Values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if there is none."""
-        folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
-        found = next((path for item in folders if (path := item / f"{name}.yaml").is_file()), None)
-        if found is None:
-            names = {path.stem for item in folders for path in item.glob("*.yaml")}
-            raise ConfigError(f"{where}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
-        path = shown_path(found)
-        if path not in self._cache:
-            self._cache[path] = read_yaml(path)
-        return self._cache[path], str(path)
+        key = f"{folder}/{name}"
+        if key not in self.known:
+            folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
+            found = next((path for item in folders if (path := item / f"{name}.yaml").is_file()), None)
+            if found is None:
+                names = {path.stem for item in folders for path in item.glob("*.yaml")}
+                raise ConfigError(f"{where}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
+            path = shown_path(found)
+            self.known[key] = (read_yaml(path), str(path))
+        values, source = self.known[key]
+        return values, source
 
 
 def experiment_path(name_or_path: str) -> Path:

@@ -1,5 +1,7 @@
 """An experiment as a plan: its nodes, what each of them should be, and what there is already."""
 
+import hashlib
+import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable
@@ -22,6 +24,7 @@ LOCAL_PROFILE = "profiles/local"
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
 
 
+PLANNED = "planned"  # the one key of the config file that jobs are given
 MODEL_ROLE = "model"
 FORCED = "forced, or made from what was forced"
 
@@ -111,10 +114,16 @@ class Plan:
         directories = {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
         return self.identities[node.key].to_json(directories)
 
-    def write_job_files(self) -> None:
-        """Make the files with identities that are not there yet."""
+    def write_job_files(self) -> Path:
+        """Make the files with identities that are not there yet, and the one that is returned: it keeps what the files
+        of the experiment say, for the jobs, which would read what somebody has saved meanwhile."""
         for node in self.nodes.values():
             _write_once(self.identity_file(node), self.identity_text(node))
+        text = json.dumps({PLANNED: self.experiment.read}, ensure_ascii=False)
+        name = hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+        path = self.root / ".jobs" / f"experiment-{name}.json"
+        _write_once(path, text)
+        return path
 
     @property
     def wanted(self) -> list[str]:

@@ -34,6 +34,7 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     does_run_jobs,
     force,
     forced_outputs,
+    give_config_file,
     is_made,
     only_touches,
     outputs_to_make,
@@ -77,7 +78,7 @@ class Driver:
                 self._lock.enter_context(hold_lock(plan.driver_lock))
                 write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
                 check_disk(plan)
-                plan.write_job_files()
+                give_config_file(self._workflow, plan.write_job_files())
                 plan.record_code()
                 if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
                     signal.signal(signal.SIGINT, _interrupt)

@@ -6,6 +6,7 @@ tests/workflow/test_snakemake_internals.py fails in a release where one of these
 
 import os
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.runs import UserError
@@ -66,6 +67,11 @@ def resource_of(workflow: Any, rule: str, name: str) -> str | None:
     """A resource of a rule that is a text, as the profile in use sets it; None where it is not set."""
     found = workflow.get_rule(rule).resources.get(name)
     return str(getattr(found, "raw", found) or "").strip("'\"") or None
+
+
+def give_config_file(workflow: Any, path: Path) -> None:
+    """Have the jobs that start from now on read this config file, in place of those of this call."""
+    workflow.config_settings.configfiles = [path.resolve()]
 
 
 def does_run_jobs(workflow: Any) -> bool:

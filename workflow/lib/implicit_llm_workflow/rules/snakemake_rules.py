@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs import MANIFEST, ConfigError
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
-from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment
+from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.plan import PLANNED, Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
 from implicit_llm_workflow.rules.snakemake_internals import resource_of
 
@@ -38,7 +38,12 @@ _NOTHING = r"[^\s\S]"  # matches no character
 
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
-    """The plan for the configuration that Snakemake has put together. Raises: ConfigError, one line."""
+    """The plan for the configuration that Snakemake has put together, or in a job for the one that it was planned with.
+
+    Raises: ConfigError, one line.
+    """
+    if PLANNED in config:
+        return Plan(planned_experiment(config[PLANNED]))
     for path in config_paths:
         if Path(path).name == MANIFEST:  # Snakemake reads it: it is JSON
             raise ConfigError(
@@ -46,9 +51,8 @@ def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> P
                 "config file; type the targets before --configfile"
             )
         read_yaml(shown_path(Path(path)))  # for its errors: Snakemake keeps the last of two equal keys
-    files = ConfigFiles(Path(config_paths[-1]))
-    files.source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
-    return Plan(build_experiment(config, files))
+    source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
+    return Plan(build_experiment(config, ConfigFiles(Path(config_paths[-1]), source)))
 
 
 def the_config_file(plan: Plan, config_paths: list[str]) -> str:

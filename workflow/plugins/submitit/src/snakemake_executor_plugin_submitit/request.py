@@ -161,6 +161,8 @@ def requested(resources: Mapping[str, Any], threads: int, settings: ExecutorSett
 def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> Any:
     """The value of a resource that is a number, 0 if there is none. Raises: WorkflowError for another or below zero."""
     value = resources.get(name) or 0
+    if value == "<TBD>":  # a function of files that do not exist yet
+        return 0
     try:
         found = float(value)
     except (TypeError, ValueError):
