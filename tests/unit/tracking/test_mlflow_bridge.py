@@ -13,7 +13,7 @@ from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs import Identity, Journal, Manifest, StageContext, StageResult, faults
 from implicit_llm_jobs.tracking import tracked_run
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten
-from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, TRAINING, Trajectory, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, TRAINING, Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun, in_order, model_labels, works_below
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train
@@ -277,6 +277,28 @@ def test_data_and_reports_are_labelled_by_their_kind(
 @pytest.mark.parametrize("task", list(TASKS))
 def test_every_metric_of_training_is_in_the_list(task: str) -> None:
     assert set(StepMetrics(task).columns) <= {key for section in TRAINING.values() for key in section}
+
+
+def test_an_explicit_and_an_implicit_model_are_compared_in_one_column_of_a_table(results: Path) -> None:
+    modes = [{"name": "block wise"}, {"name": "sequential"}]
+    numbers = {"explicit": {"acc.a5-h0.5.parallel": 0.5}, "implicit": {"acc.a5-h0.5.block-wise": 1.0}}
+    numbers["implicit"]["acc.a5-h0.5.sequential"] = 0.9
+    for name, values in numbers.items():
+        config = {"kind": "word_problem", "modes": modes}
+        work = results / "demo" / "evaluate" / name / "work" / name
+        run = TrackedRun(work, "evaluate", name, name * 8, config)
+        run.work.mkdir(parents=True)
+        Journal(run.journal).metrics(1, values)
+        finish(run)
+    found = {item.info.run_name: item.data.metrics for item in runs(run)}
+    column = {name: metrics["evaluation/acc.a5-h0.5"] for name, metrics in found.items()}
+    assert column == {"evaluate/explicit": 0.5, "evaluate/implicit": 1.0}
+    assert found["evaluate/implicit"].keys() >= {
+        "evaluation/acc.a5-h0.5.block-wise",
+        "evaluation/acc.a5-h0.5.sequential",
+    }
+    swept = {"acc.a5.block-wise.eval_tol-0.2": 1.0}
+    assert in_one_column(swept, {"modes": modes, "sweep": {"eval_tol": [0.2]}}) == swept
 
 
 @pytest.mark.parametrize(

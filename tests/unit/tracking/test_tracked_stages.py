@@ -60,6 +60,7 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_labels_and_metrics(res
         "summary/num_parameters": 1234,
         "summary/loss": 1 / 3,
         "evaluation/accuracy_last10.s3-test.blockwise": 0.75,
+        "evaluation/accuracy_last10.s3-test": 0.75,
         "summary/best_accuracy_last10.s3-test": 0.75,
     }
     assert not (results / "mlflow-artifacts").exists(), "weights are not copied"

@@ -34,7 +34,7 @@ from implicit_llm_contracts.runs import (
     read_object,
     write_json,
 )
-from implicit_llm_jobs.tracking.mlflow_points import Trajectory, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
 from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun
 
@@ -329,7 +329,9 @@ class Bridge:
             self._client.set_terminated(run_id, status=status, end_time=milliseconds(ended) if ended else None)
 
     def _named(self, point: Point) -> Point:
-        return replace(point, values={mlflow_key(self.run.stage, key): value for key, value in point.values.items()})
+        stage, values = self.run.stage, point.values
+        values = in_one_column(values, self.run.config) if stage == "evaluate" else values
+        return replace(point, values={mlflow_key(stage, key): value for key, value in values.items()})
 
     def _tags(self) -> dict[str, str]:
         states = {role: BridgeState.read(work) for role, work in self.run.inputs.items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation import PARALLEL
 from implicit_llm_contracts.runs import Point, point_of
 
 # Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key, once
@@ -50,6 +51,16 @@ def mlflow_key(stage: str, key: str) -> str:
     key = _REFUSED.sub("-", key.replace("@", "."))[:KEY_CHARS]
     section = "" if "/" in key else _SECTION_OF.get(key, "") if stage == "train" else SECTIONS.get(stage, "")
     return f"{section}/{key}" if section else key
+
+
+def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation, and once more without the mode those of a model's main mode: the one of an explicit
+    model, the first of an implicit one. So a table of MLflow compares the two in one column."""
+    modes = () if config.get("sweep") else config.get("modes") or ()
+    main = (PARALLEL, *(mode["name"] for mode in modes[:1]))
+    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # as an evaluation names its numbers
+    shared = {key.removesuffix(end): value for key, value in values.items() for end in ends if key.endswith(end)}
+    return {**values, **shared}
 
 
 # Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).

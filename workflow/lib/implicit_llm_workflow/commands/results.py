@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,22 +130,26 @@ def compare(
     options.show(*results_of.view(columns))
 
 
+MLFLOW_RUN = re.compile("[0-9a-f]{32}")
+
+
 def lineage(
     artifact: Annotated[
         str,
         typer.Argument(
-            help="A file of a finished job (a figure, a table), its run directory or its manifest. In the experiment "
-            "of --config also a job such as report.",
+            help="A file of a finished job (a figure, a table), its run directory or its manifest. Also the id of its "
+            "run in MLflow. In the experiment of --config also a job such as report.",
             metavar="ARTIFACT",
             show_default=False,
         ),
     ],
+    forward: Annotated[bool, options.flag("--forward", "Show what was made from it instead.")] = False,
     verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file of these runs.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     config: options.Config = options.DEFAULT_CONFIG,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Show where a result came from: the runs behind it, back to the data.
+    """Show where a result came from: the runs behind it, back to the data; or what was made from it.
 
     It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted although
     its code changed. With --verify the exit code is 1 if a file is missing or changed.
@@ -153,19 +158,22 @@ def lineage(
 
         implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
         implicit-llm lineage train/a5-implicit-s1/free --config demo --json
+        implicit-llm lineage results/demo/data/a5-train --forward
     """
-    from implicit_llm_workflow.results.lineage import NoLineage, trace, tree_of
+    from implicit_llm_workflow.results.lineage import NoLineage, of_mlflow_run, trace, tree_of
     from implicit_llm_workflow.results.lineage import as_json as lineage_json
     from implicit_llm_workflow.results.verify import check_files, check_lines
 
     path = Path(artifact)
-    if not path.exists():
+    if not path.exists() and MLFLOW_RUN.fullmatch(artifact):
+        path = of_mlflow_run(artifact, results)
+    elif not path.exists():
         plan = options.make_plan(config, results)
         node = plan.find(artifact)
         path = plan.run_dir(node)
         if plan.statuses[node.key].state == "missing":
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
-    found = trace(path)
+    found = trace(path, is_forward=forward)
     if as_json:
         options.print_json(lineage_json(found))
     else:
