@@ -43,7 +43,7 @@ def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
 
 
 def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.dtype | None:
-    """In which dtype iterations may read states, which takes half the time; None: as they are."""
+    """The dtype in which iterations may read states in half the time; None where they must read them as they are."""
     return autocast if model.layer_class.rounds_state and selected_kernels() == "triton" else None
 
 
@@ -117,8 +117,10 @@ class BlockGraph:
         self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
         self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
         self._layers = () if prefix is None else prefix.map(self._with_room).layers
-        # What iterations read of the states, which `close` reads and advances themselves.
-        dtype = None if setting.solver is None else rounded_dtype(model, setting.autocast)
+        # Iterations read a rounded copy of the states; `close` reads the states themselves and advances them. A single
+        # token reads them too few times to repay the copy.
+        is_rounded = setting.solver is not None and setting.width > 1
+        dtype = rounded_dtype(model, setting.autocast) if is_rounded else None
         self._read = Prefix(self._layers, self.length).rounded(dtype).layers
         self._masks = tuple(torch.ones_like(self._embedding) for _ in model.layers) if has_masks else None
         self._out = torch.zeros_like(self._embedding)

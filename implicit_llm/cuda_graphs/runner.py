@@ -116,12 +116,12 @@ class GraphRunner(Runner):
     ) -> tuple[Tensor, Prefix, SolverStats]:
         x, length = f.x, embedding_BLD.shape[1]
         width = solver.eval_width(length)
-        if width < length:
-            at_once = f.model.solve_at_once(x, width, Search.of(solver, is_training=False))
-            if at_once is not None:
-                return at_once[0], at_once[1], gather_blocks(at_once[2], 1)
         is_padded = x.valid_BL is not None or (x.prefix is not None and x.prefix.valid_BS is not None)
         pays = length >= MIN_TOKENS if width == 1 else length >= MIN_BLOCKS * width
+        at_once = f.model.solve_at_once(x, width, Search.of(solver, is_training=False)) if pays else None
+        if at_once is not None:
+            z_BLD, prefix, blocks = at_once
+            return z_BLD.to(embedding_BLD.dtype), prefix, gather_blocks(blocks, 1)
         if pays and length % width == 0 and not is_padded and can_solve(f.model, embedding_BLD.device):
             found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width)
             if found is not None:

@@ -135,6 +135,8 @@ MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
 MAX_TRAINED_STATE_TILE = 64 * 128  # the same of the gradient
 MAX_TAPS = 4  # of the convolution
+MAX_SEARCH_WIDTH = 256  # of a model whose blocks one kernel solves
+SEARCH_SHARED_BYTES = 192 * 1024  # what that kernel needs: a Hopper GPU has 227 KiB a block, an A100 163
 MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
 
 
@@ -193,23 +195,27 @@ def trained_scan_runs_on_triton(
 def search_runs_on_triton(
     injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
 ) -> bool:
-    """The kernel that solves all blocks of one layer at once, without padding; else block follows block, unsaid."""
-    if selected_kernels() != "triton":
+    """Whether one kernel solves all blocks of a layer; if not, blocks are solved one after another, without a log."""
+    if selected_kernels() != "triton" or _unfit(injection_BLE) or _unfit_mixer(sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
     model_width, inner = out_proj_DI.shape
-    limits = {
-        f"{injection_BLE.dtype}, whose weights do not fit": injection_BLE.element_size() != 2,
-        f"a model of width {model_width}": not _is_tile(model_width) or model_width > 512,
-        f"{inner} inner channels and states of {sizes[2]}": inner % 128 > 0 or sizes[2] % 64 > 0,
-        f"the stopping rule {stop}": stop not in ("sequence", "token"),
-        f"blocks of {width} tokens (4, 8, 16 or 32)": width not in (4, 8, 16, 32) or length % width > 0,
-        f"{sizes[1]} groups": sizes[1] != 1,
-        f"{batch} sequences in blocks of {width}": batch * width % 32 > 0,
-        "sequences of 2^31 entries": length * columns * (32 // width) >= MAX_ENTRIES,
-    }
-    reason = _unfit(injection_BLE[:, :1]) or _first(limits) or _unfit_mixer(sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE)
-    return reason is None
+    card = torch.cuda.get_device_properties(injection_BLE.device)
+    available = getattr(card, "shared_memory_per_block_optin", 0)  # ROCm has no such field
+    return (
+        available >= SEARCH_SHARED_BYTES
+        and injection_BLE.element_size() == 2
+        and _is_tile(model_width)
+        and model_width <= MAX_SEARCH_WIDTH
+        and inner % 128 == 0
+        and sizes[1] == 1
+        and sizes[2] % 64 == 0
+        and stop in ("sequence", "token")
+        and width in (4, 8, 16, 32)
+        and length % width == 0
+        and batch * width % 32 == 0
+        and length * columns * (32 // width) < MAX_ENTRIES
+    )
 
 
 def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | None:

@@ -199,7 +199,7 @@ def solve_layer(
         inputs_BKC = injection_BLE.new_zeros(batch, kept, mixer.conv_channels)
     else:
         ssm_BHPN, inputs_BKC = x.prefix.layers[0]
-    found = triton_search.solve_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
+    found = triton_search.search_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
     if bool(found.non_finite_BL.any()):
         return None  # the kernel knows only the block; solved one after another, the blocks say where
     of_sequences = (t_BG.unbind(1) for t_BG in (found.num_iter_BG, found.residual_BG, found.done_BG))

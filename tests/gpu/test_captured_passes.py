@@ -151,6 +151,14 @@ def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, stop: str) 
     assert iterations > 3
 
 
+def test_a_model_in_bf16_keeps_its_dtype_where_a_layer_is_solved_at_once() -> None:
+    model = AutoModelForCausalLM.from_config(ONE_LAYER).bfloat16().cuda().eval()
+    model.solver = replace(model.solver, eval_block_len=8)
+    with torch.inference_mode():
+        out = model(torch.randint(97, (4, 32), device="cuda"))
+    assert out.logits.dtype == out.last_hidden_state.dtype == torch.bfloat16
+
+
 def test_a_state_that_is_not_finite_is_refused_by_a_layer_solved_at_once() -> None:
     model = AutoModelForCausalLM.from_config(ONE_LAYER).cuda().eval()
     model.solver = replace(model.solver, eval_block_len=8)

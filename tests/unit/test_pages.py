@@ -291,6 +291,16 @@ def test_the_memory_of_the_series_is_the_measured_one() -> None:
         assert f"from {ms[0]:g} to {ms[1]:g} ms and from {gib[0]:g} to {gib[1]:g} GiB" in page
 
 
+def test_the_moves_by_later_tokens_are_the_measured_ones() -> None:
+    page, (*rows, s5) = read("docs/library.md"), benchmark("causality", "cpu")["rows"]
+    for row in rows:
+        method = {"plain": "plain", "anderson": "Anderson"}[row["method"]]
+        moved = [value for key, value in row.items() if key not in ("method", "stop")]
+        assert cells(page, f'{method}, `"{row["stop"]}"`') == [f"{value:.2f}" for value in moved]
+    assert f"moves by {s5['moved']:.3f}, and no prediction changes" in page
+    assert s5["changed_predictions"] == 0
+
+
 def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
     page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
     for shown, row, key, precision in (

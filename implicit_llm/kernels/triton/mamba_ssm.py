@@ -60,7 +60,7 @@ def ssd(
         C_BLGN.to(x_BLHP.dtype),
         next((size for size in CHUNK_LENS if size >= length), CHUNK_LENS[-1]),
         D=None if D_H is None else D_H.float(),
-        initial_states=initial_state_BHPN,
+        initial_states=None if initial_state_BHPN is None else initial_state_BHPN.float(),
         return_final_states=return_state,
     )
     return out if return_state else (out, None)

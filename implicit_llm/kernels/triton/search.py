@@ -90,7 +90,7 @@ def sequences_of_a_program(batch: int, width: int) -> int | None:
     return next((count for count in fitting if batch // count >= MIN_PROGRAMS), fitting[-1] if fitting else None)
 
 
-def solve_blocks(
+def search_blocks(
     weights: LayerWeights,
     injection_BLE: Tensor,
     state: tuple[Tensor, Tensor],

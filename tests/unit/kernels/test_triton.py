@@ -29,6 +29,7 @@ from tests.gpu import test_layer_kernels as layer
 BOTH = (torch.float32, torch.float16)
 NARROW = (16, 2, 16)  # P, G, N
 STOPS = ("sequence", "token")
+CARD = SimpleNamespace(multi_processor_count=1, shared_memory_per_block_optin=2**18)
 
 
 @pytest.fixture
@@ -42,7 +43,11 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(inputs, "libdevice", stand_ins)
     monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)
     monkeypatch.setattr(selection, "_unfit", lambda x: None if x.dtype in BOTH else f"{x.dtype}")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: CARD,
+    )
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     with selection.kernels("triton"):
@@ -91,6 +96,14 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
     check(*case, *([torch.float32] if "dtype" in check.__annotations__ else []))
 
 
+@pytest.mark.usefixtures("_interpreted")
+def test_a_card_with_little_shared_memory_solves_blocks_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    a100 = SimpleNamespace(multi_processor_count=108, shared_memory_per_block_optin=163 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: a100)
+    with pytest.raises(AssertionError, match="assert None is not None"):
+        fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one("token", torch.float16)
+
+
 ROOT = Path(__file__).parents[3]
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 
@@ -119,7 +132,9 @@ def compile_all(target: str) -> set[str]:
     JITFunction.run = compile_only
     there = {"get_current_target": GPUTarget(*TARGETS[target]), "get_current_device": 0, "get_current_stream": 0}
     triton.runtime.driver.set_active(SimpleNamespace(**{k: lambda *_, v=v: v for k, v in there.items()}))
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=100)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(
+        multi_processor_count=100, shared_memory_per_block_optin=2**18
+    )
     selection._missing_for_triton = lambda: None
     selection._unfit = lambda x: "fp64" if x.dtype == torch.float64 else None
     with selection.kernels("triton"):
