@@ -78,7 +78,7 @@ class DataPart:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
+    """`experiment` (demo, miniature, state-tracking, paper, ...) says which claims can be judged.
 
     `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.

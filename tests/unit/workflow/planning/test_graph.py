@@ -168,7 +168,8 @@ def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> N
 
 def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_other_scales_only_named_ones() -> None:
     paper, miniature, *others = (
-        load_experiment(experiment_path(name)).excerpts.keys() for name in ("paper", "miniature", "demo", "h200")
+        load_experiment(experiment_path(name)).excerpts.keys()
+        for name in ("paper", "miniature", "demo", "state-tracking")
     )
     page = (ROOT / "docs" / "paper.md").read_text()
     assert [name for name in paper if f"| `{name}` |" not in page] == []

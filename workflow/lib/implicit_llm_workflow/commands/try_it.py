@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from implicit_llm_report.figures.first_look import Trial
 
 MODEL = "s5-state-passing-s0"
-KEPT = PROJECT_DIR / "results/reference/h200/accuracy_by_position.json"
+KEPT = PROJECT_DIR / "results/reference/state-tracking/accuracy_by_position.json"
 GROUP, CHANCE, WIDTH = "S5", 1 / 120, 80
 # The mode of the kept numbers: blocks of 8 tokens, each iterated until all of its tokens are below the tolerance.
 MODE: dict[str, Any] = {"eval_mode": "blockwise", "eval_block_len": 8, "eval_stop": "token", "eval_max_iter": 128}

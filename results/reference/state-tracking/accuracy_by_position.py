@@ -1,6 +1,6 @@
 """Accuracy at each position of a word of 512 elements of S5, per seed, from the kept results.
 
-    python results/reference/h200/accuracy_by_position.py
+    python results/reference/state-tracking/accuracy_by_position.py
 
 Writes accuracy_by_position.json beside this file, from inputs.tar.xz. `implicit-llm try` shows it
 beside what it measures.
