@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import fmean
 from textwrap import dedent
 from typing import Any
 
@@ -348,6 +349,23 @@ def test_the_angles_between_the_gradients_are_the_measured_ones() -> None:
         cosines = [f"{row[key]:.3f}" for key in ("cosine", "cosine_of_half_the_steps")]
         assert shown == [f"{100 * row['converged']:.0f} %", *cosines]
     assert len(rows) == len(names)
+
+
+def test_the_losses_with_either_gradient_are_the_measured_ones() -> None:
+    kept = benchmark("series-losses", "h100")
+    for row, family in zip(kept["rows"], ("Mamba2", "Llama"), strict=True):
+        means = {
+            gradient: fmean(
+                fmean(run["losses"][-kept["last_steps"] :])
+                for run in row["losses"]
+                if run["gradient"] == gradient and run["seed"] < 3
+            )
+            for gradient in ("phantom", "series")
+        }
+        difference = means["series"] - means["phantom"]
+        shown = [*(f"{mean:.3f}" for mean in means.values()), f"{difference:.4f}", f"{row['half_interval']:.4f}"]
+        assert cells(read("docs/pretraining.md"), family, shown[0]) == shown[1:]
+        assert abs(difference) < min(0.01, row["half_interval"])
 
 
 @pytest.fixture(scope="module")
