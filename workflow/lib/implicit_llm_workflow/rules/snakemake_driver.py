@@ -66,7 +66,7 @@ class Driver:
 
         Where the job graph is made, an unknown target or another driver ends the process. Raises: UnsupportedSnakemake.
         """
-        report_stale(self._plan.stale(), self._plan.experiment.source, self._logger.info)
+        report_stale(self._plan.stale(), self._plan.list_command, self._logger.info)
         around_job_graph(self._workflow, self._before_graph, self._after_graph)
 
     def _before_graph(self) -> None:
@@ -76,7 +76,7 @@ class Driver:
             check_targets(self._workflow, plan)
             if does_run_jobs(self._workflow):
                 self._lock.enter_context(hold_lock(plan.driver_lock))
-                write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
+                write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
                 check_disk(plan)
                 give_config_file(self._workflow, plan.write_job_files())
                 plan.record_code()
@@ -127,10 +127,9 @@ def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
     forced = forced_outputs(workflow, lambda: {plan.manifest(node) for node in plan.nodes.values()})
     accepted = [node.key for node in plan.made_from(forced) if node.key in plan.accepted]
     if accepted:
-        config = plan.experiment.source
         raise AcceptedJobForced(
             f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
-            f"type `implicit-llm accept --revoke {shlex.quote(accepted[0])} --config {config}`, then run this again"
+            f"type `implicit-llm accept {plan.argument} {shlex.quote(accepted[0])} --revoke`, then run this again"
         )
     return forced
 
@@ -218,12 +217,12 @@ def check_disk(plan: Plan) -> None:
             )
 
 
-def report_stale(stale: dict[str, str], config: str, say: Callable[[str], None]) -> None:
-    """One line for each stale result, the first ones of many. `config`: the experiment's file."""
+def report_stale(stale: dict[str, str], list_command: str, say: Callable[[str], None]) -> None:
+    """One line for each stale result, the first ones of many. `list_command`: what lists them."""
     for manifest, why in list(stale.items())[:SHOWN_STALE]:
         say(f"stale: {Path(manifest).parent} ({why})")
     if len(stale) > SHOWN_STALE:
-        say(f"stale: {len(stale) - SHOWN_STALE} more; `implicit-llm status --jobs --config {config}` lists them")
+        say(f"stale: {len(stale) - SHOWN_STALE} more; `{list_command}` lists them")
 
 
 def hold_lock(path: Path) -> AbstractContextManager[None]:
