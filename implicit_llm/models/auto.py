@@ -103,7 +103,9 @@ def trained_model(name: str | Path) -> Path:
     known = sorted(path.parent.name for path in TRAINED.glob("*/config.json"))
     if str(name) not in known:
         if run.is_dir():
-            raise ModelConfigError(f"{run}: has no {MANIFEST}, so the run has not finished; `implicit-llm status` says why")
+            raise ModelConfigError(
+                f"{run}: has no {MANIFEST}, so the run has not finished; `implicit-llm status` says why"
+            )
         hint = nearest(str(name), known, f"there are {', '.join(known)}, and run directories of training phases")
         raise ModelConfigError(f"no trained model is called {str(name)!r}; {hint}")
     return TRAINED / name

@@ -170,7 +170,7 @@ def test_the_commands_in_a_folder_of_ones_own_are_taken(tmp_path: Path, monkeypa
     write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     commands = commands_of(str(tmp_path / "README.md"))
-    assert {words[0] for words in commands} == {"implicit-llm", "snakemake"}
+    assert {words[0] for words in commands} == {"implicit-llm"}
     for words in commands:
         check(words)
 

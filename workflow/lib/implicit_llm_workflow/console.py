@@ -45,7 +45,8 @@ class Group(_PlainTypes, TyperGroup):
 
 app = typer.Typer(
     cls=Group,
-    help="Implicit language models: run experiments, evaluate models, look at results. Start with `implicit-llm try`.\n\n"
+    help="Implicit language models: run experiments, evaluate models, look at results. "
+    "Start with `implicit-llm try`.\n\n"
     "`implicit-llm run demo` trains and evaluates small models, `implicit-llm list` shows what else there is. "
     "An experiment is the first argument of each command that takes one.",
     no_args_is_help=True,
@@ -112,8 +113,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         atexit.register(freeze)  # and not once more at the end
         arguments = sys.argv[1:]
     is_debug = "--debug" in arguments
+    words = [word for word in arguments if word != "--debug"]
     try:
-        words = [word for word in arguments if word != "--debug"]
         code = app(args=words, prog_name="implicit-llm", standalone_mode=False)
     except typer.Abort:
         sys.exit(EXIT_FAILURE)
@@ -121,11 +122,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         tell_who_started_this(error)
         if is_debug:
             raise
-        sys.exit(_tell(error))
+        sys.exit(_tell(error, words))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell(error: Any) -> int:
+def _tell(error: Any, words: list[str]) -> int:
     """Say in one line what is wrong, and what to type where the command line was; the exit code."""
     code = getattr(error, "exit_code", None)
     message = str(error)
@@ -133,7 +134,7 @@ def _tell(error: Any) -> int:
         if not (message := error.format_message().rstrip(".?")):
             return EXIT_USAGE
         message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
-        message += _instead()
+        message += _instead([word for word in words if not word.startswith("-")])
     message = " ".join(message.split())
     if isinstance(error, ModuleNotFoundError):  # the library alone is installed
         message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
@@ -143,12 +144,11 @@ def _tell(error: Any) -> int:
     return EXIT_FAILURE if code is None else code
 
 
-def _instead() -> str:
+def _instead(words: list[str]) -> str:
     """What else to type, where the words name an experiment or a trained model."""
     from implicit_llm_workflow.results.listing import models
 
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    command, name = words[0] if words else "", words[-1] if words else ""
+    command, name = (words[0], words[-1]) if words else ("", "")
     if name in experiment_names() and command in (name, *_OF_RULES):
         return f"; to run the experiment, type `implicit-llm run {name}`"
     model = next((one for one in models() if one.name == name), None)

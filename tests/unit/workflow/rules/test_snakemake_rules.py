@@ -108,9 +108,9 @@ def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) 
 
 def test_many_stale_results_are_summed_up() -> None:
     said: list[str] = []
-    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "x.yaml", said.append)
+    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "COMMAND", said.append)
     assert said[0] == "stale: results/x/0 (why)"
-    assert said[-1] == "stale: 8 more; `implicit-llm status --jobs --config x.yaml` lists them"
+    assert said[-1] == "stale: 8 more; `COMMAND` lists them"
 
 
 MANY_WORDS = ["x" * 100] * 1000

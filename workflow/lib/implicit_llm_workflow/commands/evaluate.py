@@ -68,7 +68,7 @@ ModelDir = Annotated[
     Path,
     typer.Option(
         help="Name of a trained model of the package, run directory of a training phase, or any checkpoint: of "
-        "transformers (config.json and safetensors), in the published layout, or of the original Mamba2 release.",
+        "transformers, in the published layout, or of the original Mamba2 release.",
         metavar="MODEL",
     ),
 ]
@@ -227,11 +227,15 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
     keys = {key for node in evaluations if node.upstream.get("model") == run for key in node.upstream.values()} - {run}
     nodes = {key: node for key, node in plan.nodes.items() if key in keys and node.stage == "data"}
     by_length = {node.config.get("length", 0): node for node in reversed(nodes.values())}
-    wanted = [node for node in nodes.values() if node.config.get("length", 0) in (lengths or [min(by_length, default=0)])]
+    wanted = [
+        node for node in nodes.values() if node.config.get("length", 0) in (lengths or [min(by_length, default=0)])
+    ]
     for node in wanted:
         _make(plan, node)
     if len(by_length) > 1 and not lengths:
-        typer.echo(f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, sorted(by_length)))}", err=True)
+        typer.echo(
+            f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, sorted(by_length)))}", err=True
+        )
     return [plan.run_dir(node) for node in wanted]
 
 

@@ -139,7 +139,7 @@ def run(
         raise options.OptionError(f"there is no {SNAKEFILE_NAME} here; type {advice}")
     typer.secho(f"$ {shlex.join(command)}", bold=True)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", *command])
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (no shell is the safer way)
 
 
 def list_(
@@ -156,11 +156,11 @@ def list_(
     """
     from implicit_llm_workflow.results.listing import experiments, models, tables
 
-    found = {"experiments": experiments(results), "models": models()}
+    known, trained = experiments(results), models()
     if as_json:
-        options.print_json(found)
+        options.print_json({"experiments": known, "models": trained})
     else:
-        options.show(*tables(**found))
+        options.show(*tables(known, trained))
 
 
 def status(
@@ -351,9 +351,7 @@ def accept(
             write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             typer.echo(f"accepted: {key} (code {what})")
-    typer.echo(
-        f"{len(found)} accepted; `implicit-llm explain {plan.argument}` says what is still stale"
-    )
+    typer.echo(f"{len(found)} accepted; `implicit-llm explain {plan.argument}` says what is still stale")
 
 
 def prefetch(
@@ -429,7 +427,8 @@ def gc(
     plan, targets = options.choose(words, config, results, must_name="implicit-llm gc EXPERIMENT")
     if bool(targets) != payload:
         raise options.OptionError(
-            f"--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc {plan.argument} TARGET --payload`"
+            "--payload: goes with jobs, and jobs with --payload; "
+            f"type `implicit-llm gc {plan.argument} TARGET --payload`"
         )
     with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:

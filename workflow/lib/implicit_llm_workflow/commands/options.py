@@ -145,12 +145,16 @@ def choose(
     if len(named) > 1:
         raise OptionError(f"{named[1]}: {named[0]} is named already; give one experiment")
     if not named and must_name:
-        raise OptionError(f"the experiment is missing; type `{must_name}`, there are {', '.join(sorted(experiment_names()))}")
+        raise OptionError(
+            f"the experiment is missing; type `{must_name}`, there are {', '.join(sorted(experiment_names()))}"
+        )
     plan = make_plan(named[0] if named else last_experiment(results), results)
     if not named:
         typer.echo(f"experiment {plan.experiment.name} (to choose another, name it first)", err=to_stderr)
     elif config is None and (named[0] in plan.nodes or named[0] in plan.experiment.excerpts):
-        raise OptionError(f"{named[0]}: is an experiment and a target of it; type --config {named[0]} for the experiment")
+        raise OptionError(
+            f"{named[0]}: is an experiment and a target of it; type --config {named[0]} for the experiment"
+        )
     return plan, rest
 
 
@@ -165,7 +169,8 @@ def choose_alone(given: Sequence[str] | None, config: str | None, results: Path,
 def split(given: Iterable[str]) -> tuple[list[str], list[str]]:
     """The experiments among some words, by name or file, and the words that are none."""
     known = experiment_names()
-    named, rest = [], []
+    named: list[str] = []
+    rest: list[str] = []
     for word in given:
         is_experiment = word in known or (word.endswith((".yaml", ".yml")) and not set(word) & set(_GLOB))
         (named if is_experiment else rest).append(word)

@@ -89,7 +89,9 @@ def missing(
         raise options.OptionError(f"{targets[1]}: {targets[0]} is named already; give one figure or table")
     page = plan.find(targets[0] if targets else "report")
     if page.stage not in ("report", EXCERPT):
-        raise options.OptionError(f"{targets[0]}: is no figure or table; there are {', '.join(plan.experiment.excerpts)}")
+        raise options.OptionError(
+            f"{targets[0]}: is no figure or table; there are {', '.join(plan.experiment.excerpts)}"
+        )
     found = find_missing(plan, page)
     _show(found, len(page.upstream))
     if make:
@@ -196,7 +198,9 @@ def lineage(
 
     _, rest = options.split(words)
     if len(rest) != 1:
-        raise options.OptionError(f"ARTIFACT: give one, not {len(rest)}; for example `implicit-llm lineage demo report`")
+        raise options.OptionError(
+            f"ARTIFACT: give one, not {len(rest)}; for example `implicit-llm lineage demo report`"
+        )
     (artifact,) = rest
     path = Path(artifact)
     if not path.exists() and MLFLOW_RUN.fullmatch(artifact):

@@ -21,7 +21,6 @@ from implicit_llm_workflow.planning.graph import build_graph, report_figures, re
 from implicit_llm_workflow.planning.staleness import Acceptance, Status, find_acceptance, needed_again, status_of
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
-
 RESULTS = Path("results")
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
 
