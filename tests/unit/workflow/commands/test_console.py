@@ -43,18 +43,14 @@ def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentF
         write_journal(plan, f"train/implicit-s0/{phase}", event("stage_started"), metrics(1, 1, loss=1.0))
     (tiny.path.parent / "tasks_1-20_v1-2.tar.gz").write_bytes(b"damaged")
     babi = ("prefetch", "--config", "miniature", "--downloads", str(tiny.path.parent))
-    shown = (
-        "status",
-        "status --jobs",
-        "explain",
-        "estimate --json",
-        "verify",
-        "gc",
-        "report --numbers",
-        "missing",
-        "list",
-    )
-    calls = [("--help",), ("evaluate", "harness", "--help"), babi, *((*it.split(), *where(tiny)) for it in shown)]
+    shown = ("status", "status --jobs", "explain", "estimate --json", "verify", "gc", "report --numbers", "missing")
+    calls = [
+        ("--help",),
+        ("list",),
+        ("evaluate", "harness", "--help"),
+        babi,
+        *((*it.split(), *where(tiny)) for it in shown),
+    ]
     assert loaded_by(*calls, ("compare", "implicit-s0", "implicit-s0/unrolled", *where(tiny))) == []
 
 

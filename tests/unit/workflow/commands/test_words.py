@@ -102,7 +102,8 @@ def test_experiments_and_trained_models_are_listed(capsys: pytest.CaptureFixture
     assert all(one["jobs"] > 0 and one["done"] == 0 and one["error"] is None for one in of.values())
     for model in found["models"]:
         assert implicit_llm.trained_model(model["name"]).is_dir()
-        assert model["task"] and model["accuracy"]
+        assert model["task"]
+        assert model["accuracy"]
     assert MODEL in output(capsys, "list")
 
 
