@@ -255,7 +255,7 @@ def verify(
     )
 
     plan, targets = options.choose(words, config, results)
-    nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
+    nodes = with_shards(plan, targets) if targets else [plan.nodes[key] for key in plan.wanted]
     manifests = {node.key: path for node in nodes if (path := plan.run_dir(node) / MANIFEST).exists()}
     files, damaged = recorded_files(manifests.items())
     broken = [*damaged, *check_files(files)]
