@@ -19,10 +19,9 @@ from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import PROJECT_DIR
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
-TRAINED = PROJECT_DIR / "results/reference/weights"
+TRAINED = CONFIGS.with_name("trained")  # a directory for each trained model
 FAMILIES.update(
     implicit_mamba2=(ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
     implicit_llama3=(ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),

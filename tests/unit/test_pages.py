@@ -451,8 +451,8 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
     assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in PRETRAINING
 
 
-STATE_TRACKING = ROOT / "results/reference/h200"
-WEIGHTS = ROOT / "results/reference/weights"
+STATE_TRACKING = ROOT / "results/reference/state-tracking"
+TRAINED = ROOT / "implicit_llm/trained"
 SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5, "a5m-published-stop": 1}  # others: 3
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
@@ -496,13 +496,13 @@ def test_only_rows_with_every_planned_seed_are_complete() -> None:
             assert ((found == wanted) == is_complete).all(), run
 
 
-def test_weights_have_the_digests_of_their_cards() -> None:
-    cards = sorted(WEIGHTS.glob("*/README.md"))
+def test_trained_models_have_the_digests_of_their_cards_and_stay_small() -> None:
+    cards = sorted(TRAINED.glob("*/README.md"))
     assert len(cards) == 3
     for card in cards:
         digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
         assert digest in card.read_text(encoding="utf-8"), card.parent.name
-    assert sum(path.stat().st_size for path in WEIGHTS.rglob("*.safetensors")) < 16 * 2**20
+    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 24 * 2**20
 
 
 def test_a_misread_answer_is_no_slip_of_the_state() -> None:
@@ -512,13 +512,13 @@ def test_a_misread_answer_is_no_slip_of_the_state() -> None:
 
 def test_the_slips_of_the_page_are_the_counted_ones() -> None:
     page = " ".join(read("docs/state-tracking.md").partition("### How earlier models slipped")[2].split())
-    for found in json.loads(read("results/reference/h200/slips.json")).values():
+    for found in json.loads(read("results/reference/state-tracking/slips.json")).values():
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
 
 
 def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
     page = " ".join(read("docs/state-tracking.md").partition("### How words are lost")[2].split())
-    kept = json.loads(read("results/reference/h200/rereads.json"))
+    kept = json.loads(read("results/reference/state-tracking/rereads.json"))
     at_005, at_001 = (
         [kept[f"s5-state-passing-s{seed}{at}"]["lost"] for seed in (0, 3)] for at in ("", ", tolerance 0.01")
     )
@@ -531,7 +531,7 @@ def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
 
 def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
     page = " ".join(read("docs/state-tracking.md").split())
-    kept = json.loads(read("results/reference/h200/stopping_rules.json"))
+    kept = json.loads(read("results/reference/state-tracking/stopping_rules.json"))
     few, many = (
         [f"{100 * one[rule]['accuracy_last10']:.1f}" for rule in ("sequence", "token")]
         for one in kept["a5-monoid-released-s0"]
@@ -545,7 +545,7 @@ def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
 
 def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
     table = read("docs/state-tracking.md").partition("### What was changed")[2].partition("\n- ")[0]
-    kept = json.loads(read("results/reference/h200/state-passing.json"))["pilots"]["runs"]
+    kept = json.loads(read("results/reference/state-tracking/state-passing.json"))["pilots"]["runs"]
     found = [one for run in kept for one in run["accuracy"] if one["length"] > 32]
     shown = [f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}" for one in found]
     assert [cell for cell in shown if f" {cell} |" not in table] == []

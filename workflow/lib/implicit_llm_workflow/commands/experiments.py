@@ -217,7 +217,7 @@ def estimate(
     **Example**
 
         implicit-llm estimate --config paper
-        implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
+        implicit-llm estimate --config state-tracking --hardware h200 --gpus 1 --json
     """
     from implicit_llm_workflow.estimates import cost
 

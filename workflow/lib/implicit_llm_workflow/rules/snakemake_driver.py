@@ -212,7 +212,7 @@ def check_disk(plan: Plan) -> None:
         needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
         if needed > free:
             raise ConfigError(
-                f"{plan.experiment.source}: data: {config['split']}.num_samples: {node.name} with "
+                f"{plan.experiment.source}: data: num_samples: {node.name} with "
                 f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
                 f"free for {plan.root}; give fewer, or free some space"
             )
