@@ -29,7 +29,7 @@ MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block, each damped by the model's tau; by default as saved.",
     "eval_tol": "Relative residual below which a token has converged; by default as saved.",
     "eval_block_len": "Tokens of a block, in the mode blockwise; by default as saved.",
-    "eval_stop": "The criterion by which a block ends. By token each must have converged, by sequence their mean residual; "
+    "eval_stop": "The criterion by which a block ends. By token each must have converged, by sequence their mean; "
     "batch is the released code's criterion. By default as saved.",
     "max_samples": "Sequences of each data set, the first ones, at most.",
 }
