@@ -47,7 +47,7 @@ def main() -> None:
 
 TASKS: dict[str, Any] = {
     "a5-monoid-released-s0": (lambda: words("A5", "aperiodic", 0.1, 256, 128), 128),
-    "s5-state-passing-s0": (lambda: words("S5", "none", 1.0, 512, 16), 128),
+    "s5-state-passing-s0": (lambda: words("S5", "none", 1.0, 512, 8), 128),
     "catbabi-implicit-s0": (lambda: [t.reshape(-1, 200) for t in stories(400, 64)], 200),
 }
 
