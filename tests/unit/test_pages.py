@@ -38,6 +38,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     experiment_path,
     read_yaml,
 )
+from implicit_llm_workflow.results.listing import models
 from tests.pages import PAGES, ROOT, commands_of
 
 
@@ -393,6 +394,17 @@ def test_the_losses_with_either_gradient_are_the_measured_ones() -> None:
         shown = [*(f"{mean:.3f}" for mean in means.values()), f"{difference:.4f}", f"{row['half_interval']:.4f}"]
         assert cells(read("docs/pretraining.md"), family, shown[0]) == shown[1:]
         assert abs(difference) < min(0.01, row["half_interval"])
+
+
+def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
+    rows = [
+        row for row in benchmark("evaluation-blocks", "cpu")["rows"] if (row["stop"], row["block_len"]) == ("token", 8)
+    ]
+    for row in rows:
+        listed = next(model for model in models() if model.name == row["model"])
+        about = f"of the answers in {row['sequences']} sequences of {row['length']} tokens"
+        assert listed.accuracy == f"{100 * row['accuracy']:.1f} % {about}"
+    assert {row["model"] for row in rows} == {model.name for model in models()}
 
 
 @pytest.fixture(scope="module")
