@@ -1,6 +1,7 @@
 """Commands about the results of the small experiment, where these came from, and figures by themselves."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -14,7 +15,6 @@ from rich.console import Console
 from implicit_llm_contracts.runs import ManifestError, write_json
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
-from implicit_llm_workflow.results.job_states import outputs_of
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
 from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, where
@@ -65,7 +65,10 @@ def test_the_outputs_by_which_a_job_is_known_again_are_those_of_its_rule(built: 
     said = built.snakemake("--dry-run", "--forceall")
     declared = {frozenset(line.split(", ")) for line in re.findall(r"^ +output: (.*)$", said, re.MULTILINE)}
     plan = make_plan(str(built.config), built.results.parent)
-    assert {frozenset(outputs_of(plan, node)) for node in plan.nodes.values()} <= declared
+    outputs = [
+        [os.path.relpath(path, built.dir) for path in plan.outputs(node).values()] for node in plan.nodes.values()
+    ]
+    assert set(map(frozenset, outputs)) <= declared
 
 
 def vouched_files(project: Project) -> dict[Path, tuple[bytes, int]]:

@@ -126,7 +126,7 @@ class Project:
     def planned(self, *arguments: str) -> set[str]:
         """Run directories, below results/<name>, of the jobs that a dry run announces."""
         output = self.snakemake("--dry-run", *arguments)
-        return set(re.findall(rf"output: results/{self.name}/(\S+)/manifest\.json", output))
+        return set(re.findall(rf"output: results/{self.name}/(\S+)/work/[0-9a-f]+/manifest\.json", output))
 
 
 @cache

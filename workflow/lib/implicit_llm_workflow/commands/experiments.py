@@ -18,9 +18,6 @@ SNAKEFILE = """\
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 
-include: str(PROJECT_DIR / "Snakefile")
-
-
 localrules:
     everything,
 
@@ -29,7 +26,10 @@ localrules:
 rule everything:
     default_target: True
     input:
-        rules.all.input,
+        lambda wildcards: plan.target_manifests,
+
+
+include: str(PROJECT_DIR / "Snakefile")
 """
 README = """\
 # Experiments with implicit language models
@@ -175,7 +175,7 @@ def explain(
         implicit-llm explain train/a5-implicit-s1/free --config demo --json
         implicit-llm explain --identity data/a5-train --config demo > id.json
     """
-    from implicit_llm_workflow.planning.plan import FORCED
+    from implicit_llm_workflow.planning.staleness import FORCED
     from implicit_llm_workflow.results import explain as why
 
     plan, wanted = options.make_plan(config, results), targets or []

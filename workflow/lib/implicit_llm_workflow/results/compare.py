@@ -99,12 +99,12 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
         result = trace(Path(name))
         return result.top.manifest.name, [result]
     label, keys = find_model(name, plan)
-    finished = [key for key in keys if (plan.root / key / MANIFEST).exists()]
+    finished = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
     if not finished:
         raise NotComparable(f"{name}: has not finished; type: {plan.command_for([plan.nodes[keys[0]]])}")
     if len(finished) < len(keys):
         label = f"{label} ({len(finished)} of {len(keys)} seeds)"
-    return label, [trace(plan.root / key) for key in finished]
+    return label, [trace(path) for path in finished]
 
 
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
@@ -283,7 +283,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[Column]:
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
-        paths = [path for key in keys if (path := plan.root / key / MANIFEST).exists()]
+        paths = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
         if paths:
             label = f"{run.name}/{phase.name}{' (stale)' if 'stale' in states else ''}"
             yield Column(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
