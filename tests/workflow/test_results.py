@@ -63,18 +63,26 @@ def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project
 
 def test_the_outputs_by_which_a_job_is_known_again_are_those_of_its_rule(built: Project) -> None:
     said = built.snakemake("--dry-run", "--forceall")
-    declared = {frozenset(line.split(", ")) for line in re.findall(r"^ +output: (.*)$", said, re.MULTILINE)}
+    declared = {
+        frozenset(without_digits(line).split(", ")) for line in re.findall(r"^ +output: (.*)$", said, re.MULTILINE)
+    }
     plan = make_plan(str(built.config), built.results.parent)
-    outputs = [
-        [os.path.relpath(path, built.dir) for path in plan.outputs(node).values()] for node in plan.nodes.values()
-    ]
-    assert set(map(frozenset, outputs)) <= declared
+    for node in plan.nodes.values():  # the code of the project has other digests than that of this process
+        outputs = [os.path.relpath(path, built.dir) for path in plan.outputs(node).values()]
+        assert frozenset(without_digits(path) for path in outputs) in declared
+
+
+NOT_VOUCHED = ("commit.json", "manifest.json", "provenance.json", "mlflow.json", "claims.json")  # the last is a copy
+
+
+def without_digits(paths: str) -> str:
+    return re.sub("/work/[0-9a-f]+/", "/work/*/", paths)
 
 
 def vouched_files(project: Project) -> dict[Path, tuple[bytes, int]]:
     """Content and time of what the jobs of the experiment made."""
     paths = [path for path in project.results.glob("*/**/work/*/*") if path.suffix in (".json", ".txt")]
-    files = [path for path in paths if path.name not in ("manifest.json", "provenance.json", "mlflow.json")]
+    files = [path for path in paths if path.name not in NOT_VOUCHED]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
@@ -113,7 +121,7 @@ def test_the_paper_is_the_experiment_of_a_call_without_a_config_file(project: Pr
     project.edit(project.config, "name: tiny", "name: paper")
     shutil.copy(project.config, project.dir / "workflow" / "config" / "paper.yaml")
     said = project.command("snakemake", "--dry-run", "--profile", "profiles/local", "paper", "--cores", "1")
-    assert "results/paper/report/manifest.json" in said
+    assert re.search("results/paper/report/work/[0-9a-f]{16}/manifest.json", said)
 
 
 @pytest.mark.slow

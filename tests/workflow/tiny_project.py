@@ -111,6 +111,10 @@ class Project:
     def manifest(self, key: str) -> dict[str, Any]:
         return dict(json.loads((self.results / key / "manifest.json").read_text()))
 
+    def declared(self, key: str) -> str:
+        """The path at which the rule of a job declares the manifest of the result that is shown."""
+        return f"results/{self.name}/{key}/work/{self.manifest(key)['fingerprint'][:16]}/manifest.json"
+
     def append(self, path: Path, text: str) -> None:
         path.write_text(path.read_text() + text)
 

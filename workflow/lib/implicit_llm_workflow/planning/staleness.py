@@ -151,6 +151,11 @@ class Status:
     def is_freed(self) -> bool:
         return self.state == "fresh" and not self.is_declared
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether the job runs although its declared manifest is there."""
+        return self.state != "fresh" and self.is_declared
+
 
 FORCED = "forced, or made from what was forced"
 
@@ -158,28 +163,38 @@ FORCED = "forced, or made from what was forced"
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
-    is_declared = (work / MANIFEST).exists()
-    if not is_declared and (work / COMMIT).exists():
+    if (work / MANIFEST).exists():
+        return _status_of_declared(work, shown, accepted)
+    if (work / COMMIT).exists():
         if (work / AGAIN).exists():
             return Status("stale", FORCED, Manifest.find(work / COMMIT), is_declared=False)
         if (work / FREED).exists():
             return Status("fresh", "", Manifest.find(work / COMMIT), accepted=accepted, is_declared=False)
     try:
         recorded = Manifest.read(shown)
-        is_shown = recorded.fingerprint == wanted.fingerprint
-        if is_declared and not is_shown:
-            recorded = Manifest.read(committed(work) or work / MANIFEST)
     except ManifestError as error:
         if shown.exists():
-            return Status("stale", str(error), None, is_declared=is_declared)
-        return Status("missing", LOST if is_declared else "never finished", None, is_declared=is_declared)
-    if is_declared:
-        why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
-        return Status("fresh", why, recorded, accepted=accepted, is_shown=is_shown)
-    if is_shown:
+            return Status("stale", str(error), None, is_declared=False)
+        return Status("missing", "never finished", None, is_declared=False)
+    if recorded.fingerprint == wanted.fingerprint:
         return Status("missing", LOST, recorded, is_declared=False)
     difference = difference_of(recorded, wanted, node)
     return Status("stale", "; ".join(difference.reasons()), recorded, difference, is_declared=False)
+
+
+def _status_of_declared(work: Path, shown: Path, accepted: Acceptance | None) -> Status:
+    """The status where the declared manifest is there."""
+    if not shown.exists():
+        return Status("missing", LOST, find_committed(work))
+    recorded = Manifest.find(shown)
+    is_shown = recorded is not None and recorded.fingerprint.startswith(work.name)
+    if not is_shown:
+        try:
+            recorded = Manifest.read(committed(work) or work / MANIFEST)
+        except ManifestError as error:
+            return Status("stale", str(error), None)
+    why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
+    return Status("fresh", why, recorded, accepted=accepted, is_shown=is_shown)
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:

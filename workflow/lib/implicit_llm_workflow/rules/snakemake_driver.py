@@ -149,7 +149,7 @@ def show_results(plan: Plan, moved: Iterable[Node]) -> None:
         status, manifest = plan.statuses[node.key], Path(plan.manifest(node))
         if status.is_declared and not manifest.with_name(COMMIT).exists():  # made before there was a commit beside it
             write_atomic(manifest.with_name(COMMIT), manifest.read_bytes())
-        if status.is_declared and status.state != "fresh":
+        if status.is_looked_at:
             os.utime(plan.run_dir(node))  # newer than the declared manifest, also after a copy
 
 

@@ -77,8 +77,8 @@ class RuleInputs:
     """Input functions for the rules of the stages; `ancient` is Snakemake's.
 
     Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. The exceptions are what
-    this call computes again, so that what is made from it follows (`forced`, keys of jobs), and the run directory of a
-    job whose manifest somebody deleted from it. Snakemake then finds a newer input.
+    this call makes although it is there (`forced`, keys of jobs), so that what is made from it follows, and the run
+    directory of a job whose manifest somebody deleted from it. Snakemake then finds a newer input.
     A job in a process of its own has no inputs: those were there when its driver started it.
     """
 
@@ -124,15 +124,14 @@ class RuleInputs:
                 return []
             node, plan = self.node(stage, wildcards), self._plan
             found = [self._marked(item) for item in plan.read_by(node, role)]
-            status = plan.statuses[node.key]
-            is_looked_at = status.state != "fresh" and status.is_declared
-            return [*found, plan.run_dir(node).as_posix()] if is_looked_at else found
+            return [*found, plan.run_dir(node).as_posix()] if plan.statuses[node.key].is_looked_at else found
 
         return manifests
 
     def _marked(self, node: Node) -> str:
         manifest = self._plan.manifest(node)
-        return manifest if node.key in self.forced else self._ancient(manifest)
+        is_made_now = node.key in self.forced or self._plan.statuses[node.key].is_looked_at
+        return manifest if is_made_now else self._ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
         """An input function: the look at the hardware class of the job's rule, where the profile names one."""
