@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+from tests.limits import wait_until
 from tests.workflow.tiny_project import ALL, DEADLINE_S, LIBRARY, NOTHING, ROOT, Project, edit_site, make_project
 
 COMMAND = "$(touch pwned); touch pwned & `touch pwned` 'x' \"y"
@@ -145,6 +146,60 @@ def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> Non
     project.snakemake()
     assert project.manifest("report")
     assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
+FREE_PHASE, EXPLICIT_PHASE = "train/implicit-s0/free", "train/explicit-s0/explicit"
+EXPLICIT = {EXPLICIT_PHASE, "evaluate/explicit-s0/explicit/word-problem", "report"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "publish.before_manifest:kill9",  # between the commit and the file that Snakemake knows
+        "publish.before_manifest:kill9@2",  # before the names that people know
+        "publish.after_manifest:kill9",
+        "publish.after_manifest:raise",
+    ],
+)
+def test_a_job_that_fails_after_its_commit_is_not_computed_again(project: Project, fault: str) -> None:
+    before = project.starts(FREE_PHASE)
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    replace(project, variables={"FAULT": fault}).snakemake(code=1)
+    assert project.starts(FREE_PHASE) == before + 1
+    assert project.planned() == {FREE_PHASE, "evaluate/implicit-s0/free/word-problem", "report"}
+    project.snakemake()
+    assert project.starts(FREE_PHASE) == before + 1
+    assert project.manifest(FREE_PHASE)["identity"]["config"]["phase"]["solver"]["tol"] == 0.2
+
+
+def test_a_job_that_outlives_its_driver_is_not_computed_again(project: Project) -> None:
+    before = project.starts(FREE_PHASE)
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    with project.held() as driver:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        project.release()
+        wait_until(lambda: project.manifest(FREE_PHASE)["identity"]["config"]["phase"]["solver"]["tol"] == 0.2)
+    assert project.planned() == {"evaluate/implicit-s0/free/word-problem", "report"}
+    project.snakemake()
+    assert project.starts(FREE_PHASE) == before + 1
+
+
+def test_a_forced_job_that_is_killed_leaves_the_old_result_until_the_next_run_has_computed_it(
+    project: Project,
+) -> None:
+    starts, old = {key: project.starts(key) for key in ALL}, project.manifest(EXPLICIT_PHASE)
+    with project.held("-R", project.declared(EXPLICIT_PHASE)) as driver:
+        os.killpg(driver.pid, signal.SIGKILL)
+    project.release()
+    (aside,) = project.results.glob(f"{EXPLICIT_PHASE}/work/*.previous/commit.json")
+    assert json.loads(aside.read_text()) == project.manifest(EXPLICIT_PHASE) == old
+    assert project.planned() == EXPLICIT
+    project.snakemake()
+    assert not list(project.results.rglob("work/*.previous"))
+    again = {key for key in ALL if project.starts(key) != starts[key] or key == EXPLICIT_PHASE}
+    assert again == {EXPLICIT_PHASE}, "the journals of what is made from it begin anew"
+    assert NOTHING in project.snakemake()
 
 
 def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path: Path) -> None:

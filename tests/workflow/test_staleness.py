@@ -91,11 +91,12 @@ def test_a_deleted_snakemake_folder_hides_no_change(project: Project) -> None:
     assert NOTHING in project.snakemake()
 
 
-def shown(project: Project) -> dict[str, str]:
+def shown(project: Project, keys: set[str] = FREE) -> dict[str, str]:
     """What people find under the readable names: manifests, logs, page, figures and tables, and the trained models."""
-    texts = {path: path.read_text() for key in FREE for path in (project.results / key).rglob("*") if path.is_file()}
-    found = {str(path.relative_to(project.results)): text for path, text in texts.items() if "work" not in path.parts}
-    for key in FREE:
+    texts = {path: path.read_text() for key in keys for path in (project.results / key).rglob("*") if path.is_file()}
+    names = {path: str(path.relative_to(project.results)) for path in texts if path.name != "accepted.json"}
+    found = {name: texts[path] for path, name in names.items() if "work" not in path.parts}
+    for key in keys:
         for record in project.manifest(key)["files"]:
             found[f"{key} {Path(record['path']).name}"] = (project.results / key / record["path"]).read_text()
     return found
@@ -117,6 +118,70 @@ def test_a_setting_that_is_changed_and_changed_back_shows_the_first_results_agai
     assert shown(project) == changed, "a dry run changes nothing"
     assert NOTHING in project.snakemake()
     assert shown(project) == before
+
+
+def test_accepted_and_revoked_results_are_shown_in_turn(project: Project) -> None:
+    stack = project.library / "models" / "stack.py"
+    first = shown(project, TRAINED)
+    project.edit(stack, "tol / 2", "tol / 3")
+    project.snakemake()
+    second = shown(project, TRAINED)
+    project.edit(stack, "tol / 3", "tol / 4")
+    project.command("implicit-llm", "accept", "train/*", "--why", "a third or a quarter", *EXPERIMENT)
+    for code, results in (("tol / 4", second), ("tol / 2", first), ("tol / 4", second)):
+        stack.write_text(re.sub(r"tol / \d", code, stack.read_text()))
+        assert NOTHING in project.snakemake()
+        assert shown(project, TRAINED) == results
+    project.command("implicit-llm", "accept", "--revoke", "train/*", *EXPERIMENT)
+    assert explained(project).keys() == project.planned() == TRAINED
+    stack.write_text(re.sub(r"tol / \d", "tol / 3", stack.read_text()))
+    assert NOTHING in project.snakemake()
+    assert shown(project, TRAINED) == second
+
+
+def summarised(project: Project) -> set[str]:
+    """Jobs that `snakemake --summary` calls pending."""
+    rows = [line.split("\t") for line in project.snakemake("--summary").splitlines() if line.startswith("results/")]
+    return {row[0].removeprefix("results/tiny/").partition("/work/")[0] for row in rows if "update pending" in row}
+
+
+@pytest.mark.parametrize("change", ["nothing", "setting", "code", "comment", "lost folder", "lost manifest", "force"])
+def test_a_dry_run_the_summary_and_explain_name_the_same_jobs(project: Project, change: str) -> None:
+    data = project.results / "data" / "s3-train"
+    expected: set[str] = set()
+    match change:
+        case "setting":
+            project.edit(project.config, "tol: 0.1", "tol: 0.2")
+            expected = FREE
+        case "code":
+            project.edit(project.library / "models" / "stack.py", "tol / 2", "tol / 3")
+            expected = TRAINED
+        case "comment":
+            project.edit(project.library / "models" / "stack.py", "# a comment", "# another")
+        case "lost folder":
+            shutil.rmtree(data)
+            expected = {"data/s3-train"}
+        case "lost manifest":
+            (data / "manifest.json").unlink()
+            expected = {"data/s3-train"}
+        case "force":
+            project.snakemake("-f", project.declared(EXPLICIT_PHASE))
+            expected = EXPLICIT - {EXPLICIT_PHASE}
+    shutil.rmtree(project.dir / ".snakemake")
+    assert explained(project).keys() == project.planned() == summarised(project) == expected
+    states = json.loads(project.command("implicit-llm", "status", *EXPERIMENT, "--json"))["jobs"]
+    assert {job["job"] for job in states if job["state"] != "done"} == expected
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.html"])
+def test_a_readable_path_is_a_target_and_means_the_result_that_is_wanted(project: Project, name: str) -> None:
+    path = f"results/tiny/report/{name}"
+    assert project.planned(path) == set()
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    assert project.planned(path) == FREE
+    old = project.declared(EXPLICIT_PHASE).replace("/work/", "/work/0", 1)
+    assert "no target of tiny.yaml" in project.snakemake("--dry-run", old, code=2)
+    assert "no target of tiny.yaml" in project.snakemake("--dry-run", project.declared("report"), code=2)
 
 
 def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(project: Project) -> None:
@@ -179,6 +244,17 @@ def test_what_the_user_forces_is_computed_again_and_its_log_keeps_both(project: 
         text = (project.results / job / "job.log").read_text()
         assert (text.count("done, "), "to be computed again" in text) == (2, True), text
     assert NOTHING in project.snakemake()
+
+
+def test_what_is_made_from_a_job_in_the_middle_follows_when_that_is_forced(project: Project) -> None:
+    free = project.declared("train/implicit-s0/free")
+    assert project.planned("-R", free) == FREE
+    assert project.planned("-R", "train_word_problem") == TRAINED
+    assert project.planned("-R", free, "--", project.declared(EXPLICIT_PHASE)) == {"train/implicit-s0/free"}
+    assert project.planned("-F") == ALL
+    before = journals(project)
+    project.snakemake("-R", free)
+    assert {job for job, line in journals(project).items() if line != before[job]} == FREE
 
 
 def journals(project: Project) -> dict[str, str]:

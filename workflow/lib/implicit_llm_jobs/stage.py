@@ -202,8 +202,9 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
     inputs = {}
     for role, path in request.inputs.items():
         work = work_directory(path.absolute(), identity.upstream[role])
+        if committed(work) is None:
+            wait_for_files([work / COMMIT])
         manifest = committed(work) or work / COMMIT
-        wait_for_files([manifest])
         given = inputs[role] = Input(path.absolute(), Manifest.read(manifest))
         _check_input(role, given, manifest, identity.upstream[role])
         wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))

@@ -118,6 +118,7 @@ class RunDirectory:
         faults.point("run.before_set_aside")
         shutil.rmtree(self._previous, ignore_errors=True)
         os.replace(self.work, self._previous)
+        (self._previous / AGAIN).unlink(missing_ok=True)
         self.work.mkdir()
         for path in self._previous.glob(f"*{LOG}"):
             os.replace(path, self.work / path.name)

@@ -118,11 +118,13 @@ class Plan:
 
     def manifest(self, node: Node) -> str:
         """Path of the node's declared manifest, in the work folder of the wanted result."""
-        return f"{self._work(node)}/{MANIFEST}"
+        return f"{self.work[node.key]}/{MANIFEST}"
 
-    def _work(self, node: Node) -> str:
-        digits = self.identities[node.key].fingerprint[:FINGERPRINT_DIGITS]
-        return f"{self.root.as_posix()}/{node.key}/{WORK}/{digits}"
+    @cached_property
+    def work(self) -> dict[str, str]:
+        """The work folder of each job's wanted result."""
+        root, digits = self.root.as_posix(), FINGERPRINT_DIGITS
+        return {key: f"{root}/{key}/{WORK}/{it.fingerprint[:digits]}" for key, it in self.identities.items()}
 
     def outputs(self, node: Node) -> dict[str, str]:
         """What the node's rule declares, by its readable path."""
@@ -133,7 +135,7 @@ class Plan:
             names += ["numbers.tex"]
             names += [f"tables/{table}.{form}" for table in self.tables for form in ("csv", "tex")]
             names += [f"figures/{figure}.svg" for figure in self.figures]
-        return {f"{self.run_dir(node).as_posix()}/{name}": f"{self._work(node)}/{name}" for name in names}
+        return {f"{self.run_dir(node).as_posix()}/{name}": f"{self.work[node.key]}/{name}" for name in names}
 
     def identity_file(self, node: Node) -> Path:
         """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""

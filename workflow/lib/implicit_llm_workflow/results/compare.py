@@ -24,6 +24,8 @@ from implicit_llm_contracts.runs import (
     Manifest,
     UserError,
     canonical_json,
+    committed_below,
+    run_directories,
     without_password,
 )
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
@@ -226,10 +228,12 @@ def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
 def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
     """Finished evaluations of this very result, by name."""
     folder = model.root / "evaluate" / "/".join(run_and_phase(model.key))
-    for path in sorted(folder.glob(f"*/{MANIFEST}")):
-        recorded = Manifest.find(path)
-        if recorded is not None and recorded.upstream.get("model") == model.fingerprint:
-            yield path.parent.name, recorded
+    for run_dir in run_directories(folder):
+        paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # first the one that is shown
+        manifests = filter(None, map(Manifest.find, paths))
+        found = next((item for item in manifests if item.upstream.get("model") == model.fingerprint), None)
+        if found is not None:
+            yield run_dir.name, found
 
 
 def view(columns: Sequence[Column]) -> Iterator[RenderableType]:
