@@ -38,11 +38,11 @@ try: $(READY)  ## See a trained model read long words, within a minute
 
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
-	@$(ACTIVATE); implicit-llm report --numbers --config workflow/config/demo.yaml
+	@$(ACTIVATE); implicit-llm report demo --numbers
 	@echo
 	@echo "Open the report:    file://$(CURDIR)/results/demo/report/index.html"
 	@echo "In each new shell:  source $(VENV)/bin/activate"
-	@echo "Next:               implicit-llm status --config demo"
+	@echo "Next:               implicit-llm status demo"
 
 miniature: $(READY)  ## Run the whole paper in small, every figure and table; an hour of processor time
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/miniature.yaml

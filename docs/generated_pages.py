@@ -39,7 +39,7 @@ EVALUATIONS = [
 ]
 SECTIONS: dict[str, list[type]] = {
     "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, MinimumLayersConfig],
-    "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit],
+    "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit, data_sets.ValidationSplit],
     "CatbAbI": [data_sets.Catbabi, text.SimulatedText, text.ArchiveText, text.Stories],
     "Text": [
         data_sets.LanguageModel,

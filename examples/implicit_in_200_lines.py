@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-WEIGHTS = Path(__file__).parents[1] / "results/reference/weights/s5-state-passing-s0/model.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "implicit_llm/trained/s5-state-passing-s0/model.safetensors"
 I, H, P, N, K = 1024, 16, 64, 128, 4
 TAU, TOL, MAX_ITER = 0.8, 0.05, 128
 

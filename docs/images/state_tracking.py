@@ -47,7 +47,7 @@ class Panel(NamedTuple):
 
 def panels() -> list[Panel]:
     """The two tasks, read from the table."""
-    frame = pd.read_csv(REFERENCE / "h200" / "accuracy.csv").query("hard_fraction != 0.5")
+    frame = pd.read_csv(REFERENCE / "state-tracking" / "accuracy.csv").query("hard_fraction != 0.5")
     blocks = frame[frame["mode"] == "blockwise-8-token"]
     released = frame[(frame["mode"] == "blockwise") & (frame.run == "a5m-released") & (frame.phase == "free-32")]
     s5 = [

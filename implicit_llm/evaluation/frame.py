@@ -234,9 +234,9 @@ def model_directory(trained: Input) -> Path:
 
     Raises: EvaluateInputError when its manifest names none.
     """
-    for record in trained.manifest.files:
-        if re.search(r"(^|/)model/config\.json$", record.path):
-            return (trained.dir / record.path).parent
+    folder = trained.manifest.model_folder
+    if folder is not None:
+        return trained.dir / folder
     raise EvaluateInputError(
         f"{trained.dir}/manifest.json: names no model/config.json; "
         f"give the run directory of a training phase or a checkpoint as `{MODEL_ROLE}`"

@@ -19,10 +19,10 @@ from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import PROJECT_DIR
+from implicit_llm_contracts.runs import MANIFEST, Manifest
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
-TRAINED = PROJECT_DIR / "results/reference/weights"
+TRAINED = CONFIGS.with_name("trained")  # a directory for each trained model
 FAMILIES.update(
     implicit_mamba2=(ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
     implicit_llama3=(ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
@@ -88,13 +88,24 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     return type(config)(**replaced(known, overrides))
 
 
-def trained_model(name: str) -> Path:
-    """The directory of a trained model, for `from_pretrained`, such as "s5-state-passing-s0".
+def trained_model(name: str | Path) -> Path:
+    """The directory of a trained model, for `from_pretrained`: of the package, or of a finished run.
 
-    Its README.md is the model card. Raises: ModelConfigError for any other name.
+    name: such as "s5-state-passing-s0", or a run directory, such as "results/demo/train/a5-implicit-s1/free". README.md
+    in the directory is the model card. Raises: ModelConfigError for any other name.
     """
+    run = Path(name)
+    if (run / MANIFEST).is_file():
+        folder = Manifest.read(run / MANIFEST).model_folder
+        if folder is None:
+            raise ModelConfigError(f"{run}: is a job without a model; give the run directory of a training phase")
+        return run / folder
     known = sorted(path.parent.name for path in TRAINED.glob("*/config.json"))
-    if name not in known:
-        hint = nearest(name, known, f"there are {', '.join(known)}")
-        raise ModelConfigError(f"no trained model is called {name!r}; {hint}")
+    if str(name) not in known:
+        if run.is_dir():
+            raise ModelConfigError(
+                f"{run}: has no {MANIFEST}, so the run has not finished; `implicit-llm status` says why"
+            )
+        hint = nearest(str(name), known, f"there are {', '.join(known)}, and run directories of training phases")
+        raise ModelConfigError(f"no trained model is called {str(name)!r}; {hint}")
     return TRAINED / name

@@ -1,14 +1,18 @@
 """A plain LSTM as a Hugging Face causal model: the recurrent baseline of the word problems.
 
-Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
+Shapes: `B` batch, `L` length, `D` model, `K` layers, `V` vocabulary.
 """
 
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+
+from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.stack import Prefix
 
 
 @strict
@@ -24,7 +28,7 @@ class LstmConfig(PreTrainedConfig):
 
 
 class LstmForCausalLM(PreTrainedModel):
-    """Embedding, LSTM and head, initialised as PyTorch does. Without a cache: whole sequences only."""
+    """Embedding, LSTM and head, initialised as PyTorch does."""
 
     config_class = LstmConfig
     config: LstmConfig
@@ -36,9 +40,21 @@ class LstmForCausalLM(PreTrainedModel):
         self.head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
-    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
-        """Logits (B, L, V) of each position after its token."""
-        hidden_BLD, _state = self.lstm(self.embedding(input_ids))
+    def forward(
+        self, input_ids: Tensor, past_key_values: ConvergedStateCache | None = None, **_: Any
+    ) -> CausalLMOutput:
+        """Return the logits (B, L, V) of each position after its token.
+
+        A cache holds the states (h, c) in which the sequences start; it is advanced in place, without a gradient.
+        """
+        cache, before = past_key_values, None
+        if cache is not None and cache.prefix is not None:
+            h_KBD, c_KBD = map(torch.stack, zip(*cache.prefix.layers, strict=True))
+            before = h_KBD, c_KBD
+        hidden_BLD, (h_KBD, c_KBD) = self.lstm(self.embedding(input_ids), before)
+        if cache is not None:
+            layers = tuple(zip(h_KBD.detach(), c_KBD.detach(), strict=True))
+            cache.prefix = Prefix(layers, cache.get_seq_length() + input_ids.shape[1])
         return CausalLMOutput(logits=self.head(hidden_BLD))
 
     def _init_weights(self, module: nn.Module) -> None:

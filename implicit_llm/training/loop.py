@@ -201,7 +201,8 @@ class TrainingLoop:
             if failures is not None:
                 failures.message = message  # a failure of the evaluation is no failure of the step
         share = loss.detach() * world_size()  # metrics are means over ranks
-        self.metrics.add(share, outputs.logits, labels_BL, getattr(outputs, "solver_stats", None))
+        stats = getattr(outputs, "solver_stats", None)
+        self.metrics.add(share, outputs.logits, labels_BL, stats, batch.get("carried_share"))
         return loss
 
     def clip_gradients(self) -> Tensor:
@@ -261,12 +262,13 @@ class TrainingLoop:
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Ask our models for the summed loss, without the large logits unless accuracy is measured."""
-        if not isinstance(self.model, ImplicitForCausalLM):
-            return {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
-        options = {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
-        if self._passing is not None:
-            options["past_key_values"] = batch["rows"].cache
-        return options | {"return_logits": self.metrics.measures_accuracy}
+        options = {} if self._passing is None else {"past_key_values": batch["rows"].cache}
+        if isinstance(self.model, ImplicitForCausalLM):
+            options |= {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
+            options["return_logits"] = self.metrics.measures_accuracy
+        elif hasattr(self.model.config, "use_cache"):
+            options["use_cache"] = False
+        return options
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Context in which matrix products are done in the config's precision."""

@@ -25,7 +25,7 @@ RECENT_STEPS = 50
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _SUMMED = ("loss", "right", "scored")  # over micro-batches; right and scored are positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_OF_STEP = (*_SUMMED, *_SOLVER, "grad_norm", *OCCASIONAL)  # on the device
+_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # on the device
 _RESIDUAL = _OF_STEP.index("residual")
 Row = dict[str, float]  # a step by column; NaN, or nothing, where a model has no such number
 
@@ -60,14 +60,15 @@ class StepMetrics:
 
     loss: over the labels of the global batch. accuracy: that of the task, on the training batch. num_iter: solver
     iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
-    largest of the batch. unconverged_share: of the tokens. mode_gap, spectral_radius: see OCCASIONAL.
+    largest of the batch. unconverged_share: of the tokens. carried_share: of the sequences, those that start in a
+    carried state (state passing). mode_gap, spectral_radius: see OCCASIONAL.
     totals: up to the last row that was pulled.
     """
 
     def __init__(self, task: str, cost: StepCost | None = None) -> None:
         self.totals = Totals()
         self._accuracy, self._last_tokens = TASKS[task].accuracy or ("accuracy", 0)
-        self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, *OCCASIONAL)
+        self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, "carried_share", *OCCASIONAL)
         self._cost = cost
         self._micro: list[Tensor] = []
         self._occasional: dict[str, Tensor] = {}
@@ -86,10 +87,17 @@ class StepMetrics:
         return not self._micro
 
     @torch.no_grad()
-    def add(self, loss: Tensor, logits_BLV: Tensor | None, labels_BL: Tensor, stats: Any) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        logits_BLV: Tensor | None,
+        labels_BL: Tensor,
+        stats: Any,
+        carried_share: Tensor | None = None,
+    ) -> None:
         """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None.
 
-        Logits are only needed where an accuracy is measured.
+        Logits are only needed where an accuracy is measured, `carried_share` where states are passed.
         """
         row = [loss.detach().float(), *self._right_and_scored(logits_BLV, labels_BL)]
         if stats is None:
@@ -98,6 +106,7 @@ class StepMetrics:
             num_iter = stats.num_iter.float().mean()
             unconverged = stats.unconverged_tokens.sum() / labels_BL.numel()
             row += [num_iter, num_iter + stats.num_closing, stats.residual.float().amax(), unconverged]
+        row.append(_nan(loss.device) if carried_share is None else carried_share)
         self._micro.append(torch.stack(row))
 
     def add_occasional(self, values: Mapping[str, Tensor]) -> None:

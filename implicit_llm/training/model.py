@@ -11,6 +11,7 @@ from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
+from implicit_llm.models.lstm import LstmForCausalLM
 from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.hints import nearest
@@ -42,12 +43,10 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         cast("HasSolver", model).solver = solver
     elif solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    if config.phase.state_passing is not None and (
-        not isinstance(model, ImplicitForCausalLM) or model.base.has_growing_state
-    ):
+    if config.phase.state_passing is not None and not _passes_states(model):
         raise ModelError(
-            f"{where}.phase.state_passing: {type(model).__name__} has no state of fixed size in which a word could "
-            "start; remove the key, or take a Mamba2"
+            f"{where}.phase.state_passing: {type(model).__name__} has no state of fixed size in which a sequence could "
+            "start; remove the key, or take a Mamba2 or an LSTM"
         )
     if model.config.get_text_config().vocab_size < vocab_size:
         raise ModelError(
@@ -55,6 +54,13 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             "raise it"
         )
     return model
+
+
+def _passes_states(model: PreTrainedModel) -> bool:
+    """Whether the model starts in the states of a cache, which do not grow with the sequence, and advances them."""
+    if isinstance(model, ImplicitForCausalLM):
+        return not model.base.has_growing_state
+    return isinstance(model, LstmForCausalLM)
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:

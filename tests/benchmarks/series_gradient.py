@@ -131,7 +131,7 @@ def words(group: str, monoid: Any, hard: float, length: int, count: int) -> list
 
 
 def stories(length: int, count: int) -> list[Tensor]:
-    """The first rows of CatbAbI's test set, as h200.yaml has it but not shuffled by story."""
+    """The first rows of CatbAbI's test set, as state-tracking.yaml has it but not shuffled by story."""
     config = CatbabiConfig("en-valid-10k", "test", "qa", length, vocab_size=192, seed=0, drop_last_story=True)
     files = read_archive(find_archive(downloads_folder()), ["en-valid-10k/qa3_train.txt"])
     by_file = {name: [words_of(story) for story in parse_stories(data)] for name, data in files.items()}

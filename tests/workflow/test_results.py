@@ -140,13 +140,13 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_result
     failing.edit(failing.config, "eval_block_len: 4", "eval_block_len: 2")
     failing.snakemake("--keep-going", code=1)
     assert failing.manifest(EXPLICIT)["identity"]["config"]["modes"][0]["eval_block_len"] == 2
-    said = command(failing, "report", code=2)
+    said = command(failing, "missing", code=2)
     for part in (IMPLICIT, "RuntimeError: made to fail", "results/tiny/report/manifest.json"):
         assert part in said
     assert "explicit-s0" not in said
-    command(failing, "report", "--missing")
+    command(failing, "missing", "--report")
     failing.append(failing.config, EXCERPTS)
-    command(failing, "report", "--only", "figure_3", "--missing")
+    command(failing, "missing", "figure_3", "--report")
     made, figure = (failing.manifest(f"{key}-with-missing")["summary"] for key in ("report", "excerpt/figure_3"))
     assert [item["job"] for item in figure["missing"]] == [IMPLICIT]
     (lacking,) = made["missing"]
@@ -154,7 +154,7 @@ def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_result
     assert lacking["data"]["s3-test-L16-h0.5"]["length"] == 16
     assert made["num_inputs"] == 4  # three phases and the evaluation that went well
     project.snakemake()
-    assert "the report is there" in command(project, "report")
+    assert "results/tiny/report/index.html" in command(project, "report")
 
 
 def test_a_peer_is_imported_and_evaluated_and_other_content_is_another_peer(project: Project) -> None:

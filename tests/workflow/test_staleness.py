@@ -286,7 +286,7 @@ def test_what_an_interrupted_run_forced_costs_what_it_took_and_can_be_taken_back
     assert jobs.keys() == project.planned() == EXPLICIT
     assert jobs["train/explicit-s0/explicit"]["cost"]["basis"] == "as last time"
     (advice,) = re.findall(
-        r"`(implicit-llm accept --forced [^`]+)`", project.command("implicit-llm", "explain", *EXPERIMENT)
+        r"`(implicit-llm accept [^`]+ --forced)`", project.command("implicit-llm", "explain", *EXPERIMENT)
     )
     project.command(*shlex.split(advice))
     assert NOTHING in project.snakemake()
@@ -309,7 +309,7 @@ def test_forcing_an_accepted_job_says_how_to_revoke_that(project: Project) -> No
     accept_edited_model(project)
     accepted, declared = project.manifest(EXPLICIT_PHASE), project.declared(EXPLICIT_PHASE)
     refused = project.snakemake(declared, "--forcerun", declared, code=2)
-    (advice,) = re.findall(r"type `(implicit-llm accept --revoke [^`]+)`", refused)
+    (advice,) = re.findall(r"type `(implicit-llm accept [^`]+ --revoke)`", refused)
     assert project.manifest(EXPLICIT_PHASE) == accepted
     project.command(*shlex.split(advice))
     project.snakemake(f"results/tiny/{EXPLICIT_PHASE}/manifest.json")

@@ -9,4 +9,4 @@ rule prefetch:
     params:
         config=lambda wildcards: the_config_file(plan, workflow.configfiles),
     shell:
-        "implicit-llm prefetch --config {params.config:q} | tee -a {log:q}"
+        "implicit-llm prefetch {params.config:q} | tee -a {log:q}"

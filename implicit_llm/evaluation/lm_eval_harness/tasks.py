@@ -84,5 +84,5 @@ def _load(manager: TaskManager, name: str) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise TaskError(
             f"task {name}: its data cannot be read ({reason}); where there is a network, run `implicit-llm prefetch "
-            "--config EXPERIMENT` with the same HF_HOME"
+            "EXPERIMENT` with the same HF_HOME"
         ) from error

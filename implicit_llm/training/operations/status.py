@@ -26,6 +26,7 @@ _SHOWN = (
     ("mfu", "mfu {:.1%}"),
     ("residual", "residual {:.2g}"),
     ("unconverged_share", "unconverged {:.0%}"),
+    ("carried_share", "carried {:.0%}"),
     ("mode_gap", "mode gap {:+.3f}"),
     ("spectral_radius", "spectral radius {:.3f}"),
     ("grad_norm", "gradient {:.2g}"),

@@ -105,7 +105,7 @@ def test_share_of_one_seed_is_judged_by_its_interval_over_the_test_sequences() -
     assert judge({}, AT_LEAST, (few | {"num_samples": 4096},)).verdict == "holds"
 
 
-@pytest.mark.parametrize(("scale", "of"), [("h200", {"group": "A5"}), ("demo", {"group": "S5"})])
+@pytest.mark.parametrize(("scale", "of"), [("state-tracking", {"group": "A5"}), ("demo", {"group": "S5"})])
 def test_claim_without_runs_or_at_another_scale_was_not_run(scale: str, of: Record) -> None:
     assert judge({"of": of}, AT_LEAST, (WORD,), scale=scale).verdict == "not run at this scale"
 

@@ -20,6 +20,7 @@ from tests.unit.report.sample_runs import (
     MODES,
     SampleRun,
     claims_of,
+    evaluated,
     figure_of,
     finish,
     inputs_of,
@@ -110,6 +111,25 @@ def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     fingerprint = manifest["fingerprint"]
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, name):
         assert value in text
+
+
+def test_numbers_of_validation_sets_are_in_a_table_of_their_own_and_nowhere_else(tmp_path: Path) -> None:
+    roles = make_runs(tmp_path / "results", SMALL)
+    tested = demo_report(tmp_path / "without")
+    kept = roles["evaluate:a5-implicit-s0/free/word-problem"] / "work"
+    record = json.loads(next(kept.rglob("metrics.json")).read_text())["records"][0]
+    record |= {"data": "a5-validation", "accuracy_last10": 0.123}
+    roles |= evaluated(tmp_path / "results", "a5-implicit-s0/free/choice", "word_problem", [record])
+    parts = {"a5-validation": {"data": "a5", "split": "validation"}}
+    made = make_report(tmp_path, roles, experiment="demo", data=parts)
+    assert [row["accuracy_last10_mean"] for row in rows_of(made, "validation")] == ["0.123"]
+    for same in (
+        "tables/accuracy.csv",
+        "claims.json",
+        "figures/accuracy-by-length.svg",
+        "figures/accuracy-by-mode.svg",
+    ):
+        assert (made / same).read_bytes() == (tested / same).read_bytes()
 
 
 def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from implicit_llm_contracts.runs import (
     read_object,
     wants_bar,
 )
+from implicit_llm_jobs import provenance
 from implicit_llm_jobs.progress import Progress
 from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage
@@ -452,9 +453,35 @@ def test_the_seconds_of_each_attempt_are_read_from_its_journal(
     assert {attempt["started"]: attempt["busy_s"] for attempt in found} == {times[at]: s for at, s in busy.items()}
 
 
-def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from() -> None:
+@pytest.fixture
+def no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree has no history, as a copy on another machine."""
+    monkeypatch.setattr(provenance, "PROJECT_DIR", tmp_path)
+
+
+@pytest.mark.usefixtures("no_checkout")
+def test_where_git_does_not_know_the_commit_a_job_records_the_one_it_was_told(
+    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_COMMIT", "c" * 40)
+    run_stage(StageRequest(run_path, identity_text()), body)
+    assert read_object(run_path / "provenance.json")["git"] == {"commit": "c" * 40, "is_dirty": None}
+
+
+@pytest.mark.usefixtures("no_checkout")
+def test_a_job_that_is_told_a_branch_for_a_commit_ends_before_its_work_begins(
+    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_COMMIT", "main")
+    with refused("IMPLICIT_LLM_COMMIT: 'main' is no commit; give what `git rev-parse HEAD` prints", UserError):
+        run_stage(StageRequest(run_path, identity_text()), body)
+    assert body.contexts == []
+
+
+def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["git", "-C", str(PROJECT_DIR), "rev-parse", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setenv("IMPLICIT_LLM_COMMIT", "c" * 40)
     found = git_state()
     assert found["commit"] == commit
     assert isinstance(found["is_dirty"], bool)

@@ -62,6 +62,9 @@ LLAMA: dict[str, Any] = {
     "attention_dropout": 0.1,
 }
 
+LSTM: dict[str, Any] = {"model_type": "lstm", "vocab_size": 6, "hidden_size": 16}
+EXPLICIT = {**IMPLICIT, "is_implicit": False, "dropout": 0.0}
+
 
 def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[str, Any]:
     """Config of a single phase of STEPS steps; `phase` in `changes` is laid over its fields."""

@@ -107,12 +107,14 @@ def test_the_order_is_the_same_on_every_machine() -> None:
     assert StepSampler(1000, 8, seed=3).indices(5).tolist() == [916, 469, 903, 521, 490, 172, 17, 220]
 
 
-def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_at_the_end_of_a_row() -> None:
+@pytest.mark.parametrize("restarts", [True, False])
+def test_words_start_empty_at_the_end_of_a_row_and_if_asked_to_after_a_wrong_answer(restarts: bool) -> None:
     group, rng = load_group("S3"), np.random.default_rng(4)
-    phase, source = PhaseConfig("a", 0, 1, 9, None, state_passing=4), {"group": "S3", "monoid": "none"}
+    phase = PhaseConfig("a", 0, 1, 9, None, state_passing=4, restart_when_wrong=restarts)
+    source = {"group": "S3", "monoid": "none"}
     passing = StatePassing(phase, source, BatchLayout(16, 2, 1, 8), torch.device("cpu"))
     words_in_a_row_B = np.array([4, 2, 4, 1, 4, 2, 4, 1])
-    before_B, ends, joins = np.zeros(8, dtype=np.uint8), [], []
+    before_B, ends, joins, carried = np.zeros(8, dtype=np.uint8), [], [], 0.0
     for step in range(1, 9):
         words_LB = rng.integers(6, size=(4, 8), dtype=np.uint8)
         alone_LB, joined_LB = np.empty_like(words_LB), np.empty_like(words_LB)
@@ -121,12 +123,14 @@ def test_words_go_on_after_a_right_answer_and_start_empty_after_a_wrong_one_and_
         batch = {"labels": torch.from_numpy(alone_LB.T.astype(np.int64))}
         passing.join([batch], step)
         assert batch["labels"].tolist() == joined_LB.T.tolist()
+        assert batch["carried_share"].item() == carried
         joins.append(bool((alone_LB != joined_LB).any()))
         batch["rows"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
         is_right_B = rng.random(8) < 0.7
         answers = batch["labels"] + torch.from_numpy(~is_right_B)[:, None]
         passing.leave(batch, torch.nn.functional.one_hot(answers % 6, 6))
-        goes_on_B = is_right_B & (step % words_in_a_row_B != 0)
+        goes_on_B = (is_right_B | (not restarts)) & (step % words_in_a_row_B != 0)
+        carried = 0.0 if step == 8 else goes_on_B.mean()
         assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * goes_on_B).tolist()
         before_B = before_B * goes_on_B
         ends.append(passing.starts_at(step))

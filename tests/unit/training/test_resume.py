@@ -27,6 +27,7 @@ from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
     LLAMA,
+    LSTM,
     STEPS,
     UNROLLED,
     Undisturbed,
@@ -42,6 +43,7 @@ from tests.unit.training.small_runs import (
     work_of,
 )
 
+CARRIED = {"state_passing": 2, "restart_when_wrong": False}
 AFTER_STEP, IN_ACCUMULATION = "train.after_step:raise@", "train.micro_step:raise@"
 
 
@@ -53,6 +55,7 @@ AFTER_STEP, IN_ACCUMULATION = "train.after_step:raise@", "train.micro_step:raise
         (train_config(phase={"solver": UNROLLED}), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
         (train_config(LLAMA), [f"{AFTER_STEP}4", f"{AFTER_STEP}2"], 2, {}),
         (train_config(phase={"state_passing": 2}), [f"{IN_ACCUMULATION}12"], 2, {"micro_batch_size": 4}),
+        (train_config(LSTM, phase=CARRIED), [f"{AFTER_STEP}3"], 2, {}),
     ],
 )
 def test_a_crash_after_any_step_or_within_one_changes_nothing(

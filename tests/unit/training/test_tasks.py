@@ -7,11 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.training.model import ModelError, build_model
 from implicit_llm.training.optimizer import learning_rate
@@ -21,9 +23,11 @@ from implicit_llm_contracts.runs.faults import FaultInjected
 from tests.refusals import refused
 from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
 from tests.unit.training.small_runs import (
+    EXPLICIT,
     FREE,
     IMPLICIT,
     LLAMA,
+    LSTM,
     UNROLLED,
     Undisturbed,
     inject,
@@ -49,7 +53,7 @@ LLAMA3 = {
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16},
     "mamba": {"model_type": "mamba", "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
-    "lstm": {"model_type": "lstm", "vocab_size": VOCAB, "hidden_size": 16},
+    "lstm": LSTM | {"vocab_size": VOCAB},
 }
 
 
@@ -298,6 +302,38 @@ def test_a_model_that_cannot_be_is_refused_as_the_users_error(
     with refused(message, (ModelError, ValueError)) as caught:
         build_model(config, vocab_size=6, where="train/x")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("model", [EXPLICIT, LSTM, LSTM | {"num_hidden_layers": 2}])
+def test_a_word_after_another_is_read_as_the_end_of_both_together_without_a_gradient_into_the_first(
+    model: dict[str, Any],
+) -> None:
+    built = build_model(filled(train_config(model, phase={"state_passing": 4})), vocab_size=6, where="train/x").train()
+    ids_BL = torch.randint(6, (3, 10), generator=torch.Generator().manual_seed(0))
+    whole_BLV = built(input_ids=ids_BL).logits
+    cache = ConvergedStateCache()
+    parts = [built(input_ids=part_BL, past_key_values=cache).logits for part_BL in ids_BL.split(5, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole_BLV)
+    assert cache.get_seq_length() == 10
+    assert not any(state.requires_grad for layer in cache.prefix.layers for state in layer)
+    embedding = next(module for module in built.modules() if isinstance(module, torch.nn.Embedding))
+    (gradient,) = torch.autograd.grad(parts[1][:, :, 0].sum(), embedding.weight)
+    assert gradient[[*set(range(6)) - set(ids_BL[:, 5:].flatten().tolist())]].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("model", [EXPLICIT, LSTM])
+def test_the_restart_keeps_a_model_at_chance_from_carrying_states(
+    tmp_path: Path, data: Path, model: dict[str, Any]
+) -> None:
+    carried, long = {}, {"end_step": 64, "state_passing": 8}
+    for restarts in (True, False):
+        config = train_config(model, phase=long | {"restart_when_wrong": restarts}, total_steps=64)
+        manifest = train(tmp_path / str(restarts) / "only", config, data)
+        carried[restarts] = [values["carried_share"] for _, values in logged(tmp_path / str(restarts) / "only")]
+        assert manifest.summary["metrics"]["carried_share"] == pytest.approx(np.mean(carried[restarts][-50:]))
+    assert carried[False][:8] == [0.0, 0.875, 0.75, 0.875, 0.5, 0.875, 0.75, 0.875]
+    assert np.mean(carried[False]) > 0.6
+    assert np.mean(carried[True]) < 0.3  # a sixth of the answers is right by chance
 
 
 def test_the_seed_alone_decides_the_initial_weights() -> None:

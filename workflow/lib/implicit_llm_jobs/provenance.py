@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import PROJECT_DIR, faults, read_records, write_json
+from implicit_llm_contracts.config.values import COMMIT
+from implicit_llm_contracts.runs import PROJECT_DIR, UserError, faults, read_records, write_json
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
@@ -19,6 +20,7 @@ PACKAGES = (
 )  # fmt: skip
 # What went wrong on the way and was made good, in the journal's words.
 INCIDENTS = ("stage_failed", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
+COMMIT_VARIABLE = "IMPLICIT_LLM_COMMIT"
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 
@@ -66,12 +68,21 @@ def _seconds(started: str, end: datetime) -> float:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it has uncommitted changes; None outside of a git checkout."""
-    if not (PROJECT_DIR / ".git").exists():
+    """Commit of the source tree and whether it has uncommitted changes; None where the commit is not known.
+
+    Where git does not know it, as in a copy of the tree on another machine, COMMIT_VARIABLE names the commit.
+    Raises: UserError for a value of the variable that is no commit.
+    """
+    commit = _git("rev-parse", "HEAD") if (PROJECT_DIR / ".git").exists() else None
+    if commit is not None:
+        changes = _git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": commit, "is_dirty": None if changes is None else bool(changes)}
+    told = os.environ.get(COMMIT_VARIABLE)
+    if told is None:
         return None
-    commit = _git("rev-parse", "HEAD")
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "is_dirty": None if changes is None else bool(changes)}
+    if not COMMIT.accepts(told):
+        raise UserError(f"{COMMIT_VARIABLE}: {told!r} is no commit; give what `git rev-parse HEAD` prints, or unset it")
+    return {"commit": told, "is_dirty": None}
 
 
 def device() -> str:

@@ -11,10 +11,11 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from implicit_llm_contracts import __version__
 from implicit_llm_workflow.commands.evaluate import evaluate
-from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, prefetch, status
+from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, list_, prefetch, run, status
 from implicit_llm_workflow.commands.jobs import job, preflight, train
-from implicit_llm_workflow.commands.results import compare, lineage, mlflow, report, verify
+from implicit_llm_workflow.commands.results import compare, lineage, missing, mlflow, report, verify
 from implicit_llm_workflow.commands.try_it import try_it
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
 from implicit_llm_workflow.launching.launch import tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
 
@@ -29,7 +30,7 @@ class _PlainTypes:
         for param in params:
             if isinstance(param, TyperArgument):
                 param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
-            elif param.name == "help":
+            elif param.name in ("help", "install_completion", "show_completion"):
                 param.metavar = ""
         return params
 
@@ -44,30 +45,40 @@ class Group(_PlainTypes, TyperGroup):
 
 app = typer.Typer(
     cls=Group,
-    add_completion=False,
-    help="Implicit language models: data sets, training, evaluation and report.\n\n"
-    "Snakemake runs whole experiments. It calls `job` and `train`:\n\n"
-    "    snakemake --profile profiles/local --configfile workflow/config/demo.yaml",
+    help="Implicit language models: run experiments, evaluate models, look at results. "
+    "Start with `implicit-llm try`.\n\n"
+    "`implicit-llm run demo` trains and evaluates small models, `implicit-llm list` shows what else there is. "
+    "An experiment is the first argument of each command that takes one.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("try", cls=Command, rich_help_panel="First steps")(try_it)
-_PANELS = {
-    "First steps": (init,),
-    "Experiments": (status, explain, estimate, accept, prefetch, gc),
-    "Results": (report, compare, lineage, verify, evaluate, mlflow),
-    "Jobs": (job, train, preflight),
+_PANELS: dict[str, dict[str, Any]] = {
+    "First steps": {"try": try_it, "list": list_, "init": init},
+    "Experiments": {
+        "run": run,
+        "status": status,
+        "explain": explain,
+        "estimate": estimate,
+        "accept": accept,
+        "prefetch": prefetch,
+        "gc": gc,
+    },
+    "Results": {"report": report, "missing": missing, "compare": compare, "lineage": lineage, "verify": verify},
+    "Models and machines": {"evaluate": evaluate, "mlflow": mlflow, "preflight": preflight},
 }
+_OF_RULES = {"job": job, "train": train}  # the rules call them, for one job each; `--help` does not list them
 for _panel, _commands in _PANELS.items():
-    for _command in _commands:
+    for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):
             app.add_typer(_command, cls=Group, rich_help_panel=_panel)
             for _inner in _command.registered_commands:
                 _inner.cls = Command
         else:
-            app.command(cls=Command, rich_help_panel=_panel)(_command)
+            app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
+for _name, _command in _OF_RULES.items():
+    app.command(_name, cls=Command, hidden=True)(_command)
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -102,8 +113,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         atexit.register(freeze)  # and not once more at the end
         arguments = sys.argv[1:]
     is_debug = "--debug" in arguments
+    words = [word for word in arguments if word != "--debug"]
     try:
-        words = [word for word in arguments if word != "--debug"]
         code = app(args=words, prog_name="implicit-llm", standalone_mode=False)
     except typer.Abort:
         sys.exit(EXIT_FAILURE)
@@ -111,11 +122,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         tell_who_started_this(error)
         if is_debug:
             raise
-        sys.exit(_tell(error))
+        sys.exit(_tell(error, words))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell(error: Any) -> int:
+def _tell(error: Any, words: list[str]) -> int:
     """Say in one line what is wrong, and what to type where the command line was; the exit code."""
     code = getattr(error, "exit_code", None)
     message = str(error)
@@ -123,6 +134,7 @@ def _tell(error: Any) -> int:
         if not (message := error.format_message().rstrip(".?")):
             return EXIT_USAGE
         message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
+        message += _instead([word for word in words if not word.startswith("-")])
     message = " ".join(message.split())
     if isinstance(error, ModuleNotFoundError):  # the library alone is installed
         message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
@@ -130,6 +142,19 @@ def _tell(error: Any) -> int:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
     typer.echo(f"error: {message}", err=True)
     return EXIT_FAILURE if code is None else code
+
+
+def _instead(words: list[str]) -> str:
+    """What else to type, where the words name an experiment or a trained model."""
+    from implicit_llm_workflow.results.listing import models
+
+    command, name = (words[0], words[-1]) if words else ("", "")
+    if name in experiment_names() and command in (name, *_OF_RULES):
+        return f"; to run the experiment, type `implicit-llm run {name}`"
+    model = next((one for one in models() if one.name == name), None)
+    if model is None:
+        return ""
+    return f"; to evaluate the model, type `implicit-llm evaluate {model.kind.replace('_', '-')} --model {name}`"
 
 
 if __name__ == "__main__":

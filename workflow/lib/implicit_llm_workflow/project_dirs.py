@@ -13,6 +13,7 @@ _PACKAGE_IN_CHECKOUT = Path("workflow", "lib", _PACKAGE_DIR.name)
 CONFIG_DIR = PROJECT_DIR / "workflow/config"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
+LOCAL_PROFILE = "profiles/local"
 
 
 class ForeignPackage(UserError):

@@ -10,6 +10,7 @@ import yaml
 from implicit_llm_contracts.runs import UserError, fill
 
 T = TypeVar("T")
+VALIDATION = "validation"  # the split of word problems on which one chooses, and the kind of its numbers
 FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
 
 
@@ -70,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class DataPart:
-    """A split of a data set of the experiment: "train", "valid", "test", or "tokenizer"."""
+    """A split of a data set of the experiment: "train", "valid", "validation", "test", or "tokenizer"."""
 
     data: str | None = None
     split: str | None = None
@@ -78,7 +79,7 @@ class DataPart:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """`experiment` (demo, miniature, h200, paper, ...) says which claims can be judged.
+    """`experiment` (demo, miniature, state-tracking, paper, ...) says which claims can be judged.
 
     `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.

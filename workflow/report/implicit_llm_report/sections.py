@@ -11,6 +11,7 @@ from functools import partial
 import pandas as pd
 
 from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
+from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups, roles_of
@@ -54,6 +55,7 @@ def _duality(given: Given) -> pd.DataFrame:
 
 ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
     "accuracy": partial(_of_kind, "word_problem"),
+    "validation": partial(_of_kind, VALIDATION),
     "minimum-layers": _layers,
     "perplexity": partial(_of_kind, "perplexity"),
     "downstream": _downstream,

@@ -43,8 +43,14 @@ def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentF
         write_journal(plan, f"train/implicit-s0/{phase}", event("stage_started"), metrics(1, 1, loss=1.0))
     (tiny.path.parent / "tasks_1-20_v1-2.tar.gz").write_bytes(b"damaged")
     babi = ("prefetch", "--config", "miniature", "--downloads", str(tiny.path.parent))
-    shown = ("status", "status --jobs", "explain", "estimate --json", "verify", "gc", "report --numbers")
-    calls = [("--help",), ("evaluate", "harness", "--help"), babi, *((*it.split(), *where(tiny)) for it in shown)]
+    shown = ("status", "status --jobs", "explain", "estimate --json", "verify", "gc", "report --numbers", "missing")
+    calls = [
+        ("--help",),
+        ("list",),
+        ("evaluate", "harness", "--help"),
+        babi,
+        *((*it.split(), *where(tiny)) for it in shown),
+    ]
     assert loaded_by(*calls, ("compare", "implicit-s0", "implicit-s0/unrolled", *where(tiny))) == []
 
 
@@ -103,7 +109,7 @@ IDENTITY = "--run-dir x --identity {}"
             "status --confg demo",
             r"No such option: --confg \(Possible options: --config, --json\); type `implicit-llm status --help`",
         ),
-        ("accept", "Missing argument 'TARGET'; type `implicit-llm accept --help`"),
+        ("accept", "Missing argument 'EXPERIMENT TARGET...'; type `implicit-llm accept --help`"),
         ("train --nodes x", "Invalid value for '--nodes': .*; type `implicit-llm train --help`"),
         (
             "evaluate word-problm",
@@ -133,7 +139,7 @@ IDENTITY = "--run-dir x --identity {}"
         (f"explain --identity {TINY}", "--identity: needs one job.*"),
         (f"lineage report {TINY}", "report: has not finished; type: snakemake --configfile .*"),
         (f"accept report {TINY}", ".*--why: is missing.*"),
-        (f"report --only train/implicit-s0/free {TINY}", "excerpt/train/implicit-s0/free: .* has no such job; .*"),
+        (f"missing train/implicit-s0/free {TINY}", "train/implicit-s0/free: is no figure or table; .*"),
         (f"estimate --hardware h20 {TINY}", ".*did you mean 'h200'.*"),
     ],
 )
@@ -381,9 +387,7 @@ def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
         r"train/implicit-s1/free +waiting +-/10 +- ",
     ):
         assert re.search(f"^{line}", out, re.MULTILINE), line
-    assert f"1 stale: `implicit-llm explain --config {failed.path}` says why" in output(
-        capsys, "status", *where(failed)
-    )
+    assert f"1 stale: `implicit-llm explain {failed.path}` says why" in output(capsys, "status", *where(failed))
 
 
 def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:

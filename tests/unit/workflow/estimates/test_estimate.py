@@ -171,7 +171,7 @@ def test_the_command_prints_a_table_and_the_same_as_json(
     assert values["totals"]["flops"] == pytest.approx(sum(job["work"]["flops"] for job in jobs.values()))
 
 
-@pytest.mark.parametrize("config", ["paper", "pretrain-130m", "h200", "miniature", "demo"])
+@pytest.mark.parametrize("config", ["paper", "pretrain-130m", "state-tracking", "miniature", "demo"])
 def test_every_job_of_the_shipped_experiments_is_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str
 ) -> None:

@@ -119,6 +119,28 @@ TINY_CASES = [
         "mode name 'blockwise' is taken",
     ),
 ]
+TINY_CASES += [
+    (
+        "num_samples: 32}",
+        "num_samples: 32}\n    validation: {lengths: [8], hard_fractions: [1], num_samples: 8, seed: 0}",
+        "data.s3.validation: its seed 0 is that of the test sets too; give another",
+    ),
+    (
+        "    kind: word_problem\n    modes",
+        "    kind: word_problem\n    split: validation\n    modes",
+        "evaluations.word-problem.split: data.s3, which implicit was trained on, has no validation sets; add its key",
+    ),
+    (
+        "    kind: word_problem\n    modes",
+        "    kind: word_problem\n    split: valid\n    modes",
+        "evaluations.word-problem.split: the text 'valid' is not one of",
+    ),
+    (
+        "evaluations:\n",
+        "evaluations:\n  jacobian: {kind: jacobian, split: validation}\n",
+        "evaluations.jacobian.split: only evaluations of kind word_problem read validation; remove the key",
+    ),
+]
 _BLOCKS = "      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
 _OTHER = f"{_BLOCKS}  other:\n    kind: word_problem\n    modes: [{{name: blockwise, eval_mode: blockwise}}]\n"
 _SAME = "evaluations.other.lengths: word-problem gives the same numbers of "

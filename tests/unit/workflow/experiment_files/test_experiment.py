@@ -179,10 +179,14 @@ def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
     assert [found[name].start_step for name in "bcd"] == [138_188, 157_929, 177_670]
 
 
-def test_only_kept_steps_are_added_to_the_identity() -> None:
+def test_only_what_a_phase_asks_for_is_added_to_its_identity() -> None:
     plain, kept = phases({"steps": "rest"})["a"], phases({"steps": "rest", "keep": [10]})["a"]
     assert plain.identity() == {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
     assert kept.identity() == {**plain.identity(), "keep": [10]}
+    passing = {"state_passing": 64}
+    for restarts in (True, False):
+        found = phases({"steps": "rest", "restart_when_wrong": restarts, **passing})["a"].identity()
+        assert found == {**plain.identity(), **passing, **({} if restarts else {"restart_when_wrong": False})}
 
 
 CASES: list[tuple[list[dict[str, Any]], str]] = [
@@ -206,6 +210,7 @@ CASES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"steps": 500}, {"steps": 1000}], "b.steps: the phase would be steps 500 to 1500, the task has total_steps 1000"),
     ([{"steps": "rest"}, {"steps": "rest"}], "b.steps: the phase would be steps 1000 to 1000"),
     ([{"steps": "rest"}, {"steps": 10}], "b.steps: the phase would be steps 1000 to 1010"),
+    ([{"steps": "rest", "restart_when_wrong": False}], "a.restart_when_wrong: without state_passing no word starts in"),
     ([{"steps": "rest", "keep": [9], "state_passing": 4}], "a.keep: a phase with state_passing keeps no checkpoints"),
     (
         [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],

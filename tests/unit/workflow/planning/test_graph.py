@@ -12,7 +12,7 @@ import yaml
 from implicit_llm_contracts.config.evaluation import EvaluateConfig
 from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.runs import ConfigError, Identity, fill
-from implicit_llm_data.stages.word_problem import WordProblemConfig
+from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
@@ -74,6 +74,41 @@ def test_every_phase_of_every_seed_is_a_job_whose_inputs_have_roles(
 def test_the_report_knows_of_each_data_set_whose_split_it_is(language: ExperimentFile) -> None:
     splits = {name: about["split"] for name, about in build_graph(language.load())["report"].config["data"].items()}
     assert {"text-tokenizer": "tokenizer", "text-train": "train", "text-test": "test"}.items() <= splits.items()
+
+
+VALIDATION = "\n    validation: {lengths: [8], hard_fractions: [0.5], num_samples: 16}\n"
+CHOICE = (
+    "  choice:\n    kind: word_problem\n    split: validation\n    modes: [{name: blockwise, eval_mode: blockwise}]\n"
+)
+
+
+def test_an_evaluation_of_the_validation_split_reads_its_sets_and_no_test_sets(tiny: ExperimentFile) -> None:
+    before = tiny.plan().identities
+    plan = tiny.edit("num_samples: 32}\n", "num_samples: 32}" + VALIDATION).add(CHOICE).plan()
+    evaluation = plan.nodes["evaluate/implicit-s1/free/choice"]
+    validation = "s3-validation-L8-h0.5"
+    assert evaluation.upstream == {"model": "train/implicit-s1/free", validation: f"data/{validation}"}
+    assert "split" not in evaluation.config
+    report = plan.nodes["report"].config["data"]
+    assert report[validation] == {"data": "s3", "split": "validation"}
+    changed = {key for key, identity in before.items() if plan.identities[key] != identity}
+    assert changed == {"report"}  # the other jobs and their fingerprints are those without the new keys
+
+
+def test_validation_sets_share_no_sequence_with_the_test_sets_of_the_same_length(tiny: ExperimentFile) -> None:
+    tiny.edit("[8, 16], hard_fractions: [0.5]", "[16], hard_fractions: [1]")
+    sets = "\n    validation: {lengths: [16], hard_fractions: [1], num_samples: 32, seed: 7}\n"
+    nodes = tiny.edit("num_samples: 32}\n", "num_samples: 32}" + sets).plan().nodes
+    test, validation = (
+        {word.tobytes() for word in generate(fill(WordProblemConfig, without_kind(node.config), ""), 0)[0]}
+        for node in (nodes["data/s3-test-L16-h1"], nodes["data/s3-validation-L16-h1"])
+    )
+    assert len(test) == len(validation) == 32
+    assert test.isdisjoint(validation)
+
+
+def without_kind(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "kind"}
 
 
 def test_every_job_is_described_as_its_stage_reads_it(tiny: ExperimentFile) -> None:
@@ -164,12 +199,14 @@ def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(sh
 def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> None:
     experiment = load_experiment(experiment_path(name))
     assert report_figures(experiment) == list(registry().figures)
-    assert report_tables(experiment) == list(registry().tables)
+    of_the_paper = [name for name in registry().tables if name != "validation"]  # which an experiment may have beside
+    assert report_tables(experiment) == of_the_paper
 
 
 def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_other_scales_only_named_ones() -> None:
     paper, miniature, *others = (
-        load_experiment(experiment_path(name)).excerpts.keys() for name in ("paper", "miniature", "demo", "h200")
+        load_experiment(experiment_path(name)).excerpts.keys()
+        for name in ("paper", "miniature", "demo", "state-tracking")
     )
     page = (ROOT / "docs" / "paper.md").read_text()
     assert [name for name in paper if f"| `{name}` |" not in page] == []
@@ -464,7 +501,7 @@ def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished
 )
 def test_a_job_is_found_by_key_folder_and_manifest(plan: Plan, target: str) -> None:
     assert plan.find(target.format(root=plan.root.as_posix())).key == "data/s3-train"
-    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm status --jobs --config \S+` lists them$"):
+    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm status \S+ --jobs` lists them$"):
         plan.find("q")
 
 

@@ -131,7 +131,7 @@ def test_many_stale_results_are_summed_up(tiny: ExperimentFile) -> None:
     plan = tiny.plan()
     report_stale({f"data/{number}": "why" for number in range(20)}, plan, said.append)
     assert said[0] == f"stale: {plan.root}/data/0 (why)"
-    assert said[-1] == f"stale: 8 more; `implicit-llm status --jobs --config {tiny.path}` lists them"
+    assert said[-1] == f"stale: 8 more; `{plan.list_command}` lists them"
 
 
 MANY_WORDS = ["x" * 100] * 1000

@@ -53,8 +53,9 @@ class PhaseConfig:
     """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models.
 
     keep: numbers of finished steps whose checkpoints stay, so that other phases can start there.
-    state_passing: for so many steps in a row a sequence starts in the converged state of the one before it, see
+    state_passing: for so many steps in a row a sequence starts in the state of the one before it, see
         implicit_llm/training/state_passing.py; None for the empty state each time.
+    restart_when_wrong: after a wrong last answer, a sequence starts in the empty state instead.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PhaseConfig:
     solver: SolverConfig | None
     keep: tuple[int, ...] = ()
     state_passing: Count | None = None
+    restart_when_wrong: bool = True
 
     def __post_init__(self) -> None:
         start, end = self.start_step, self.end_step

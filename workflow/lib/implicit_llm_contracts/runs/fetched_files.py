@@ -22,7 +22,7 @@ from implicit_llm_contracts.runs.fill import fill
 CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # of a model
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
-FETCH = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
+FETCH = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 
 
 def is_text(path: str) -> bool:

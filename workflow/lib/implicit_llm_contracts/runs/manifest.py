@@ -30,6 +30,9 @@ IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # by which a run is 
 Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
 
 
+MODEL_CONFIG = "model/config.json"
+
+
 class ManifestError(UserError):
     """A manifest or a file it vouches for is missing, damaged or not the expected one."""
 
@@ -71,6 +74,12 @@ class Manifest:
     upstream: dict[str, str]
     files: tuple[FileRecord, ...]
     summary: dict[str, Any]
+
+    @property
+    def model_folder(self) -> str | None:
+        """Path of the model of a training phase or an import, relative to the run directory; None for other jobs."""
+        config = next((record.path for record in self.files if record.path.endswith(MODEL_CONFIG)), None)
+        return None if config is None else config.removesuffix("/config.json")
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys, one indent a level, newline at the end; the files in the order of their paths."""

@@ -17,6 +17,7 @@ TRAINING: dict[str, dict[str, str]] = {
         "loss": "nats per label, over the steps since the last point",
         "accuracy": "share of right labels of the training batches (CatbAbI)",
         "accuracy_last10": "share of right labels among the last ten of a sequence (word problems)",
+        "carried_share": "share of the sequences that start in a carried state (state passing)",
         "grad_norm": "norm of the gradient before clipping",
         "learning_rate": "of the step",
     },

@@ -5,14 +5,16 @@ The options of a kind are the fields of its dataclass that the table of kinds de
 result again.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -21,7 +23,16 @@ from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, Swee
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import CONFIG_FILE, MANIFEST, METRICS, Identity, Manifest, downloads_folder, fill
+from implicit_llm_contracts.runs import (
+    CONFIG_FILE,
+    MANIFEST,
+    METRICS,
+    Identity,
+    Manifest,
+    downloads_folder,
+    fill,
+    read_object,
+)
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
@@ -29,7 +40,13 @@ from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
+from implicit_llm_workflow.project_dirs import package_dir
 
+if TYPE_CHECKING:
+    from implicit_llm_workflow.node import Node
+    from implicit_llm_workflow.planning.plan import Plan
+
+TRAINED = "trained"  # folder of the trained models, in the package
 MODES_PANEL = "How an implicit model is solved"
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
@@ -50,12 +67,19 @@ evaluate = typer.Typer(
 ModelDir = Annotated[
     Path,
     typer.Option(
-        help="Run directory of a training phase, or any checkpoint: of transformers (config.json and safetensors), "
-        "in the published layout, or of the original Mamba2 release.",
+        help="Name of a trained model of the package, run directory of a training phase, or any checkpoint: of "
+        "transformers, in the published layout, or of the original Mamba2 release.",
+        metavar="MODEL",
+    ),
+]
+DataDirs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Run directory of a data set. Repeatable. By default the shortest test set on which its experiment "
+        "evaluates the model, or those of --lengths; it is made if it is not there.",
         metavar="DIR",
     ),
 ]
-DataDirs = Annotated[list[Path] | None, typer.Option(help="Run directory of a data set. Repeatable.", metavar="DIR")]
 Out = Annotated[
     Path | None, typer.Option(help="Run directory of the evaluation; else below results/by-hand/.", metavar="DIR")
 ]
@@ -100,13 +124,14 @@ def make_command(name: str) -> Callable[..., None]:
             config |= {"sweep": dict(map(_swept, values["sweep"]))} if values["sweep"] else {}
         settings = _fields(kind.config, kind.settings, values)
         config |= completed_settings(name, settings, f"evaluate {command_name}")
-        test_sets = _test_sets(command_name, kind, data or [])
+        folder = _packaged(model)
+        test_sets = _test_sets(command_name, kind, data or _own_test_sets(model, name, settings.get("lengths")))
         if kind.lengths == "all" and "lengths" not in config:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
         if kind.lengths != "shortest":  # which the job takes from the data
             fill(kind.config, config, f"evaluate {command_name}")
         os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
-        inputs = {"model": _model(model, sha256 or [], log), **test_sets}
+        inputs = {"model": _model(folder, sha256 or [], log), **test_sets}
         identity = _identity(command_name, config, {role: manifest for role, (_, manifest) in inputs.items()})
         run_dir = out or ROOT / "evaluate" / identity.name
         directories = {role: str(folder) for role, (folder, _) in inputs.items()}
@@ -180,6 +205,68 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
     upstream = {role: manifest.fingerprint for role, manifest in inputs.items()}
     identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
     return replace(identity, name=f"{identity.name}-{identity.fingerprint[:SHOWN_DIGITS]}")
+
+
+def _packaged(model: Path) -> Path:
+    """The folder of the trained model of that name, else `model` as it is."""
+    folder = package_dir() / TRAINED / model
+    return folder if model.name == str(model) and (folder / CONFIG_FILE).is_file() else model
+
+
+def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:
+    """Run directories of the test sets on which the model's experiment evaluates it, which are made if need be.
+
+    Of several lengths the shortest, unless `lengths` names others. Empty where no experiment of the model is known.
+    Raises: what making the data raises.
+    """
+    found = _run_of(model)
+    if found is None:
+        return []
+    plan, run = found
+    evaluations = [node for node in plan.nodes.values() if node.config.get("kind") == kind]
+    keys = {key for node in evaluations if node.upstream.get("model") == run for key in node.upstream.values()} - {run}
+    nodes = {key: node for key, node in plan.nodes.items() if key in keys and node.stage == "data"}
+    by_length = {node.config.get("length", 0): node for node in reversed(nodes.values())}
+    wanted = [
+        node for node in nodes.values() if node.config.get("length", 0) in (lengths or [min(by_length, default=0)])
+    ]
+    for node in wanted:
+        _make(plan, node)
+    if len(by_length) > 1 and not lengths:
+        typer.echo(
+            f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, sorted(by_length)))}", err=True
+        )
+    return [plan.run_dir(node) for node in wanted]
+
+
+def _run_of(model: Path) -> tuple[Plan, str] | None:
+    """The plan of the experiment that has trained a model, and the key of the training phase."""
+    from implicit_llm_workflow.experiment_files.experiment import load_experiment
+    from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+    from implicit_llm_workflow.planning.plan import Plan
+    from implicit_llm_workflow.results.listing import ABOUT
+
+    about = read_object(_packaged(model) / ABOUT)
+    parts = model.resolve().parts
+    if about:
+        name, run, results = about["experiment"], about["run"], ROOT.parent
+    elif "train" in parts and (model / MANIFEST).is_file():
+        at = len(parts) - 1 - parts[::-1].index("train")
+        name, run, results = parts[at - 1], "/".join(parts[at:]), Path(*parts[: at - 1])
+    else:
+        return None
+    if name not in experiment_names():
+        return None
+    return Plan(load_experiment(experiment_path(name)), results), run
+
+
+def _make(plan: Plan, node: Node) -> None:
+    """Make a data set and what it is made from, where its run directory does not show the wanted result."""
+    for key in node.upstream.values():
+        _make(plan, plan.nodes[key])
+    if not plan.statuses[node.key].is_shown:
+        typer.echo(f"making {node.key}", err=True)
+        run_job(plan.run_dir(node), plan.identity_text(node), None, {})
 
 
 def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[str, tuple[Path, Manifest]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +14,8 @@ import typer
 
 from implicit_llm_contracts.runs import UserError, downloads_folder, write_json
 from implicit_llm_workflow.commands import options
-from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, PROJECT_DIR
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, LOCAL_PROFILE, PROJECT_DIR, nearest_with
+from implicit_llm_workflow.project_dirs import SNAKEFILE as SNAKEFILE_NAME
 
 SNAKEFILE = """\
 # The rules are those of the installed package; the experiments beside this file, in workflow/config/, are yours.
@@ -37,9 +41,9 @@ README = """\
 Each YAML file in `workflow/config/` is an experiment; `demo.yaml` is the smallest. Edit one, or add your own. Results
 go to `results/`. Type in this folder:
 
-    implicit-llm explain --config demo                                                  # what would run, and why
-    snakemake --profile profiles/local --configfile workflow/config/demo.yaml           # run it; again, to resume
-    implicit-llm status --config demo                                                   # from a second terminal
+    implicit-llm explain demo       # what would run, and why
+    implicit-llm run demo           # run it; again, to resume
+    implicit-llm status demo        # from a second terminal
 
 The report is `results/demo/report/index.html`.
 """
@@ -65,11 +69,11 @@ def init(
 
         implicit-llm init my-study
         cd my-study
-        snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n
+        implicit-llm run demo -- -n
     """
     made = write_project(folder)
     typer.echo(f"{folder}: {', '.join(made)}")
-    typer.echo(f"next: cd {folder} && snakemake --profile profiles/local --configfile workflow/config/demo.yaml -n")
+    typer.echo(f"next: cd {shlex.quote(str(folder))} && implicit-llm run demo -- -n")
 
 
 def write_project(folder: Path) -> list[str]:
@@ -95,15 +99,79 @@ def write_project(folder: Path) -> list[str]:
     return [*copies, *texts]
 
 
-def status(
-    targets: Annotated[
+def run(
+    words: Annotated[
         list[str] | None,
-        options.targets(
-            "Jobs, such as evaluate/a5-implicit-s1/free/word-problem, their run directories, or patterns such as "
-            "'train/*/free', with everything they are made from. The whole experiment if none is given."
+        options.words(
+            "TARGET: a job, a pattern such as 'train/*/free', or a name such as figure_1_right or train; the whole "
+            "experiment if none is given. Behind --, options of Snakemake.",
+            "[EXPERIMENT] [TARGET]... [-- SNAKEMAKE OPTIONS]",
         ),
     ] = None,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
+    profile: Annotated[
+        str, typer.Option(help="Profile of Snakemake: where the jobs run.", metavar="DIR")
+    ] = LOCAL_PROFILE,
+) -> None:
+    """Run an experiment: print the Snakemake command, and start it.
+
+    It makes what is missing or stale, and resumes what was stopped. Ctrl-C lets running jobs commit what they have.
+
+    **Example**
+
+        implicit-llm run demo
+        implicit-llm run demo 'train/s3-*/*' -- -n
+        implicit-llm run paper figure_3 --profile profiles/cluster
+    """
+    from implicit_llm_workflow.planning.plan import RESULTS
+    from implicit_llm_workflow.results.accept import chosen_jobs
+
+    words = words or []
+    first_option = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    plan, targets = options.choose(words[:first_option], config, RESULTS)
+    jobs = [target for target in targets if set(target) & set("/*?[")]
+    paths = [plan.target(plan.nodes[key]) for key in chosen_jobs(plan, jobs)]
+    names = [target for target in targets if target not in jobs]
+    command = [*plan.snakemake(profile, [*names, *paths]), *words[first_option:]]
+    if not Path(SNAKEFILE_NAME).is_file():
+        root = nearest_with(SNAKEFILE_NAME, Path.cwd())
+        advice = "`implicit-llm init my-study`, then work there" if root is None else f"`cd {shlex.quote(str(root))}`"
+        raise options.OptionError(f"there is no {SNAKEFILE_NAME} here; type {advice}")
+    typer.secho(f"$ {shlex.join(command)}", bold=True)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (no shell is the safer way)
+
+
+def list_(
+    results: options.Results = options.DEFAULT_RESULTS,
+    as_json: Annotated[bool, options.as_json("experiments and trained models")] = False,
+) -> None:
+    """List the experiments, with what they take and how far they are, and the trained models of the package.
+
+    GPU-hours are those of training, by the estimate of `implicit-llm estimate`.
+
+    **Example**
+
+        implicit-llm list
+    """
+    from implicit_llm_workflow.results.listing import experiments, models, tables
+
+    known, trained = experiments(results), models()
+    if as_json:
+        options.print_json({"experiments": known, "models": trained})
+    else:
+        options.show(*tables(known, trained))
+
+
+def status(
+    words: Annotated[
+        list[str] | None,
+        options.words(
+            "TARGET: a job, such as evaluate/a5-implicit-s1/free/word-problem, its run directory, or a pattern such as "
+            "'train/*/free', with everything it is made from; the whole experiment if none is given."
+        ),
+    ] = None,
+    config: options.Config = None,
     jobs: Annotated[
         bool, options.flag("--jobs", "List every job: how far it is, how healthy, and why it is not done.")
     ] = False,
@@ -124,16 +192,16 @@ def status(
     **Example**
 
         implicit-llm status
-        implicit-llm status --jobs --config demo
-        implicit-llm status 'train/*/free' --jobs --config demo
-        implicit-llm status --json | jq '.jobs[] | select(.state == "failed")'
+        implicit-llm status demo --jobs
+        implicit-llm status demo 'train/*/free' --jobs
+        implicit-llm status demo --json | jq '.jobs[] | select(.state == "failed")'
     """
     from implicit_llm_workflow.results import status as view
     from implicit_llm_workflow.results.accept import chosen_jobs
     from implicit_llm_workflow.results.explain import upstream_closure
 
-    plan = options.make_plan(config, results)
-    wanted = tuple(chosen_jobs(plan, targets or ()))
+    plan, targets = options.choose(words, config, results, to_stderr=as_json)
+    wanted = tuple(chosen_jobs(plan, targets))
     keys = upstream_closure(plan, wanted or plan.wanted)
 
     snapshot = view.Snapshot.take(plan, keys, wanted, lines)
@@ -148,18 +216,18 @@ def status(
 
 
 def explain(
-    targets: Annotated[
+    words: Annotated[
         list[str] | None,
-        options.targets(
-            "Jobs, such as train/a5-implicit-s1/free, their run directories or manifests. The whole experiment if none "
-            "is given."
+        options.words(
+            "TARGET: a job, such as train/a5-implicit-s1/free, its run directory or manifest; the whole experiment if "
+            "none is given."
         ),
     ] = None,
     identity: Annotated[
         bool,
         options.flag("--identity", "Print what the result of one job depends on instead, as the job's own JSON."),
     ] = False,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
@@ -172,16 +240,16 @@ def explain(
     **Example**
 
         implicit-llm explain
-        implicit-llm explain train/a5-implicit-s1/free --config demo --json
-        implicit-llm explain --identity data/a5-train --config demo > id.json
+        implicit-llm explain demo train/a5-implicit-s1/free --json
+        implicit-llm explain demo data/a5-train --identity > id.json
     """
     from implicit_llm_workflow.planning.staleness import FORCED
     from implicit_llm_workflow.results import explain as why
 
-    plan, wanted = options.make_plan(config, results), targets or []
+    plan, wanted = options.choose(words, config, results, to_stderr=as_json or identity)
     if identity:
         if len(wanted) != 1:
-            raise options.OptionError("--identity: needs one job, for example `explain --identity data/a5-train`")
+            raise options.OptionError("--identity: needs one job, for example `explain demo data/a5-train --identity`")
         typer.echo(plan.identity_text(plan.find(wanted[0])))
         return
     found = why.explain(plan, wanted)
@@ -194,11 +262,12 @@ def explain(
     for line in why.lines_below(found):
         typer.echo(line)
     if any(job.status.why == FORCED for job in found):
-        typer.echo(f"To keep what was forced: `implicit-llm accept --forced '*' --config {plan.experiment.source}`")
+        typer.echo(f"To keep what was forced: `implicit-llm accept {plan.argument} '*' --forced`")
 
 
 def estimate(
-    config: options.Config = options.DEFAULT_CONFIG,
+    words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
     hardware: Annotated[
         str | None,
@@ -216,12 +285,12 @@ def estimate(
 
     **Example**
 
-        implicit-llm estimate --config paper
-        implicit-llm estimate --config h200 --hardware h200 --gpus 1 --json
+        implicit-llm estimate paper
+        implicit-llm estimate state-tracking --hardware h200 --gpus 1 --json
     """
     from implicit_llm_workflow.estimates import cost
 
-    plan = options.make_plan(config, results)
+    plan = options.choose_alone(words, config, results, to_stderr=as_json)
     costs = cost.CostModel(plan, hardware, gpus)
     jobs = cost.training_estimates(plan, costs)
     if as_json:
@@ -233,13 +302,12 @@ def estimate(
 
 
 def accept(
-    targets: Annotated[
+    words: Annotated[
         list[str],
-        typer.Argument(
-            help="Jobs, such as train/a5-implicit-s1/free, their run directories or manifests, or a pattern such as "
+        options.words(
+            "TARGET: a job, such as train/a5-implicit-s1/free, its run directory or manifest, or a pattern such as "
             "'train/*', which skips fresh results.",
-            metavar="TARGET",
-            show_default=False,
+            "EXPERIMENT TARGET...",
         ),
     ],
     why: Annotated[str, typer.Option(help="The reason, stored with the result.", metavar="TEXT")] = "",
@@ -247,7 +315,7 @@ def accept(
     forced: Annotated[
         bool, options.flag("--forced", "Take back what -R, -f or -F forced, where a run was stopped before its jobs.")
     ] = False,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Keep results although their code changed, and everything made from them; or although they were forced.
@@ -257,9 +325,9 @@ def accept(
 
     **Example**
 
-        implicit-llm accept 'train/*' --why "only a log line was reworded"
-        implicit-llm accept --revoke 'train/*'
-        implicit-llm accept --forced '*'
+        implicit-llm accept demo 'train/*' --why "only a log line was reworded"
+        implicit-llm accept demo 'train/*' --revoke
+        implicit-llm accept demo '*' --forced
     """
     from implicit_llm_workflow.planning.staleness import ACCEPTED
     from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, take_back_forced
@@ -268,7 +336,9 @@ def accept(
 
     if not (revoke or forced or why.strip()):
         raise options.OptionError("--why: is missing; say why the result holds although its code changed: --why TEXT")
-    plan = options.make_plan(config, results)
+    plan, targets = options.choose(words, config, results, must_name="implicit-llm accept EXPERIMENT TARGET")
+    if not targets:
+        raise options.OptionError(f"the results are missing; type `implicit-llm accept {plan.argument} TARGET`")
     with hold_lock(plan.driver_lock):
         chosen = chosen_jobs(plan, targets)
         if revoke or forced:
@@ -281,13 +351,12 @@ def accept(
             write_json(plan.root / key / ACCEPTED, acceptance)
             what = "not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
             typer.echo(f"accepted: {key} (code {what})")
-    typer.echo(
-        f"{len(found)} accepted; `implicit-llm explain --config {plan.experiment.source}` says what is still stale"
-    )
+    typer.echo(f"{len(found)} accepted; `implicit-llm explain {plan.argument}` says what is still stale")
 
 
 def prefetch(
-    config: options.Config = options.DEFAULT_CONFIG,
+    words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
+    config: options.Config = None,
     downloads: Annotated[
         Path | None,
         typer.Option(help="Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads.", metavar="DIR"),
@@ -300,14 +369,14 @@ def prefetch(
 
     **Example**
 
-        implicit-llm prefetch --config paper --downloads /scratch/downloads
+        implicit-llm prefetch paper --downloads /scratch/downloads
         snakemake prefetch --profile profiles/local \\
             --configfile workflow/config/paper.yaml
     """
     from implicit_llm_workflow.planning.plan import RESULTS
     from implicit_llm_workflow.prefetch import needs_of, satisfy
 
-    plan = options.make_plan(config, RESULTS)
+    plan = options.choose_alone(words, config, RESULTS)
     folder = downloads_folder(downloads)
     needs = needs_of(plan)
     failed = 0
@@ -323,18 +392,19 @@ def prefetch(
 
 
 def gc(
-    targets: Annotated[
+    words: Annotated[
         list[str] | None,
-        options.targets(
-            "With --payload: finished jobs of data, train or checkpoint, their run directories, or a pattern such as "
-            "'data/text-shard-*', which skips jobs that cannot be freed."
+        options.words(
+            "TARGET, with --payload: a finished job of data, train or checkpoint, its run directory, or a pattern such "
+            "as 'data/text-shard-*', which skips jobs that cannot be freed.",
+            "EXPERIMENT [TARGET]...",
         ),
     ] = None,
     payload: Annotated[
         bool, options.flag("--payload", "Delete the models, shards and checkpoints of the targets.")
     ] = False,
     remove: Annotated[bool, options.flag("--remove", "Delete what is listed; without it nothing is deleted.")] = False,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
@@ -345,23 +415,24 @@ def gc(
 
     **Example**
 
-        implicit-llm gc
-        implicit-llm gc --remove --config demo
-        implicit-llm gc --payload train/a5-implicit-s1/unrolled --config demo
+        implicit-llm gc demo
+        implicit-llm gc demo --remove
+        implicit-llm gc demo train/a5-implicit-s1/unrolled --payload
     """
     from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
     from implicit_llm_workflow.text import size_text
 
+    plan, targets = options.choose(words, config, results, must_name="implicit-llm gc EXPERIMENT")
     if bool(targets) != payload:
         raise options.OptionError(
-            "--payload: goes with jobs, and jobs with --payload; type `implicit-llm gc --payload TARGET`"
+            "--payload: goes with jobs, and jobs with --payload; "
+            f"type `implicit-llm gc {plan.argument} TARGET --payload`"
         )
-    plan = options.make_plan(config, results)
     with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:
-            costs, freed = CostModel(plan), garbage.freeable(plan, targets or ())
+            costs, freed = CostModel(plan), garbage.freeable(plan, targets)
             for key in freed:
                 number, size = garbage.free(plan, key)
                 took = costs.recorded(plan.nodes[key]).text

@@ -161,10 +161,9 @@ def job(
 
     **Example**
 
-        implicit-llm explain --identity data/a5-train --config demo > id.json
+        implicit-llm explain demo data/a5-train --identity > id.json
         implicit-llm job --run-dir results/demo/data/a5-train --identity @id.json
-        implicit-llm explain --identity checkpoint/pythia-70m \\
-            --config mine.yaml > id.json
+        implicit-llm explain mine.yaml checkpoint/pythia-70m --identity > id.json
         implicit-llm job --identity @id.json \\
             --run-dir results/mine/checkpoint/pythia-70m
     """
@@ -205,8 +204,8 @@ def train(
 
     **Example**
 
-        implicit-llm explain --config demo \\
-            --identity train/a5-implicit-s1/unrolled > id.json
+        implicit-llm explain demo train/a5-implicit-s1/unrolled \\
+            --identity > id.json
         implicit-llm train --run-dir results/demo/train/a5-implicit-s1/unrolled \\
             --identity @id.json
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
-from implicit_llm_contracts.runs import ConfigError, UserError, fill
-from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs import ConfigError, UserError, fill, read_object
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 if TYPE_CHECKING:
@@ -23,17 +24,23 @@ if TYPE_CHECKING:
     from implicit_llm_workflow.planning.plan import Plan
 
 Config = Annotated[
-    str, typer.Option(help="Experiment: a file, or the name of one of workflow/config/.", metavar="FILE")
+    str | None,
+    typer.Option(help="The experiment's file, or its name, in place of the first argument.", metavar="FILE"),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
-DEFAULT_CONFIG = DEFAULT_EXPERIMENT
 DEFAULT_RESULTS = Path("results")
+FIRST_EXPERIMENT = "demo"  # of a command that only reads, where none was run yet
+_GLOB = "*?["
 _METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
 
-def targets(help_text: str) -> Any:
-    """The argument of a command that takes jobs."""
-    return typer.Argument(help=help_text, metavar="TARGET", show_default=False)
+def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
+    """The arguments of a command: an experiment, which may be left out where the command only reads, and its targets.
+
+    The shell completes both.
+    """
+    text = f"{help_text} EXPERIMENT: its name or file; the one last run here if none is given, else {FIRST_EXPERIMENT}."
+    return typer.Argument(help=text, metavar=metavar, show_default=False, autocompletion=complete)
 
 
 def flag(name: str, help_text: str) -> Any:
@@ -121,6 +128,77 @@ class OptionError(UserError):
 
 class NoResults(UserError):
     """There is no such folder of results."""
+
+
+def choose(
+    given: Sequence[str] | None, config: str | None, results: Path, *, must_name: str = "", to_stderr: bool = False
+) -> tuple[Plan, list[str]]:
+    """The plan of the experiment among the words of a command line, and the other words.
+
+    A word with a slash or a glob is a job, and so is one that is no experiment. must_name: what to type, where the
+    command deletes or accepts; it then takes no default. The default is told, on stderr where stdout is for programs.
+    Raises: OptionError; what `make_plan` raises.
+    """
+    named, rest = split(given or ())
+    if config is not None:
+        named.append(config)
+    if len(named) > 1:
+        raise OptionError(f"{named[1]}: {named[0]} is named already; give one experiment")
+    if not named and must_name:
+        raise OptionError(
+            f"the experiment is missing; type `{must_name}`, there are {', '.join(sorted(experiment_names()))}"
+        )
+    plan = make_plan(named[0] if named else last_experiment(results), results)
+    if not named:
+        typer.echo(f"experiment {plan.experiment.name} (to choose another, name it first)", err=to_stderr)
+    elif config is None and (named[0] in plan.nodes or named[0] in plan.experiment.excerpts):
+        raise OptionError(
+            f"{named[0]}: is an experiment and a target of it; type --config {named[0]} for the experiment"
+        )
+    return plan, rest
+
+
+def choose_alone(given: Sequence[str] | None, config: str | None, results: Path, *, to_stderr: bool = False) -> Plan:
+    """Choose the experiment of a command without targets. Raises: OptionError for any."""
+    plan, rest = choose(given, config, results, to_stderr=to_stderr)
+    if rest:
+        raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiment_names())}")
+    return plan
+
+
+def split(given: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The experiments among some words, by name or file, and the words that are none."""
+    known = experiment_names()
+    named: list[str] = []
+    rest: list[str] = []
+    for word in given:
+        is_experiment = word in known or (word.endswith((".yaml", ".yml")) and not set(word) & set(_GLOB))
+        (named if is_experiment else rest).append(word)
+    return named, rest
+
+
+def last_experiment(results: Path) -> str:
+    """The file of the experiment that was last run below `results`, else the name of the first one to try."""
+    from implicit_llm_workflow.planning.plan import DRIVER_RECORD
+
+    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: path.stat().st_mtime)
+    files = (read_object(path).get("config") for path in reversed(records))
+    return next((file for file in files if isinstance(file, str) and Path(file).is_file()), FIRST_EXPERIMENT)
+
+
+def complete(context: typer.Context, incomplete: str) -> list[str]:
+    """Experiments that begin so; after one, or with a slash, its jobs."""
+    from implicit_llm_workflow.experiment_files.experiment import load_experiment
+    from implicit_llm_workflow.planning.plan import Plan
+
+    named, _ = split(context.params.get("words") or ())
+    known = [] if named else sorted(experiment_names())
+    results = Path(context.params.get("results") or DEFAULT_RESULTS)
+    try:
+        plan = Plan(load_experiment(experiment_path(named[0] if named else last_experiment(results))), results)
+    except UserError:  # completion has no place for it
+        return [name for name in known if name.startswith(incomplete)]
+    return [name for name in (*known, *plan.nodes, *plan.experiment.excerpts) if name.startswith(incomplete)]
 
 
 def make_plan(config: str, results: Path) -> Plan:

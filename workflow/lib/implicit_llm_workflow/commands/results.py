@@ -23,59 +23,90 @@ _STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
 def report(
-    config: options.Config = options.DEFAULT_CONFIG,
+    words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
-    only: Annotated[
-        str | None,
-        typer.Option(help="A figure or table of the paper instead of all, such as figure_1_right.", metavar="NAME"),
-    ] = None,
-    missing: Annotated[
-        bool, options.flag("--missing", "Make a report from the fresh results; it lists the others.")
-    ] = False,
     numbers: Annotated[
         bool, options.flag("--numbers", "Print the main numbers so far, and where report and MLflow are.")
     ] = False,
 ) -> None:
-    """List the results that a report lacks, or make the report without them.
+    """Say where the report is: one HTML page with the verdict on every claim.
 
-    Snakemake makes the report: one HTML page, its figures, and the verdict on every claim. This command lists the
-    results that are missing, stale or failed, and prints the command that makes them. The exit code is 2 if the report
-    is missing or stale. With `--missing` it makes a report without these results, in a folder of its own.
+    Snakemake makes it. The exit code is 2 if it is missing or stale; the command that makes it is then printed.
 
     **Example**
 
-        implicit-llm report --config demo --numbers
-        implicit-llm report --config miniature --missing
-        implicit-llm report --config paper --only figure_1_right --missing
+        implicit-llm report demo
+        implicit-llm report demo --numbers
     """
-    from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
-    from implicit_llm_workflow.results.missing import find_missing, report_with_missing
+    from implicit_llm_workflow.results.missing import find_missing
 
-    plan = options.make_plan(config, results)
+    plan = options.choose_alone(words, config, results)
     if numbers:
         from implicit_llm_workflow.results.compare import main_numbers, where_to_look
 
         options.show(*main_numbers(plan))
         typer.echo("\n".join(where_to_look(plan)))
         return
-    page = plan.find(f"{EXCERPT}/{only.removeprefix(f'{EXCERPT}/')}" if only else "report")
+    page = plan.nodes["report"]
+    if plan.statuses[page.key].state == "fresh":
+        typer.echo(str(plan.run_dir(page) / "index.html"))
+        return
+    lacking = len(find_missing(plan, page))
+    typer.echo(f"the report is not there: {lacking} of its {len(page.upstream)} results are missing or stale")
+    typer.echo(f"to make it, type: {plan.command_for([page])}")
+    typer.echo(f"without them: implicit-llm missing {plan.argument} --report")
+    raise typer.Exit(EXIT_MISSING)
+
+
+def missing(
+    words: Annotated[
+        list[str] | None,
+        options.words("TARGET: a figure or table of the paper, such as figure_1_right, instead of the report."),
+    ] = None,
+    config: options.Config = None,
+    results: options.Results = options.DEFAULT_RESULTS,
+    make: Annotated[
+        bool, options.flag("--report", "Make a report from the fresh results; it lists the others.")
+    ] = False,
+) -> None:
+    """List the results that a report lacks, and why; or make the report without them.
+
+    The exit code is 2 if any is missing, stale or failed. With --report it makes a report without these results, in a
+    folder of its own.
+
+    **Example**
+
+        implicit-llm missing miniature
+        implicit-llm missing miniature --report
+        implicit-llm missing paper figure_1_right --report
+    """
+    from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
+    from implicit_llm_workflow.results.missing import find_missing, report_with_missing
+
+    plan, targets = options.choose(words, config, results)
+    if len(targets) > 1:
+        raise options.OptionError(f"{targets[1]}: {targets[0]} is named already; give one figure or table")
+    page = plan.find(targets[0] if targets else "report")
+    if page.stage not in ("report", EXCERPT):
+        raise options.OptionError(
+            f"{targets[0]}: is no figure or table; there are {', '.join(plan.experiment.excerpts)}"
+        )
     found = find_missing(plan, page)
     _show(found, len(page.upstream))
-    if missing:
+    if make:
         if len(found) == len(page.upstream):
-            raise options.OptionError(f"--missing: no result is fresh; type: {plan.command_for([page])}")
+            raise options.OptionError(f"--report: no result is fresh; type: {plan.command_for([page])}")
         wanted, inputs = report_with_missing(plan, page, found)
         folder = plan.run_dir(page).with_name(wanted.name)
         run_job(folder, wanted.to_json(inputs), None, {})
         typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
         typer.echo(str(folder / "index.html"))
-    elif found or plan.statuses[page.key].state != "fresh":
-        more = ", or add --missing for a report without them" if found else ""
-        state = "is not whole" if found else "is not there"
-        typer.echo(f"the report {state}; type: {plan.command_for([page])}{more}")
+    elif found:
+        typer.echo(f"to make them, type: {plan.command_for([page])}")
         raise typer.Exit(EXIT_MISSING)
     else:
-        typer.echo(f"the report is there: {plan.run_dir(page) / 'index.html'}")
+        typer.echo("nothing is missing")
 
 
 def _show(missing: Sequence[MissingResult], number: int) -> None:
@@ -95,16 +126,15 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
 
 
 def compare(
-    names: Annotated[
+    words: Annotated[
         list[str],
-        typer.Argument(
-            help="Runs, with or without a phase (a5-implicit-s1/free). Without a "
-            "seed (a5-implicit) it compares all seeds. Run directories of finished jobs of any experiment work too.",
-            metavar="RUN",
-            show_default=False,
+        options.words(
+            "RUN: with or without a phase (a5-implicit-s1/free); without a seed (a5-implicit) it compares all seeds. "
+            "Run directories of finished jobs of any experiment work too.",
+            "[EXPERIMENT] RUN...",
         ),
     ],
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
@@ -115,14 +145,17 @@ def compare(
 
     **Example**
 
-        implicit-llm compare a5-implicit a5-explicit --config demo
-        implicit-llm compare a5-implicit-s1/unrolled a5-implicit-s1/free --config demo --json
+        implicit-llm compare demo a5-implicit a5-explicit
+        implicit-llm compare demo a5-implicit-s1/unrolled a5-implicit-s1/free --json
         implicit-llm compare results/demo/train/s3-implicit-s0/free \\
             elsewhere/results/demo/train/s3-implicit-s0/free
     """
     from implicit_llm_workflow.results import compare as results_of
 
-    plan = None if all(results_of.is_folder(name) for name in names) else options.make_plan(config, results)
+    if all(results_of.is_folder(word) for word in words):
+        plan, names = None, words
+    else:
+        plan, names = options.choose(words, config, results, to_stderr=as_json)
     columns = results_of.find_columns(names, plan)
     if as_json:
         options.print_json(results_of.as_json(columns))
@@ -134,19 +167,18 @@ MLFLOW_RUN = re.compile("[0-9a-f]{32}")
 
 
 def lineage(
-    artifact: Annotated[
-        str,
-        typer.Argument(
-            help="A file of a finished job (a figure, a table), its run directory or its manifest. Also the id of its "
-            "run in MLflow. In the experiment of --config also a job such as report.",
-            metavar="ARTIFACT",
-            show_default=False,
+    words: Annotated[
+        list[str],
+        options.words(
+            "ARTIFACT: a file of a finished job (a figure, a table), its run directory or its manifest, the id of its "
+            "run in MLflow, or a job such as report.",
+            "[EXPERIMENT] ARTIFACT",
         ),
     ],
     forward: Annotated[bool, options.flag("--forward", "Show what was made from it instead.")] = False,
     verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file of these runs.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Show where a result came from: the runs behind it, back to the data; or what was made from it.
@@ -157,18 +189,24 @@ def lineage(
     **Example**
 
         implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
-        implicit-llm lineage train/a5-implicit-s1/free --config demo --json
+        implicit-llm lineage demo train/a5-implicit-s1/free --json
         implicit-llm lineage results/demo/data/a5-train --forward
     """
     from implicit_llm_workflow.results.lineage import NoLineage, of_mlflow_run, trace, tree_of
     from implicit_llm_workflow.results.lineage import as_json as lineage_json
     from implicit_llm_workflow.results.verify import check_files, check_lines
 
+    _, rest = options.split(words)
+    if len(rest) != 1:
+        raise options.OptionError(
+            f"ARTIFACT: give one, not {len(rest)}; for example `implicit-llm lineage demo report`"
+        )
+    (artifact,) = rest
     path = Path(artifact)
     if not path.exists() and MLFLOW_RUN.fullmatch(artifact):
         path = of_mlflow_run(artifact, results)
     elif not path.exists():
-        plan = options.make_plan(config, results)
+        plan, _ = options.choose(words, config, results, to_stderr=as_json)
         node = plan.find(artifact)
         recorded = plan.recorded(node)
         if recorded is None:
@@ -189,14 +227,14 @@ def lineage(
 
 
 def verify(
-    targets: Annotated[
+    words: Annotated[
         list[str] | None,
-        options.targets(
-            "Jobs, such as data/a5-train, or their run directories or manifests; shards come with their stream. "
-            "All jobs if none is given."
+        options.words(
+            "TARGET: a job, such as data/a5-train, its run directory or manifest; shards come with their stream. All "
+            "jobs if none is given."
         ),
     ] = None,
-    config: options.Config = options.DEFAULT_CONFIG,
+    config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
@@ -206,8 +244,8 @@ def verify(
 
     **Example**
 
-        implicit-llm verify --config demo
-        implicit-llm verify data/a5-train train/a5-implicit-s1/free --config demo
+        implicit-llm verify demo
+        implicit-llm verify demo data/a5-train train/a5-implicit-s1/free
     """
     from implicit_llm_workflow.results.verify import (
         check_files,
@@ -217,7 +255,7 @@ def verify(
         with_shards,
     )
 
-    plan = options.make_plan(config, results)
+    plan, targets = options.choose(words, config, results)
     nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
     manifests = {node.key: path for node in nodes if (path := plan.recorded(node)) is not None}
     files, damaged = recorded_files(manifests.items())

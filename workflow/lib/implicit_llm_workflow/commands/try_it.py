@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from implicit_llm_report.figures.first_look import Trial
 
 MODEL = "s5-state-passing-s0"
-KEPT = PROJECT_DIR / "results/reference/h200/accuracy_by_position.json"
+KEPT = "accuracy_by_position.json"  # in the folder of the model
 GROUP, CHANCE, WIDTH = "S5", 1 / 120, 80
 # The mode of the kept numbers: blocks of 8 tokens, each iterated until all of its tokens are below the tolerance.
 MODE: dict[str, Any] = {"eval_mode": "blockwise", "eval_block_len": 8, "eval_stop": "token", "eval_max_iter": 128}
@@ -100,10 +100,11 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
 
         torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
         transformers_logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).eval()
+        folder = implicit_llm.trained_model(MODEL)
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
         data = WordProblemConfig(GROUP, "none", 1.0, length, words, "test", seed, words)
         ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
     with console.status(f"reading {words} words of {length:,} tokens, 8 tokens at a time"), torch.inference_mode():
         model.solver = MODE
         out = model(ids_BL)

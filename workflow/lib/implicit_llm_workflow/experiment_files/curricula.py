@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.values import SOME, Count, Name
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, Only, fill
+from implicit_llm_contracts.runs import ConfigError, Only, fill, refuse_if
 from implicit_llm_workflow.experiment_files.yaml_files import as_given, check_keys
 
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
@@ -35,7 +35,8 @@ class PhaseEntry:
     explicit models. `after`: the phase it goes on from, which comes earlier in the list, by default the one before it;
     `start`: the step at which it leaves that phase, which must keep the checkpoint, by default its end. `keep`: steps
     whose checkpoints stay, for others to start from. `state_passing`: for so many steps in a row a word starts in the
-    converged state of the one before it, by default in the empty state each time.
+    state of the one before it, by default in the empty state each time. `restart_when_wrong`: after a wrong last
+    answer, the next word starts in the empty state even so; false carries every state, as published.
     """
 
     name: Name
@@ -45,6 +46,14 @@ class PhaseEntry:
     start: Step | None = None
     keep: tuple[Step, ...] = ()
     state_passing: Count | None = None
+    restart_when_wrong: bool = True
+
+    def __post_init__(self) -> None:
+        refuse_if(
+            not self.restart_when_wrong and self.state_passing is None,
+            "restart_when_wrong: without state_passing no word starts in a carried state; add state_passing, or remove "
+            "the key",
+        )
 
 
 @dataclass(frozen=True)
@@ -78,12 +87,14 @@ class Phase:
     keep: tuple[int, ...] = ()
     after: str | None = None
     state_passing: int | None = None
+    restart_when_wrong: bool = True
 
     def identity(self) -> dict[str, Any]:
         """What the phase contributes to its job; `after` is an input of the job and no part of it."""
         values = {**asdict(self), "keep": list(self.keep)}
         del values["after"]
-        return {key: value for key, value in values.items() if value or key not in ("keep", "state_passing")}
+        defaults: dict[str, Any] = {"keep": [], "state_passing": None, "restart_when_wrong": True}
+        return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
 
 
 def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> tuple[Phase, ...]:
@@ -144,7 +155,8 @@ def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: st
     if keep and entry.state_passing is not None:
         raise ConfigError(f"{at}.keep: a phase with state_passing keeps no checkpoints on its way; remove the key")
     index = before.index + 1 if before is not None else 0
-    return Phase(entry.name, index, start, end, entry.solver, tuple(keep), name, entry.state_passing)
+    passing = entry.state_passing, entry.restart_when_wrong
+    return Phase(entry.name, index, start, end, entry.solver, tuple(keep), name, *passing)
 
 
 def _start_step(entry: PhaseEntry, before: Phase | None, total_steps: int, at: str) -> int:

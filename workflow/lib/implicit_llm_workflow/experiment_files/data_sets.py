@@ -31,14 +31,18 @@ from implicit_llm_contracts.config.values import (
 )
 from implicit_llm_contracts.plugins import OwnTask, settings_class
 from implicit_llm_contracts.runs import Only, fill, refuse_if
+from implicit_llm_report.config import VALIDATION
 from implicit_llm_workflow.experiment_files.yaml_files import as_config, fill_entry, selected
 from implicit_llm_workflow.node import Node
 
 
-class _Prepared:
-    """A data set whose jobs read from no others."""
+class _DataSet:
+    """By default the jobs of a data set read from no others, and it has no validation sets."""
 
     def sources(self) -> Iterator[Node]:
+        yield from ()
+
+    def validation_nodes(self) -> Iterator[Node]:
         yield from ()
 
 
@@ -65,12 +69,20 @@ class TestSplit:
 
 
 @dataclass(frozen=True)
-class WordProblem(_Prepared):
+class ValidationSplit(TestSplit):
+    """Like `test`, from a `seed` of its own: learning rates and variants are chosen here, not on the test sets."""
+
+    seed: Seed = 1
+
+
+@dataclass(frozen=True)
+class WordProblem(_DataSet):
     """`group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product, "aperiodic" has four elements.
 
     A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
-    published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. `shard_samples`: sequences of
-    one file; a restarted job goes on after the last complete one.
+    published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. Evaluations with
+    `split: validation` read `validation` instead of `test`. `shard_samples`: sequences of one file; a restarted job
+    goes on after the last complete one.
     """
 
     name: str
@@ -81,9 +93,14 @@ class WordProblem(_Prepared):
     monoid: Literal["none", "aperiodic"] = "none"
     seed: Seed = 0
     shard_samples: Count = 131_072
+    validation: ValidationSplit | None = None
 
     def __post_init__(self) -> None:
         product_order(self.group, self.monoid)  # for its errors
+        refuse_if(
+            self.validation is not None and self.validation.seed == self.seed,
+            f"validation: its seed {self.seed} is that of the test sets too; give another",
+        )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -92,15 +109,24 @@ class WordProblem(_Prepared):
 
     def train_node(self) -> Node:
         train = self.train
-        return self._node("train", "train", train.length, train.hard_fractions, train.num_samples)
+        return self._node("train", self.seed, "train", train.length, train.hard_fractions, train.num_samples)
 
     def test_nodes(self) -> Iterator[Node]:
         """One for every length and hard fraction."""
-        for length, hard_fraction in itertools.product(self.test.lengths, self.test.hard_fractions):
-            name = f"test-L{length}-h{hard_fraction:g}"
-            yield self._node("test", name, length, (hard_fraction,), self.test.num_samples)
+        yield from self._held_out("test", self.seed, self.test)
 
-    def _node(self, split: str, name: str, length: int, hard_fractions: tuple[float, ...], num_samples: int) -> Node:
+    def validation_nodes(self) -> Iterator[Node]:
+        """One for every length and hard fraction: for the job that makes it, a test set of another seed."""
+        if self.validation is not None:
+            yield from self._held_out(VALIDATION, self.validation.seed, self.validation)
+
+    def _held_out(self, name: str, seed: int, sets: TestSplit) -> Iterator[Node]:
+        for length, fraction in itertools.product(sets.lengths, sets.hard_fractions):
+            yield self._node("test", seed, f"{name}-L{length}-h{fraction:g}", length, (fraction,), sets.num_samples)
+
+    def _node(
+        self, split: str, seed: int, name: str, length: int, hard_fractions: tuple[float, ...], num_samples: int
+    ) -> Node:
         config = {
             "kind": self.kind,
             "group": self.group,
@@ -109,14 +135,14 @@ class WordProblem(_Prepared):
             "length": length,
             "num_samples": num_samples,
             "split": split,
-            "seed": self.seed,
+            "seed": seed,
             "shard_samples": self.shard_samples,
         }
         return Node("data", f"{self.name}-{name}", config)
 
 
 @dataclass(frozen=True)
-class Catbabi:
+class Catbabi(_DataSet):
     """`text`: where the stories come from; `collection`: which of them, by default the first of the text.
 
     `mode` says what training learns, the answers to questions (qa) or every word (lm); validation and test sets are
@@ -185,7 +211,7 @@ class TestLengths:
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(_DataSet):
     """Text as one stream of tokens, documents divided by an end-of-text token.
 
     `num_shards`: number of jobs, and of files of tokens, that share the corpus; input files go to them in turn.
@@ -255,7 +281,7 @@ def _shard_role(shard: int) -> str:
 
 
 @dataclass(frozen=True)
-class OwnData(_Prepared):
+class OwnData(_DataSet):
     """`train`, and `test` by the name of each test set: settings of the task, by default those that it declares."""
 
     name: str
@@ -281,7 +307,7 @@ class OwnData(_Prepared):
 
 
 # `sources`: jobs that the others read from; `train_node`: that of the training set; `test_nodes`: those of the held-out
-# sets, on which its models are evaluated.
+# sets, on which its models are evaluated; `validation_nodes`: those for evaluations with `split: validation`.
 DataSet = WordProblem | Catbabi | LanguageModel | OwnData
 KINDS: dict[str, type[Any]] = {
     WORD_PROBLEM: WordProblem,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.evaluation import modes_of
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY, EvaluationKind
@@ -12,6 +12,7 @@ from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.config.values import SOME, Digest, Text
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError, file_digests, fill, find_task_folder
+from implicit_llm_report.config import VALIDATION
 from implicit_llm_workflow.experiment_files.yaml_files import (
     as_given,
     fill_entry,
@@ -26,11 +27,15 @@ SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`runs`: patterns of the runs it is done for. `config`: what its job is told; the rest keeps the job's default."""
+    """`runs`: patterns of the runs it is done for. `config`: what its job is told; the rest keeps the job's default.
+
+    `split`: the held-out sets that it reads, of word problems also their validation sets.
+    """
 
     name: str
     config: dict[str, Any]
     runs: Annotated[tuple[Text, ...], SOME] = ("*",)
+    split: Literal["test", "validation"] = "test"
 
     @property
     def kind(self) -> EvaluationKind:
@@ -50,7 +55,7 @@ class Evaluation:
 
         An explicit model has one mode, whatever the modes are called.
         """
-        if self.kind != other.kind or self.sweep or other.sweep or not self.modes:
+        if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:
             return False
         mine, theirs = (item.config.get(self.kind.parts) for item in (self, other))
         is_same_part = mine is None or theirs is None or not set(mine).isdisjoint(theirs)
@@ -62,13 +67,16 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
     at = f"{source}: evaluations.{name}"
     kind = selected(EVALUATION_KINDS, "kind", item, at)
-    given = completed_settings(item["kind"], {key: item[key] for key in item if key != "runs"}, at)
+    own = {key: item[key] for key in ("runs", "split") if key in item}
+    given = completed_settings(item["kind"], {key: item[key] for key in item if key not in own}, at)
     lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
     filled: Any = fill(kind.config, {**lengths, **given}, at)
     if kind.has_modes:
         modes_of(filled.modes, filled.sweep, at)
-    runs = {"runs": item["runs"]} if "runs" in item else {}
-    return fill(Evaluation, {"name": name, "config": as_given(filled, given), **runs}, at)
+    found = fill(Evaluation, {"name": name, "config": as_given(filled, given), **own}, at)
+    if found.split == VALIDATION and item["kind"] != WORD_PROBLEM:
+        raise ConfigError(f"{at}.split: only evaluations of kind {WORD_PROBLEM} read {VALIDATION}; remove the key")
+    return found
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
 from implicit_llm_contracts.runs import ConfigError, fill
-from implicit_llm_report.config import ReportConfig
+from implicit_llm_report.config import VALIDATION, ReportConfig
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt
@@ -107,7 +107,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     report = _report(file, source)
     read = {"values": values, "path": str(files.path), "source": source, "known": files.known}
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins, read)
-    for check in (_check_peers, _check_evaluations, _check_repeated, _check_origins):
+    for check in (_check_peers, _check_evaluations, _check_splits, _check_repeated, _check_origins):
         check(experiment)
     return experiment
 
@@ -172,6 +172,18 @@ def _check_evaluations(experiment: Experiment) -> None:
             f"{' or '.join(item.kind.data)} data, which kind {item.config['kind']} is for; correct `runs`, or remove "
             f"the evaluation; runs are {', '.join(experiment.runs)}"
         )
+
+
+def _check_splits(experiment: Experiment) -> None:
+    for model in experiment.models:
+        if any(experiment.data[model.data].validation_nodes()):
+            continue
+        for item in experiment.evaluations_of(model):
+            if item.split == VALIDATION:
+                raise ConfigError(
+                    f"{experiment.source}: evaluations.{item.name}.split: data.{model.data}, which {model.name} was "
+                    f"trained on, has no {VALIDATION} sets; add its key {VALIDATION}, or leave the run out by `runs`"
+                )
 
 
 def _check_repeated(experiment: Experiment) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
@@ -65,7 +66,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _all_nodes(experiment: Experiment) -> Iterator[Node]:
     for data in experiment.data.values():
-        yield from (*data.sources(), data.train_node(), *data.test_nodes())
+        yield from (*data.sources(), data.train_node(), *data.test_nodes(), *data.validation_nodes())
     shown: dict[str, Node] = {}
     jobs: dict[str, dict[str, Any]] = {}
     for model in experiment.models:
@@ -89,6 +90,8 @@ def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
     for data in experiment.data.values():
         for node in (data.train_node(), *data.test_nodes()):
             yield node.name, {"data": data.name, "split": node.config["split"]}
+        for node in data.validation_nodes():
+            yield node.name, {"data": data.name, "split": VALIDATION}
         if isinstance(data, LanguageModel):
             yield data.tokenizer_node().name, {"data": data.name, "split": "tokenizer"}
 
@@ -139,7 +142,8 @@ def _evaluate_nodes(
         if isinstance(data, LanguageModel) and "tokenizer" in kind.reads:
             read = {"tokenizer": data.tokenizer_node().key}
         else:
-            read = {node.name: node.key for node in data.test_nodes()}
+            nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
+            read = {node.name: node.key for node in nodes}
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node
@@ -171,7 +175,8 @@ def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
             yield {"kind": "train", **about}
         for item in experiment.evaluations_of(model):
             modes = tuple(mode["eval_mode"] for mode in item.modes)
-            yield about | {"kind": item.config["kind"], "swept": tuple(item.sweep), "eval_mode": modes}
+            kind = VALIDATION if item.split == VALIDATION else item.config["kind"]
+            yield about | {"kind": kind, "swept": tuple(item.sweep), "eval_mode": modes}
 
 
 def _about(run: Run, experiment: Experiment) -> dict[str, Any]:

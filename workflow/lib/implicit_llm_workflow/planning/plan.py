@@ -22,6 +22,7 @@ from implicit_llm_contracts.runs import (
 )
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest, record_code
@@ -34,9 +35,9 @@ from implicit_llm_workflow.planning.staleness import (
     needed_again,
     status_of,
 )
+from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
-LOCAL_PROFILE = "profiles/local"
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
 
 
@@ -109,7 +110,7 @@ class Plan:
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
-            hint = nearest(key, self.nodes, f"`{self.list_command}` lists them")
+            hint = nearest(key, [*self.nodes, *experiment_names()], f"`{self.list_command}` lists them")
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
 
@@ -212,17 +213,32 @@ class Plan:
         return self.root / ".driver.lock"
 
     @property
+    def argument(self) -> str:
+        """The experiment on a command line, quoted: its name where that finds its file, else the file."""
+        source = self.experiment.source
+        has_name = self.experiment.name in experiment_names() and experiment_path(self.experiment.name) == Path(source)
+        return shlex.quote(self.experiment.name if has_name else source)
+
+    @property
     def list_command(self) -> str:
         """The shell command that lists the jobs."""
-        return f"implicit-llm status --jobs --config {self.experiment.source}"
+        return f"implicit-llm status {self.argument} --jobs"
 
     def command_for(self, nodes: Iterable[Node]) -> str:
         """The shell command that makes these nodes and what they need; the whole experiment if there are none."""
+        return shlex.join(self.snakemake(self.profile, map(self.target, nodes)))
+
+    def target(self, node: Node) -> str:
+        """The node as a target of Snakemake, by its readable path below the folder where Snakemake is started."""
+        return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
+
+    def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
+        """The words of the command that makes these targets; the whole experiment if there are none."""
         # --configfile takes every word up to the next option, so it must not stand before the targets.
-        words = ["snakemake", "--configfile", self.experiment.source, "--profile", self.profile]
+        words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():
             words += ["--directory", str(self.root.parent.parent)]
-        return shlex.join([*words, *((RESULTS / self.root.name / node.key / MANIFEST).as_posix() for node in nodes)])
+        return [*words, *targets]
 
     def made_from(self, keys: Collection[str]) -> list[Node]:
         """The nodes of these keys, and those that are made from their results."""

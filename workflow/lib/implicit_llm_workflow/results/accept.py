@@ -1,5 +1,6 @@
 """Keep results although their code changed; only their code: another config or input makes another result."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,7 +57,7 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         )
         identity = with_code_of(acceptance, wanted)
         if identity is None:
-            verify = f"implicit-llm verify {key} --config {plan.experiment.source}"
+            verify = f"implicit-llm verify {plan.argument} {shlex.quote(key)}"
             raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `{verify}`")
         found[key] = acceptance
         return identity

@@ -124,7 +124,7 @@ def last_words(snapshot: Snapshot) -> str:
     """What is stale, the command that says why, and what to type next."""
     lines = [f"next: {next_step(snapshot)}"]
     if stale := snapshot.of("stale"):
-        why = f"implicit-llm explain --config {snapshot.plan.experiment.source}"
+        why = f"implicit-llm explain {snapshot.plan.argument}"
         lines.insert(0, f"{len(stale):,} stale: `{why}` says why, and what making them again takes")
     return "\n".join(["", *lines])
 

@@ -104,7 +104,7 @@ class Driver:
     def _prepare(self) -> None:
         plan = self._plan
         self._lock.enter_context(hold_lock(plan.driver_lock))
-        write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use()})
+        write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
@@ -163,8 +163,7 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
     if accepted := [node.key for node in found if node.key in plan.accepted]:
         raise AcceptedJobForced(
             f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
-            f"type `implicit-llm accept --revoke {shlex.quote(accepted[0])} --config {plan.experiment.source}`, then "
-            "run this again"
+            f"type `implicit-llm accept {plan.argument} {shlex.quote(accepted[0])} --revoke`, then run this again"
         )
     for node in found:
         manifest = Path(plan.manifest(node))
@@ -279,7 +278,7 @@ def check_disk(plan: Plan) -> None:
         needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
         if needed > free:
             raise ConfigError(
-                f"{plan.experiment.source}: data: {config['split']}.num_samples: {node.name} with "
+                f"{plan.experiment.source}: data: num_samples: {node.name} with "
                 f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
                 f"free for {plan.root}; give fewer, or free some space"
             )

@@ -15,7 +15,7 @@ import pandas as pd
 
 from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.runs import METRICS, MLFLOW, PROVENANCE, Input, Manifest, journal, read_object
-from implicit_llm_report.config import DataPart, Job, ReportConfig, ReportError
+from implicit_llm_report.config import VALIDATION, DataPart, Job, ReportConfig, ReportError
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
@@ -89,12 +89,12 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> Given:
     trained: list[Record] = []
     for role, source in sources.items():
         if source.manifest.stage == EVALUATE:
-            placed = [_placed(record, role, config) for record in _records(inputs[role])]
-            records.setdefault(source.manifest.config.get("kind", "word_problem"), []).extend(placed)
+            for record in _records(inputs[role]):
+                _place(records, source.manifest.config.get("kind", "word_problem"), record, role, config)
         if source.manifest.stage == TRAIN:
             trained.append(_trained(source))
     for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
-        records.setdefault(kind, []).append(_placed(record, record["role"], config))
+        _place(records, kind, record, record["role"], config)
     training, reasons = _training_runs(sources, inputs), {item.role: item.why for item in config.missing}
     return Given(config, load_published(), frame_of(records, reasons, training), training, sources)
 
@@ -106,12 +106,16 @@ def _trained(source: Source) -> Record:
     return {"run": source.job.run, "model_type": model.get("model_type"), **about}
 
 
-def _placed(record: Record, role: str, config: ReportConfig) -> Record:
-    """A record with its run, seed, phase and solver, and the data set and split that it is of."""
+def _place(records: dict[str, list[Record]], kind: str, record: Record, role: str, config: ReportConfig) -> None:
+    """Add a record with its run, seed, phase and solver, and the data set and split that it is of.
+
+    Numbers of validation sets are of a kind of their own, so that no figure or claim takes them for those of a test.
+    """
     job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
     solver = Solver.of(job.solver) if record.get("is_implicit") else None
     about = {"role": role, "run": job.run, "seed": job.seed, "phase": job.phase, "solver": solver}
-    return {**record, **about, "data_set": part.data, "split": part.split}
+    kind = VALIDATION if part.split == VALIDATION else kind
+    records.setdefault(kind, []).append({**record, **about, "data_set": part.data, "split": part.split})
 
 
 def _provenance(run: Input) -> dict[str, Any]:

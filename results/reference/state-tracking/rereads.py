@@ -1,6 +1,6 @@
 """Read words of S5 that a model loses again, from a state before the first wrong answer, in other ways.
 
-    python results/reference/h200/rereads.py MODEL DATA [--words 256] [--tol 0.05] [--back 256]
+    python results/reference/state-tracking/rereads.py MODEL DATA [--words 256] [--tol 0.05] [--back 256]
 
 MODEL: a folder with config.json and model.safetensors; DATA: a data set, the folder with its index.json.
 Words are read in blocks of 8, as in `accuracy.csv`. A lost word is read again from `--back` tokens before its first

@@ -1,6 +1,6 @@
 """Write the tables of this folder from `inputs.tar.xz` and the plan of the experiment. In the checkout's root:
 
-    python results/reference/h200/tables.py [FOLDER]
+    python results/reference/state-tracking/tables.py [FOLDER]
 
 A row is complete when every planned seed of its run, phase and evaluation has a result on its test set and in its mode.
 An evaluation that was interrupted gives the rows that it had finished.
@@ -31,11 +31,11 @@ ACCURACY = [*["run", "phase", "mode", "hard_fraction", "length", "seed"], *METRI
 
 
 def main(folder: Path = HERE) -> None:
-    plan = list(build_graph(load_experiment(Path("workflow/config/h200.yaml"))).values())
+    plan = list(build_graph(load_experiment(Path("workflow/config/state-tracking.yaml"))).values())
     jobs = pd.DataFrame([job_of(node) for node in plan if node.stage == "evaluate"])
     with tempfile.TemporaryDirectory() as scratch:
         shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
-        results = Path(scratch, "results/h200")
+        [results] = Path(scratch, "results").iterdir()  # packed under an earlier name of the experiment
         trained = {one["fingerprint"]: one for one in manifests(results / "train", "*/*/manifest.json")}
         measured = manifests(results / "evaluate", "*/*/*/manifest.json")
         finished = pd.DataFrame([finished_job(one, trained) for one in measured])

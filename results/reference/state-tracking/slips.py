@@ -1,6 +1,6 @@
 """Where a model loses a long word of S5, read one token at a time.
 
-    python results/reference/h200/slips.py MODEL [--words 256] [--length 4096] [--tol 0.05]
+    python results/reference/state-tracking/slips.py MODEL [--words 256] [--length 4096] [--tol 0.05]
 
 MODEL: a folder with config.json and model.safetensors. Prints one JSON object.
 

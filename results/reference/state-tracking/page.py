@@ -1,6 +1,6 @@
 """Make the report of this folder again, from `inputs.tar.xz`, with the code of today. In the checkout's root:
 
-    python results/reference/h200/page.py TARGET          # TARGET/declared/index.html
+    python results/reference/state-tracking/page.py TARGET          # TARGET/declared/index.html
 
 A result counts whatever code made it, if its settings are those that the experiment plans. `reduction` is left out: it
 came later, and says how several GPUs add their gradients.
@@ -19,7 +19,7 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
 HERE = Path(__file__).absolute().parent
-CONFIG = Path("workflow/config/h200.yaml")
+CONFIG = Path("workflow/config/state-tracking.yaml")
 
 
 def main(target: Path) -> None:
@@ -27,6 +27,8 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, chdir(scratch):  # so that the page names results/, not this folder
         shutil.unpack_archive(HERE / "inputs.tar.xz")
         plan = Plan(experiment)
+        [packed] = Path("results").iterdir()  # an earlier name of the experiment
+        packed.rename(plan.root)
         page = plan.nodes["report"]
         missing = [replace(one, why="not finished") for one in find_missing(plan, page) if not is_kept(plan, one.job)]
         identity, found = report_with_missing(plan, page, missing)

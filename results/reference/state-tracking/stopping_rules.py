@@ -1,6 +1,6 @@
 """How many words a model reads in blocks of 32 tokens, by the rule that stops a block.
 
-    python results/reference/h200/stopping_rules.py MODEL DATA [--words 128] [--rules sequence token]
+    python results/reference/state-tracking/stopping_rules.py MODEL DATA [--words 128] [--rules sequence token]
 
 MODEL: a folder with config.json and model.safetensors; DATA: a data set, the folder with its index.json.
 A block is iterated until its residual over all tokens (`sequence`) or that of each token (`token`) is below 0.05, at

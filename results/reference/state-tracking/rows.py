@@ -1,6 +1,6 @@
 """Print the rows of the tables of docs/state-tracking.md and README.md, from the kept results:
 
-    python results/reference/h200/rows.py [TABLE ...]
+    python results/reference/state-tracking/rows.py [TABLE ...]
 
 A cell has the seeds in percent, and is empty while one is missing.
 """

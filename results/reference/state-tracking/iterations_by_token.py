@@ -1,6 +1,6 @@
 """Solver iterations of each token of a word problem, read one token at a time, for hard tokens and the identity.
 
-    python results/reference/h200/iterations_by_token.py MODEL DATA [--samples 256] [--length 64] [--tol 0.05]
+    python results/reference/state-tracking/iterations_by_token.py MODEL DATA [--samples 256] [--length 64] [--tol 0.05]
 
 MODEL: a folder with config.json and model.safetensors; DATA: the run directory of a data set.
 Prints one JSON object: iterations by kind of token, accuracy by position, and the iterations of a sequence one after

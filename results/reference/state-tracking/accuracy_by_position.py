@@ -1,16 +1,17 @@
 """Accuracy at each position of a word of 512 elements of S5, per seed, from the kept results.
 
-    python results/reference/h200/accuracy_by_position.py
+    python results/reference/state-tracking/accuracy_by_position.py
 
-Writes accuracy_by_position.json beside this file, from inputs.tar.xz. `implicit-llm try` shows it
-beside what it measures.
+Writes accuracy_by_position.json into the folder of the S5 model of the package, from inputs.tar.xz. `implicit-llm try`
+shows it beside what it measures.
 """
 
 import json
 import tarfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).absolute().parent
+TARGET = FOLDER.parents[2] / "implicit_llm/trained/s5-state-passing-s0/accuracy_by_position.json"
 LENGTH = 512
 # An explicit model has one mode; of the implicit one this is the mode in which `implicit-llm try` reads.
 MODES = {"parallel", "blockwise-8-token"}
@@ -22,7 +23,7 @@ def main() -> None:
     rows = [record for record in records() if record["length"] == LENGTH and record["mode"] in MODES]
     found = [summary([row for row in rows if row["run"] == run]) for run in RUNS]
     lines = ",\n".join(json.dumps(of_run) for of_run in found)
-    (FOLDER / "accuracy_by_position.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    TARGET.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def records() -> list[dict]:

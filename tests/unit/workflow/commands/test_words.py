@@ -1,0 +1,157 @@
+"""What a person types first: an experiment as the first argument, `run`, `list`, models by name."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import implicit_llm
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm_contracts.runs import write_json
+from implicit_llm_workflow import console
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD
+from tests.unit.workflow.experiments import ExperimentFile, output, refusal, run
+
+ROOT = Path(__file__).parents[4]
+MODEL = "s5-state-passing-s0"
+
+
+@pytest.fixture(autouse=True)
+def _checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout in which nothing was run yet."""
+    (tmp_path / "Snakefile").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("guess", "answer"),
+    [
+        ("demo", "to run the experiment, type `implicit-llm run demo`"),
+        ("train demo", "to run the experiment, type `implicit-llm run demo`"),
+        (f"evaluate {MODEL}", f"to evaluate the model, type `implicit-llm evaluate word-problem --model {MODEL}`"),
+        ("status demoo", "did you mean 'demo'?"),
+        ("gc", "type `implicit-llm gc EXPERIMENT`, there are demo, "),
+        ("gc --remove", "type `implicit-llm gc EXPERIMENT`, there are demo, "),
+        ("accept train/* --why x", "type `implicit-llm accept EXPERIMENT TARGET`, there are demo, "),
+        ("status demo paper", "paper: demo is named already; give one experiment"),
+        ("status demo --config paper", "paper: demo is named already; give one experiment"),
+        ("estimate demo train/x", "train/x: is no experiment; "),
+    ],
+)
+def test_a_guess_is_answered_by_the_command_to_type(
+    capsys: pytest.CaptureFixture[str], guess: str, answer: str
+) -> None:
+    code, _, err = run(capsys, *guess.split())
+    assert (code, err.count("\n")) == (2, 1)
+    assert answer in err
+
+
+def test_there_are_at_most_18_commands_and_those_of_the_rules_are_not_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands = get_command(console.app).commands
+    listed = [name for name, command in commands.items() if not command.hidden]
+    assert len(listed) <= 18
+    assert set(commands) - set(listed) == {"job", "train"}
+    assert "implicit-llm try" in output(capsys, "--help").split("Options")[0]
+
+
+def test_a_command_that_reads_takes_the_experiment_that_was_last_run_and_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert output(capsys, "status").startswith("experiment demo (")
+    for name, age in (("miniature", 10), ("language-models", 100)):
+        record = tmp_path / "results" / name / DRIVER_RECORD
+        write_json(record, {"config": str(ROOT / f"workflow/config/{name}.yaml")})
+        os.utime(record, (record.stat().st_mtime - age,) * 2)
+    assert output(capsys, "status").startswith("experiment miniature (")
+    code, out, err = run(capsys, "explain", "--json")
+    assert (code, json.loads(out)["experiment"]) == (0, "miniature")
+    assert err.startswith("experiment miniature (")
+    assert output(capsys, "status", "demo").startswith("demo: ")
+
+
+def test_an_experiment_is_named_by_its_file_too(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:
+    by_option = output(capsys, "status", "--config", str(tiny.path), "--jobs")
+    assert output(capsys, "status", str(tiny.path), "--jobs") == by_option
+
+
+def test_a_name_that_is_an_experiment_and_a_target_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, tmp_path: Path
+) -> None:
+    named = tmp_path / "workflow/config/report.yaml"
+    named.parent.mkdir(parents=True)
+    named.write_text(tiny.path.read_text())
+    for folder in ("models", "tasks", "curricula"):
+        if (tiny.path.parent / folder).is_dir():
+            (named.parent / folder).symlink_to(tiny.path.parent / folder)
+    assert "report: is an experiment and a target of it" in refusal(capsys, "status", "report")
+    assert output(capsys, "status", "--config", "report").startswith("tiny: ")
+
+
+def test_experiments_and_trained_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "list", "--json"))
+    assert {one["name"] for one in found["experiments"]} == experiment_names()
+    of = {one["name"]: one for one in found["experiments"]}
+    assert of["paper"]["gpu_hours"] > 1000 > of["demo"]["gpu_hours"]
+    assert all(one["jobs"] > 0 and one["done"] == 0 and one["error"] is None for one in of.values())
+    for model in found["models"]:
+        assert implicit_llm.trained_model(model["name"]).is_dir()
+        assert model["task"]
+        assert model["accuracy"]
+    assert MODEL in output(capsys, "list")
+
+
+def test_run_prints_the_command_of_snakemake_and_starts_it(tiny: ExperimentFile) -> None:
+    folder = tiny.path.parent
+    (folder / "Snakefile").write_text(f'include: "{ROOT / "Snakefile"}"\n')
+    words = ("run", tiny.path.name, "data/*", "--profile", str(ROOT / "profiles/local"), "--", "-n", "--quiet", "all")
+    command = [sys.executable, "-m", "implicit_llm_workflow.console", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()[0]
+    assert shown.startswith(f"$ snakemake --configfile {tiny.path.name} --profile ")
+    assert "results/tiny/data/s3-train/" in shown
+    assert shown.endswith(" -n --quiet all")
+
+
+def test_run_outside_of_a_project_says_where_to_go(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "notes"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    (below / "results").mkdir()
+    assert f"there is no Snakefile here; type `cd {tmp_path}`" in refusal(capsys, "run", "demo")
+
+
+def test_the_shell_completes_experiments_and_then_jobs(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        variables = os.environ | words | {"_IMPLICIT_LLM_COMPLETE": "complete_bash"}
+        command = [sys.executable, "-c", "from implicit_llm_workflow.console import app; app(prog_name='implicit-llm')"]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False).stdout.split()
+
+    assert completed("implicit-llm status mini") == ["miniature"]
+    assert "train/s3-implicit-s0/free" in completed("implicit-llm explain demo train/s3")
+
+
+def test_a_model_of_the_package_is_evaluated_by_its_name_on_data_that_is_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("evaluate", "word-problem", "--model", MODEL, "--lengths", "32", "--max-samples", "4")
+    out = output(capsys, *words)
+    assert "s5-long-test-L32-h1" in out
+    assert (tmp_path / "results/state-tracking/data/s5-long-test-L32-h1/manifest.json").is_file()
+
+
+def test_a_trained_model_is_found_by_the_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelConfigError, match="and run directories of training phases"):
+        implicit_llm.trained_model("nothing/there")
+    with pytest.raises(ModelConfigError, match="so the run has not finished"):
+        implicit_llm.trained_model(tmp_path)

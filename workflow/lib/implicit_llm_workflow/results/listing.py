@@ -1,0 +1,90 @@
+"""What there is to run and to load: the experiments, with cost and state, and the trained models of the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from implicit_llm_contracts.runs import UserError
+from implicit_llm_workflow.estimates.cost import CostModel
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.project_dirs import package_dir
+from implicit_llm_workflow.text import MISSING, number_text, plain_table
+
+ABOUT = "about.json"  # of a trained model: what it was trained for, with which accuracy, and the run that made it
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An experiment.
+
+    about: the first sentence of its file. done: jobs of the `jobs` whose results are there. gpu_hours: of its training;
+    has_unknown: of some jobs they are not known. error: why its file cannot be read; the numbers are then zero.
+    """
+
+    name: str
+    about: str
+    jobs: int = 0
+    done: int = 0
+    gpu_hours: float = 0
+    has_unknown: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of the package. `kind`: of the evaluation that measures it."""
+
+    name: str
+    task: str
+    kind: str
+    accuracy: str
+
+
+def experiments(results: Path) -> list[Listed]:
+    """Those of workflow/config/, here and of the project, the cheapest first."""
+    found = [_listed(name, results) for name in sorted(experiment_names())]
+    return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
+
+
+def _listed(name: str, results: Path) -> Listed:
+    path = experiment_path(name)
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    about = " ".join(line.strip("# ") for line in comment).partition(". ")[0].rstrip(".")
+    try:
+        plan = Plan(load_experiment(path), results)
+    except UserError as error:
+        return Listed(name, about, error=str(error))
+    costs = CostModel(plan)
+    hours = [costs.whole(node).hours for node in plan.nodes.values() if node.stage == "train"]
+    states = [plan.statuses[key].state for key in plan.wanted]
+    return Listed(name, about, len(states), states.count("fresh"), sum(hour or 0 for hour in hours), None in hours)
+
+
+def models() -> list[TrainedModel]:
+    """By name."""
+    folders = sorted(path.parent for path in (package_dir() / "trained").glob(f"*/{ABOUT}"))
+    about = ((folder.name, json.loads((folder / ABOUT).read_text(encoding="utf-8"))) for folder in folders)
+    return [TrainedModel(name, values["task"], values["kind"], values["accuracy"]) for name, values in about]
+
+
+def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[Table]:
+    """One of each, for people."""
+    table = plain_table("experiment", "jobs", "done", "GPU-hours", "what it is", right=("jobs", "done", "GPU-hours"))
+    for one in experiments:
+        hours = number_text(one.gpu_hours, 3) if one.gpu_hours else MISSING
+        hours += "+" if one.gpu_hours and one.has_unknown else ""
+        table.add_row(one.name, str(one.jobs), str(one.done), hours, escape(one.error or one.about))
+    yield table
+    table = plain_table("trained model", "task", "accuracy")
+    for model in models:
+        table.add_row(model.name, model.task, model.accuracy)
+    yield table
