@@ -1,6 +1,6 @@
 """What Snakemake's undocumented parts, on which the driver builds, do: seen in what a small workflow runs.
 
-The tests run with the release that is installed; `make test-lowest` installs the lowest one that the project allows.
+They pass with the lowest and the newest release that the project allows.
 """
 
 import re
