@@ -31,25 +31,25 @@ rule all:
     """Make every result of the experiment, to the report."""
     default_target: True
     input:
-        plan.target_manifests,
+        lambda wildcards: plan.target_manifests,
 
 
 rule data:
     """Make all data sets."""
     input:
-        plan.manifests("data"),
+        lambda wildcards: plan.manifests("data"),
 
 
 rule train:
     """Train all runs, through all phases."""
     input:
-        plan.manifests("train"),
+        lambda wildcards: plan.manifests("train"),
 
 
 rule evaluate:
     """Evaluate all trained and imported models."""
     input:
-        plan.manifests("evaluate"),
+        lambda wildcards: plan.manifests("evaluate"),
 
 
 # `snakemake paper`: everything, of the experiment of this name.
@@ -57,7 +57,7 @@ rule:
     name:
         plan.experiment.name
     input:
-        plan.target_manifests,
+        lambda wildcards: plan.target_manifests,
 
 
 # `snakemake figure_1_right`: one figure or table of the paper; `snakemake --list-target-rules` lists them.
@@ -67,4 +67,17 @@ for excerpt in plan.experiment.excerpts:
         name:
             excerpt
         input:
-            plan.manifest(plan.find(excerpt)),
+            lambda wildcards, name=excerpt: plan.manifest(plan.find(name)),
+
+
+if workflow.is_main_process:
+    # `snakemake results/demo/report/index.html`: the result that the plan wants at a readable path.
+    for path, declared in driver.begin().items():
+
+        rule:
+            name:
+                path
+            input:
+                declared,
+
+    job.forced = driver.forced

@@ -6,7 +6,6 @@ Rows 37, 40, 47, 58 and 61 of tests/fault/README.md.
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from implicit_llm_workflow.rules.snakemake_driver import hold_lock
+from tests.limits import wait_until
 from tests.workflow.tiny_project import ALL, DEADLINE_S, LIBRARY, NOTHING, ROOT, Project, edit_site, make_project
 
 COMMAND = "$(touch pwned); touch pwned & `touch pwned` 'x' \"y"
@@ -43,9 +43,9 @@ def test_snakemakes_report_is_made_offline_and_holds_page_figures_and_tables_wit
 ) -> None:
     lost = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
     replace(project, variables={**lost, "no_proxy": "", "NO_PROXY": ""}).snakemake("--report", "report.html")
-    text = (project.dir / "report.html").read_text()
+    text, work = (project.dir / "report.html").read_text(), project.declared("report").removesuffix("/manifest.json")
     for name in ("index.html", "figures/accuracy-by-length.svg", "figures/solver-health.svg", "tables/published.csv"):
-        assert f"results/tiny/report/{name}" in text
+        assert f"{work}/{name}" in text
     assert "Accuracy on the last ten tokens against the length of the test sequences" in text
 
 
@@ -148,6 +148,60 @@ def test_after_a_kill_of_everything_the_next_call_goes_on(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
+FREE_PHASE, EXPLICIT_PHASE = "train/implicit-s0/free", "train/explicit-s0/explicit"
+EXPLICIT = {EXPLICIT_PHASE, "evaluate/explicit-s0/explicit/word-problem", "report"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "publish.before_manifest:kill9",  # between the commit and the file that Snakemake knows
+        "publish.before_manifest:kill9@2",  # before the names that people know
+        "publish.after_manifest:kill9",
+        "publish.after_manifest:raise",
+    ],
+)
+def test_a_job_that_fails_after_its_commit_is_not_computed_again(project: Project, fault: str) -> None:
+    before = project.starts(FREE_PHASE)
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    replace(project, variables={"FAULT": fault}).snakemake(code=1)
+    assert project.starts(FREE_PHASE) == before + 1
+    assert project.planned() == {FREE_PHASE, "evaluate/implicit-s0/free/word-problem", "report"}
+    project.snakemake()
+    assert project.starts(FREE_PHASE) == before + 1
+    assert project.manifest(FREE_PHASE)["identity"]["config"]["phase"]["solver"]["tol"] == 0.2
+
+
+def test_a_job_that_outlives_its_driver_is_not_computed_again(project: Project) -> None:
+    before = project.starts(FREE_PHASE)
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    with project.held() as driver:
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        project.release()
+        wait_until(lambda: project.manifest(FREE_PHASE)["identity"]["config"]["phase"]["solver"]["tol"] == 0.2)
+    assert project.planned() == {"evaluate/implicit-s0/free/word-problem", "report"}
+    project.snakemake()
+    assert project.starts(FREE_PHASE) == before + 1
+
+
+def test_a_forced_job_that_is_killed_leaves_the_old_result_until_the_next_run_has_computed_it(
+    project: Project,
+) -> None:
+    starts, old = {key: project.starts(key) for key in ALL}, project.manifest(EXPLICIT_PHASE)
+    with project.held("-R", project.declared(EXPLICIT_PHASE)) as driver:
+        os.killpg(driver.pid, signal.SIGKILL)
+    project.release()
+    (aside,) = project.results.glob(f"{EXPLICIT_PHASE}/work/*.previous/commit.json")
+    assert json.loads(aside.read_text()) == project.manifest(EXPLICIT_PHASE) == old
+    assert project.planned() == EXPLICIT
+    project.snakemake()
+    assert not list(project.results.rglob("work/*.previous"))
+    again = {key for key in ALL if project.starts(key) != starts[key] or key == EXPLICIT_PHASE}
+    assert again == {EXPLICIT_PHASE}, "the journals of what is made from it begin anew"
+    assert NOTHING in project.snakemake()
+
+
 def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     with project.held() as driver:
@@ -207,13 +261,13 @@ def test_jobs_run_what_was_planned_while_the_files_of_the_experiment_are_edited(
 def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) -> None:
     project.edit(project.config, "batch_size: 8", "batch_size: 4")
     failing = "train/explicit-s0/explicit"
-    work = project.results / failing / "work"
-    shutil.rmtree(work)
-    work.write_text("where a folder should be")
+    lock = project.results / failing / "work" / ".lock"
+    lock.unlink()
+    lock.mkdir()  # where a file should be
     project.snakemake(code=1)
     assert project.planned() == {failing, "evaluate/explicit-s0/explicit/word-problem", "report"}
     done = {path: path.stat().st_mtime_ns for path in project.results.glob("train/implicit-s0/*/manifest.json")}
-    work.unlink()
+    lock.rmdir()
     project.snakemake()
     assert NOTHING in project.snakemake("--dry-run")
     assert done == {path: path.stat().st_mtime_ns for path in done}
@@ -250,7 +304,7 @@ def test_a_first_preflight_for_a_stale_job_reruns_no_fresh_one(project: Project)
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
     output = dry_run(project)
     assert resources_of(output, "preflight")
-    jobs = set(re.findall(rf"output: results/{project.name}/(\S+)/manifest\.json", output))
+    jobs = set(re.findall(rf"output: results/{project.name}/(\S+)/work/[0-9a-f]+/manifest\.json", output))
     assert jobs == {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
 
 

@@ -32,7 +32,9 @@ def study(tmp_path: Path) -> Path:
 
 def test_the_files_of_the_page_plan_what_it_says(study: Path) -> None:
     waiting = re.findall(r"^\S+  +waiting ", typed(study, STATUS), re.MULTILINE)
-    assert len(waiting) == len(set(re.findall(r"output: (\S+)/manifest\.json", typed(study, DRY_RUN)))) > 15
+    assert (
+        len(waiting) == len(set(re.findall(r"output: (\S+)/work/[0-9a-f]+/manifest\.json", typed(study, DRY_RUN)))) > 15
+    )
     assert "z60-implicit" in typed(study, ESTIMATE)
 
 

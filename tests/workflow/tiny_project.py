@@ -85,12 +85,12 @@ class Project:
         return output
 
     @contextmanager
-    def held(self, cores: int = 1) -> Iterator[subprocess.Popen[str]]:
+    def held(self, *arguments: str, cores: int = 1) -> Iterator[subprocess.Popen[str]]:
         """A call of Snakemake that has reached its first training, which waits for `release`; killed in the end."""
         hold = self.dir / "hold"
         hold.touch()
         with subprocess.Popen(
-            [*self.driver, "--cores", str(cores)],  # with one this job runs and the others wait
+            [*self.driver, *arguments, "--cores", str(cores)],  # with one this job runs and the others wait
             cwd=self.dir,
             env=self.environment | {"TINY_HOLD": str(hold)},
             start_new_session=True,
@@ -111,6 +111,16 @@ class Project:
     def manifest(self, key: str) -> dict[str, Any]:
         return dict(json.loads((self.results / key / "manifest.json").read_text()))
 
+    def declared(self, key: str) -> str:
+        """The path at which the rule of a job declares the manifest of the result that is shown."""
+        return f"results/{self.name}/{key}/work/{self.manifest(key)['fingerprint'][:16]}/manifest.json"
+
+    def starts(self, key: str) -> int:
+        """How often a job began to compute, with former settings too."""
+        return sum(
+            path.read_text().count('"stage_started"') for path in (self.results / key).glob("work/*/journal.jsonl")
+        )
+
     def append(self, path: Path, text: str) -> None:
         path.write_text(path.read_text() + text)
 
@@ -126,7 +136,7 @@ class Project:
     def planned(self, *arguments: str) -> set[str]:
         """Run directories, below results/<name>, of the jobs that a dry run announces."""
         output = self.snakemake("--dry-run", *arguments)
-        return set(re.findall(rf"output: results/{self.name}/(\S+)/manifest\.json", output))
+        return set(re.findall(rf"output: results/{self.name}/(\S+)/work/[0-9a-f]+/manifest\.json", output))
 
 
 @cache

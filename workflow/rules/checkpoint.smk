@@ -1,17 +1,16 @@
 rule import_checkpoint:
     """Import a model that was trained elsewhere; converting one holds its weights in memory twice."""
     output:
-        manifest="results/{config}/checkpoint/{peer}/manifest.json",
+        manifest="results/{config}/checkpoint/{peer}/work/{fingerprint}/manifest.json",
     log:
-        "results/{config}/checkpoint/{peer}/job.log",
+        "results/{config}/checkpoint/{peer}/work/{fingerprint}/job.log",
     benchmark:
-        "results/{config}/checkpoint/{peer}/benchmark.tsv"
+        "results/{config}/checkpoint/{peer}/work/{fingerprint}/benchmark.tsv"
     threads: 1
     resources:
         mem_mb=32000,
         runtime=60,
-    params:
-        identity=job.identity("checkpoint"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/checkpoint/{wildcards.peer:q}"
-        " --identity {params.identity:q} --log {log:q}"
+        " --identity @results/{wildcards.config:q}/.jobs/checkpoint/{wildcards.peer:q}/{wildcards.fingerprint:q}.json"
+        " --log {log:q}"

@@ -3,22 +3,21 @@ rule data_set:
     input:
         upstream=job.upstream("data"),
     output:
-        manifest="results/{config}/data/{data}/manifest.json",
+        manifest="results/{config}/data/{data}/work/{fingerprint}/manifest.json",
     log:
-        "results/{config}/data/{data}/job.log",
+        "results/{config}/data/{data}/work/{fingerprint}/job.log",
     benchmark:
-        "results/{config}/data/{data}/benchmark.tsv"
+        "results/{config}/data/{data}/work/{fingerprint}/benchmark.tsv"
     wildcard_constraints:
         data=job.names("data", "tokenizer", "token_shard", "token_stream", is_others=True),
     threads: 1
     resources:
         mem_mb=2000,
         runtime=60,
-    params:
-        identity=job.identity("data"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/data/{wildcards.data:q}"
-        " --identity {params.identity:q} --log {log:q} --threads {threads}"
+        " --identity @results/{wildcards.config:q}/.jobs/data/{wildcards.data:q}/{wildcards.fingerprint:q}.json"
+        " --log {log:q} --threads {threads}"
 
 
 use rule data_set as tokenizer with:

@@ -11,11 +11,11 @@ for kind in EVALUATION_KINDS:
             model_and_data=job.upstream("evaluate"),
             preflight=job.preflight("evaluate", workflow),
         output:
-            manifest="results/{config}/evaluate/{run}/{phase}/{evaluation}/manifest.json",
+            manifest="results/{config}/evaluate/{run}/{phase}/{evaluation}/work/{fingerprint}/manifest.json",
         log:
-            "results/{config}/evaluate/{run}/{phase}/{evaluation}/job.log",
+            "results/{config}/evaluate/{run}/{phase}/{evaluation}/work/{fingerprint}/job.log",
         benchmark:
-            "results/{config}/evaluate/{run}/{phase}/{evaluation}/benchmark.tsv"
+            "results/{config}/evaluate/{run}/{phase}/{evaluation}/work/{fingerprint}/benchmark.tsv"
         wildcard_constraints:
             evaluation=job.names("evaluate", kind),
         conda:
@@ -26,10 +26,9 @@ for kind in EVALUATION_KINDS:
             runtime=720 if EVALUATION_KINDS[kind].is_large else 240,
             device="auto",
             batch_size=0,
-        params:
-            identity=job.identity("evaluate"),
         shell:
             "implicit-llm job"
             " --run-dir results/{wildcards.config:q}/evaluate/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.evaluation:q}"
-            " --identity {params.identity:q} --log {log:q}"
+            " --identity @results/{wildcards.config:q}/.jobs/evaluate/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.evaluation:q}/{wildcards.fingerprint:q}.json"
+            " --log {log:q}"
             " --threads {threads} --device {resources.device:q} --batch-size {resources.batch_size:q}"

@@ -8,12 +8,11 @@ from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_sn
 with errors_in_one_line(logger):
     require_own_package(Path(workflow.basedir))
     plan = plan_from_snakemake(config, workflow.configfiles)
-    driver = Driver(workflow, plan, logger)
     if workflow.is_main_process:
-        driver.force_stale()
+        driver = Driver(workflow, plan, logger)
         announce()
 
-job = RuleInputs(plan, ancient)
+job = RuleInputs(plan, ancient, is_driver=workflow.is_main_process)
 
 
 wildcard_constraints:

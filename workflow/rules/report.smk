@@ -3,27 +3,27 @@ rule report:
     input:
         results=job.upstream("report"),
     output:
-        manifest="results/{config}/report/manifest.json",
+        manifest="results/{config}/report/work/{fingerprint}/manifest.json",
         page=report(
-            "results/{config}/report/index.html",
+            "results/{config}/report/work/{fingerprint}/index.html",
             caption="../report/captions/report.rst",
             category="Report",
         ),
-        claims="results/{config}/report/claims.json",
-        numbers="results/{config}/report/numbers.tex",
+        claims="results/{config}/report/work/{fingerprint}/claims.json",
+        numbers="results/{config}/report/work/{fingerprint}/numbers.tex",
         csv=[
             report(
-                f"results/{{config}}/report/tables/{table}.csv",
+                f"results/{{config}}/report/work/{{fingerprint}}/tables/{table}.csv",
                 caption="../report/captions/table.rst",
                 category="Tables",
                 labels={"table": table},
             )
             for table in plan.tables
         ],
-        tex=expand("results/{{config}}/report/tables/{table}.tex", table=plan.tables),
+        tex=expand("results/{{config}}/report/work/{{fingerprint}}/tables/{table}.tex", table=plan.tables),
         figures=[
             report(
-                f"results/{{config}}/report/figures/{figure}.svg",
+                f"results/{{config}}/report/work/{{fingerprint}}/figures/{figure}.svg",
                 caption=(plan.run_dir(plan.nodes["report"]) / "figures" / f"{figure}.rst").absolute(),
                 category="Figures",
                 labels={"figure": figure},
@@ -31,17 +31,17 @@ rule report:
             for figure in plan.figures
         ],
     log:
-        "results/{config}/report/job.log",
+        "results/{config}/report/work/{fingerprint}/job.log",
     benchmark:
-        "results/{config}/report/benchmark.tsv"
+        "results/{config}/report/work/{fingerprint}/benchmark.tsv"
     threads: 1
     resources:
         mem_mb=2000,
         runtime=30,
-    params:
-        identity=job.identity("report"),
     shell:
-        "implicit-llm job --run-dir results/{wildcards.config:q}/report" " --identity {params.identity:q} --log {log:q}"
+        "implicit-llm job --run-dir results/{wildcards.config:q}/report"
+        " --identity @results/{wildcards.config:q}/.jobs/report/{wildcards.fingerprint:q}.json"
+        " --log {log:q}"
 
 
 rule excerpt:
@@ -49,19 +49,18 @@ rule excerpt:
     input:
         results=job.upstream("excerpt"),
     output:
-        manifest="results/{config}/excerpt/{excerpt}/manifest.json",
-        page="results/{config}/excerpt/{excerpt}/index.html",
-        claims="results/{config}/excerpt/{excerpt}/claims.json",
+        manifest="results/{config}/excerpt/{excerpt}/work/{fingerprint}/manifest.json",
+        page="results/{config}/excerpt/{excerpt}/work/{fingerprint}/index.html",
+        claims="results/{config}/excerpt/{excerpt}/work/{fingerprint}/claims.json",
     log:
-        "results/{config}/excerpt/{excerpt}/job.log",
+        "results/{config}/excerpt/{excerpt}/work/{fingerprint}/job.log",
     benchmark:
-        "results/{config}/excerpt/{excerpt}/benchmark.tsv"
+        "results/{config}/excerpt/{excerpt}/work/{fingerprint}/benchmark.tsv"
     threads: 1
     resources:
         mem_mb=2000,
         runtime=30,
-    params:
-        identity=job.identity("excerpt"),
     shell:
         "implicit-llm job --run-dir results/{wildcards.config:q}/excerpt/{wildcards.excerpt:q}"
-        " --identity {params.identity:q} --log {log:q}"
+        " --identity @results/{wildcards.config:q}/.jobs/excerpt/{wildcards.excerpt:q}/{wildcards.fingerprint:q}.json"
+        " --log {log:q}"

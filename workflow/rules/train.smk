@@ -12,11 +12,11 @@ for task in TASKS:
             start=job.upstream("train", "start"),
             preflight=job.preflight("train", workflow),
         output:
-            manifest="results/{config}/train/{run}/{phase}/manifest.json",
+            manifest="results/{config}/train/{run}/{phase}/work/{fingerprint}/manifest.json",
         log:
-            "results/{config}/train/{run}/{phase}/job.log",
+            "results/{config}/train/{run}/{phase}/work/{fingerprint}/job.log",
         benchmark:
-            "results/{config}/train/{run}/{phase}/benchmark.tsv"
+            "results/{config}/train/{run}/{phase}/work/{fingerprint}/benchmark.tsv"
         wildcard_constraints:
             run=job.names("train", task),
         priority: 1  # the longest chain of jobs starts before the test sets are made
@@ -37,11 +37,10 @@ for task in TASKS:
             save_every_s=60,
             grace_s=120,
             hang_s=1800,
-        params:
-            identity=job.identity("train"),
         shell:
             "implicit-llm train --run-dir results/{wildcards.config:q}/train/{wildcards.run:q}/{wildcards.phase:q}"
-            " --identity {params.identity:q} --log {log:q}"
+            " --identity @results/{wildcards.config:q}/.jobs/train/{wildcards.run:q}/{wildcards.phase:q}/{wildcards.fingerprint:q}.json"
+            " --log {log:q}"
             " --nodes {resources.nodes:q} --processes-per-node {resources.processes_per_node:q} --threads {threads}"
             " --device {resources.device:q} --kernels {resources.kernels:q} --micro-batch-size {resources.micro_batch_size:q}"
             " --gradient-checkpointing {resources.gradient_checkpointing:q} --cuda-graphs {resources.cuda_graphs:q}"

@@ -20,7 +20,9 @@ from implicit_llm_contracts.runs import (
     ManifestError,
     canonical_json,
     compute_fingerprint,
+    is_result_shown,
     run_and_phase,
+    show_result,
     signals,
 )
 from implicit_llm_contracts.runs.run_directory import ResultError, RunDirectory, RunDirectoryBusy
@@ -91,18 +93,50 @@ def test_files_and_directories_are_published_with_their_paths(run: RunDirectory)
         "model/sub/w",
     ]
     assert Manifest.read(run.path / "manifest.json") == manifest
-    assert (run.work / "manifest.json").read_bytes() == (run.path / "manifest.json").read_bytes()
+    for name in ("commit.json", "manifest.json"):
+        assert (run.work / name).read_bytes() == manifest.to_bytes()
 
 
-def test_declared_files_are_copied_to_the_run_directory_and_again_after_they_were_deleted(run: RunDirectory) -> None:
+def test_declared_files_are_copied_for_snakemake_and_for_people_and_again_after_they_were_deleted(
+    run: RunDirectory,
+) -> None:
     (run.work / "declared" / "figures").mkdir(parents=True)
     (run.work / "declared" / "index.html").write_text("page")
     (run.work / "declared" / "figures" / "1.svg").write_text("figure")
     manifest = run.publish(["declared"], {})
-    (run.path / "index.html").unlink()
+    assert is_result_shown(run.path, manifest)
+    for folder in (run.path, run.work):
+        (folder / "index.html").unlink()
+    (run.work / "manifest.json").unlink()
+    assert not is_result_shown(run.path, manifest)
+    assert run.find_done() == manifest
     run.republish(manifest)
-    assert (run.path / "index.html").read_text() == "page"
-    assert (run.path / "figures" / "1.svg").read_text() == "figure"
+    assert is_result_shown(run.path, manifest)
+    for folder in (run.path, run.work):
+        assert (folder / "index.html").read_text() == "page"
+        assert (folder / "figures" / "1.svg").read_text() == "figure"
+
+
+def test_the_readable_names_show_one_result_and_nothing_of_the_one_before(run: RunDirectory) -> None:
+    other = RunDirectory(run.path, Identity("report", "x", {"seed": 1}, "c0de", {}))
+    other.prepare()
+    manifests = []
+    for one, names in ((run, ("index.html", "figures/1.svg")), (other, ("index.html", "figures/2.svg"))):
+        (one.work / "declared" / "figures").mkdir(parents=True)
+        for name in names:
+            (one.work / "declared" / name).write_text(one.work.name)
+        (one.work / "job.log").write_text(one.work.name)
+        manifests.append(one.publish(["declared"], {}))
+    show_result(run.path, manifests[0])
+    assert (run.path / "index.html").read_text() == (run.path / "job.log").read_text() == run.work.name
+    assert [path.name for path in (run.path / "figures").iterdir()] == ["1.svg"]
+    assert [is_result_shown(run.path, manifest) for manifest in manifests] == [True, False]
+
+
+def test_a_folder_that_holds_only_a_manifest_is_finished(run: RunDirectory) -> None:
+    manifest = run.publish([], {})
+    (run.work / "commit.json").unlink()
+    assert run.find_done() == manifest
 
 
 @pytest.mark.parametrize("name", ["missing", "../outside", "link", "holder"])
@@ -123,10 +157,10 @@ def test_a_finished_run_is_found_until_a_file_or_its_manifest_changes_and_that_i
     assert run.find_done() == manifest
     (run.work / "a").write_text("evil")
     assert run.find_done() is None
-    assert sorted(path.name for path in run.work.iterdir()) == ["a.bad", "manifest.json"]
-    (run.work / "manifest.json").write_text("{")
+    assert sorted(path.name for path in run.work.iterdir()) == ["a.bad", "commit.json", "manifest.json"]
+    (run.work / "commit.json").write_text("{")
     assert run.find_done() is None
-    assert (run.work / "manifest.json.bad").exists()
+    assert (run.work / "commit.json.bad").exists()
 
 
 def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours(run: RunDirectory) -> None:
@@ -135,7 +169,7 @@ def test_another_identity_works_elsewhere_and_its_manifest_is_not_taken_for_ours
     assert run.work != other.work
     assert run.work.parent == other.work.parent == run.path / "work"
     other.publish([], {})
-    (other.work / "manifest.json").rename(run.work / "manifest.json")
+    (other.work / "commit.json").rename(run.work / "commit.json")
     assert run.find_done() is None
 
 

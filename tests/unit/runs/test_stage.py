@@ -22,6 +22,7 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_contracts.runs import (
     PROJECT_DIR,
     ConfigError,
+    Identity,
     IdentityError,
     Manifest,
     ManifestError,
@@ -30,7 +31,6 @@ from implicit_llm_contracts.runs import (
     StageResult,
     StorageError,
     UserError,
-    again_file,
     journal,
     launched,
     read_object,
@@ -76,10 +76,14 @@ def data(tmp_path: Path, identity_text: IdentityText) -> Path:
     return path
 
 
+def commit_of(run_dir: Path) -> Path:
+    return next(run_dir.glob("work/*/commit.json"))
+
+
 @pytest.fixture
 def with_data(run_path: Path, data: Path, identity_text: IdentityText) -> StageRequest:
     """A stage that reads the data set."""
-    upstream = {"data": Manifest.read(data / "manifest.json").fingerprint}
+    upstream = {"data": Manifest.read(commit_of(data)).fingerprint}
     return StageRequest(run_path, identity_text(upstream=upstream), {"data": data})
 
 
@@ -117,12 +121,12 @@ def test_a_changed_identity_starts_afresh_and_the_old_one_is_taken_up_again(
 
 
 @pytest.fixture
-def forced(run_path: Path, identity_text: IdentityText, body: Body, tmp_path: Path) -> StageRequest:
+def forced(run_path: Path, identity_text: IdentityText, body: Body) -> StageRequest:
     """A finished run that is to be computed again."""
-    (tmp_path / "x.json").write_text(identity_text())
-    request = StageRequest(run_path, f"@{tmp_path / 'x.json'}")
+    work = run_path / "work" / Identity.parse(identity_text()).fingerprint[:16]
+    request = StageRequest(run_path, identity_text(), log=work / "job.log")
     run_stage(request, body)
-    again_file(tmp_path / "x.json").touch()
+    (work / "again").touch()
     return request
 
 
@@ -136,12 +140,14 @@ def test_a_forced_run_keeps_its_old_result_until_the_new_one_is_there_and_resume
     with pytest.raises(Preempted):
         run_stage(forced, stop)
     assert [path.parent.suffix for path in run_path.glob("work/*/out.txt")] == [".previous"]
-    assert forced.again is None
+    assert not list(run_path.glob("work/*/again"))
     run_stage(forced, body)
     assert (body.contexts[1].work / "checkpoint").exists()
     assert [path.parent for path in run_path.glob("work/*/out.txt")] == [body.contexts[1].work]
     run_stage(forced, body)
     assert len(body.contexts) == 2, "it is asked for once"
+    text = (run_path / "job.log").read_text()
+    assert [text.count(part) for part in ("done, 1 files", "to be computed again", "already done")] == [2, 1, 1]
 
 
 def test_other_ranks_of_a_forced_run_do_not_take_its_old_result(
@@ -157,7 +163,7 @@ def test_inputs_are_handed_over_with_their_work_directory(with_data: StageReques
     given = body.contexts[0].inputs["data"]
     assert (given.work / "out.txt").read_text() == '{"length": 4}'
     assert [point.values for point in journal.read(given.journal)] == [{"loss": 0.5}]
-    assert given.manifest == Manifest.read(data / "manifest.json")
+    assert given.manifest == Manifest.read(commit_of(data))
 
 
 LOST = r"out\.txt: expected 13 bytes, found no file; type `rm -f"
@@ -186,7 +192,7 @@ def test_a_damaged_input_stops_the_stage_before_its_body(
     damage: Callable[[Path, Path], None],
     error: str,
 ) -> None:
-    damage(next(data.glob("work/*/out.txt")), data / "manifest.json")
+    damage(next(data.glob("work/*/out.txt")), commit_of(data))
     with refused(error, ManifestError):
         run_stage(with_data, body)
     assert body.contexts == []
@@ -314,11 +320,13 @@ def test_a_log_that_snakemake_deleted_comes_back_with_the_next_attempt_and_loggi
 ) -> None:
     root = logging.getLogger()
     before = (root.level, list(root.handlers), logging.getLogger("implicit_llm").level)
-    request = StageRequest(run_path, identity_text(), log=run_path / "job.log")
+    log = run_path / "work" / Identity.parse(identity_text()).fingerprint[:16] / "job.log"
+    request = StageRequest(run_path, identity_text(), log=log)
     for _ in range(3):
         run_stage(request, body)
         lines = (run_path / "job.log").read_text().splitlines()
-        (run_path / "job.log").unlink()
+        assert log.read_text().splitlines() == lines
+        log.unlink()
     ends = [line.rpartition(": ")[2].partition(",")[0] for line in lines if "done" in line]
     assert ends == ["done", "already done", "already done"]
     assert (root.level, list(root.handlers), logging.getLogger("implicit_llm").level) == before

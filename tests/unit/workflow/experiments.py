@@ -202,9 +202,8 @@ class ExperimentFile:
 
 def finish(plan: Plan) -> None:
     """Write the manifest of every job as if it had run."""
-    for key, node in plan.nodes.items():
-        plan.run_dir(node).mkdir(parents=True, exist_ok=True)
-        (plan.run_dir(node) / "manifest.json").write_bytes(Manifest.of(plan.identities[key], (), {}).to_bytes())
+    for key in plan.nodes:
+        finish_with(plan, key, {})
 
 
 def keys(plan: Plan, state: str) -> set[str]:
@@ -249,15 +248,14 @@ def write_journal(plan: Plan, key: str, *records: Mapping[str, Any], torn: str =
 
 
 def finish_with(plan: Plan, key: str, summary: Mapping[str, Any]) -> None:
-    """A finished job, in its work directory too."""
-    wanted, run_dir = plan.identities[key], plan.run_dir(plan.nodes[key])
-    for folder in (work_of(plan, key), run_dir):
-        (folder / "manifest.json").write_bytes(Manifest.of(wanted, (), summary).to_bytes())
+    """A finished job: its commit, and the two copies of it."""
+    manifest, work = Manifest.of(plan.identities[key], (), summary), work_of(plan, key)
+    for path in (work / "commit.json", work / "manifest.json", plan.run_dir(plan.nodes[key]) / "manifest.json"):
+        path.write_bytes(manifest.to_bytes())
 
 
 def log(plan: Plan, key: str, *lines: str) -> Path:
-    path = plan.run_dir(plan.nodes[key]) / "job.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = work_of(plan, key) / "job.log"
     path.write_text("".join(f"2026-01-01T00:00:00Z {line}\n" for line in lines))
     return path
 

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs import (
+    COMMIT,
     IDENTITY_KEYS,
-    MANIFEST,
     PROVENANCE,
+    WORK,
     Identity,
     IdentityError,
     Input,
@@ -30,11 +31,13 @@ from implicit_llm_contracts.runs import (
     StageContext,
     StageResult,
     UserError,
-    again_file,
+    committed,
     compute_fingerprint,
     failure_class_of,
     faults,
+    find_committed,
     finite,
+    is_done,
     launched,
     logs,
     remove_command,
@@ -63,12 +66,6 @@ class StageRequest:
     log: Path | None = None
     reads: Reads | None = None
 
-    @property
-    def again(self) -> Path | None:
-        """The request to compute a finished result once more, beside the identity's file, if there is one."""
-        path = again_file(Path(self.identity[1:]))
-        return path if self.identity.startswith("@") and path.exists() else None
-
 
 Body = Callable[[StageContext], StageResult]
 
@@ -79,8 +76,9 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
     Raises: UserError for a wrong identity, input or config, or a run directory in use; whatever `body` raises, with
     nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
     """
-    is_beside = request.log is not None and request.log.parent == request.run_dir
-    with logs.configured(request.log, request.run_dir / "work" if is_beside else None), _sigterm_as_exit():
+    is_ours = request.log is not None and request.log.parent.parent == request.run_dir / WORK
+    shown = request.run_dir / request.log.name if request.log is not None and is_ours else None
+    with logs.configured(request.log, shown), _sigterm_as_exit():
         try:
             return _run(request, Identity.parse(request.identity), body)
         except BaseException as error:
@@ -93,22 +91,16 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
 
 def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | None:
     is_main = os.environ.get("RANK", "0") == "0"
-    again = request.again
     run = RunDirectory(request.run_dir.absolute(), identity)
     with run.lock() if is_main else nullcontext():
         faults.point("stage.locked")
         if is_main:
             launched.start_attempt()
             run.prepare()
-        if again is not None and is_main:
+        if is_main and run.is_asked_again:
             log.info("%s/%s: to be computed again", identity.stage, identity.name)
             run.set_result_aside()
-            again.unlink()
-        done = None
-        if is_main:
-            done = run.find_done()
-        elif again is None:  # with a request, rank 0 sets aside what is there
-            done = Manifest.find(run.work / MANIFEST)
+        done = run.find_done() if is_main else find_committed(run.work) if is_done(run.work) else None
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:
@@ -207,17 +199,21 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
             f"{request.run_dir}: the inputs of the identity are {wanted}, and the run directories given are those of "
             f"{told}; correct `inputs` of the identity, which `implicit-llm explain --identity` prints"
         )
-    wait_for_files(path / MANIFEST for path in request.inputs.values())
-    inputs = {role: Input(path.absolute(), Manifest.read(path / MANIFEST)) for role, path in request.inputs.items()}
-    for role, given in inputs.items():
-        _check_input(role, given, identity.upstream[role])
+    inputs = {}
+    for role, path in request.inputs.items():
+        work = work_directory(path.absolute(), identity.upstream[role])
+        if committed(work) is None:
+            wait_for_files([work / COMMIT])
+        manifest = committed(work) or work / COMMIT
+        given = inputs[role] = Input(path.absolute(), Manifest.read(manifest))
+        _check_input(role, given, manifest, identity.upstream[role])
         wait_for_files(given.dir / record.path for record in given.manifest.records(request.reads))
         given.manifest.verify(given.dir, request.reads)
     return inputs
 
 
-def _check_input(role: str, given: Input, wanted: str) -> None:
-    path, manifest = given.dir / MANIFEST, given.manifest
+def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
+    manifest = given.manifest
     made = compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream)
     for found in (manifest.fingerprint, made):  # what the manifest says, and what its identity gives
         if found != wanted:

@@ -364,7 +364,7 @@ def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
     assert (jobs[UNROLLED]["mlflow_run_id"], jobs[UNROLLED]["progress"]["end_step"]) == ("abc", 4)
     job = jobs[EXPLICIT]
     assert (job["state"], job["failure_class"], len(job["last_lines"])) == ("failed", "quota", 2)
-    assert job["log"].endswith(f"{EXPLICIT}/job.log")
+    assert job["log"] == str(work_of(real_plan(failed), EXPLICIT) / "job.log")
     assert job["age_s"] > 0
     (real_plan(failed).root / "data" / "s3-train" / "manifest.json").unlink()
     out = output(capsys, "status", UNROLLED, *where(failed))

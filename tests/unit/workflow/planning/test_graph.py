@@ -36,6 +36,7 @@ from tests.unit.workflow.experiments import (
     ExperimentFile,
     finish,
     keys,
+    work_of,
 )
 
 KEYS = [
@@ -472,11 +473,18 @@ def test_the_reason_of_a_report_leaves_out_settings_that_change_with_its_inputs(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": 1}', "null"])
-def test_a_damaged_manifest_is_stale(finished: ExperimentFile, text: str) -> None:
-    path = finished.plan().run_dir(finished.plan().nodes["report"]) / "manifest.json"
-    path.write_text(text)
+def test_a_damaged_manifest_is_not_what_is_shown_and_a_damaged_commit_is_stale(
+    finished: ExperimentFile, text: str
+) -> None:
+    plan = finished.plan()
+    assert plan.statuses["report"].is_shown
+    (plan.run_dir(plan.nodes["report"]) / "manifest.json").write_text(text)
+    status = finished.plan().statuses["report"]
+    assert (status.state, status.is_shown, status.recorded.name) == ("fresh", False, "report")
+    commit = work_of(plan, "report") / "commit.json"
+    commit.write_text(text)
     assert keys(finished.plan(), "stale") == {"report"}
-    assert str(path) in finished.plan().statuses["report"].why
+    assert str(commit) in finished.plan().statuses["report"].why
 
 
 def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished: ExperimentFile) -> None:
@@ -519,6 +527,6 @@ def test_identity_files_are_written_once(plan: Plan) -> None:
 
 def test_what_is_made_from_a_result_is_found_with_it_and_nothing_else(plan: Plan) -> None:
     for first in plan.nodes.values():
-        found = {node.key for node in plan.made_from([plan.manifest(first)])}
+        found = {node.key for node in plan.made_from([first.key])}
         assert found == {first.key} | {key for key, node in plan.nodes.items() if found & {*node.upstream.values()}}
         assert "report" in found

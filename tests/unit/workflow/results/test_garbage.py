@@ -26,7 +26,7 @@ from tests.unit.workflow.experiments import (
 
 DATA, UNROLLED, FREE = "data/s3-train", "train/implicit-s0/unrolled", "train/implicit-s0/free"
 EVALUATION = "evaluate/implicit-s0/free/word-problem"
-KEPT = {"manifest.json", "training.json", "journal.jsonl"}
+KEPT = {"commit.json", "training.json", "journal.jsonl"}
 
 
 def make_all(plan: Plan, *, without: tuple[str, ...] = ()) -> None:
@@ -196,11 +196,11 @@ def test_a_missing_a_cut_and_a_changed_file_are_told_apart_with_their_job(
 def test_a_damaged_manifest_is_broken_itself(
     data: Path, capsys: pytest.CaptureFixture[str], damage: str | None
 ) -> None:
-    path = data / "manifest.json"
+    path = next(data.glob("work/*/commit.json"))
     path.write_text(damage or path.read_text().replace('"seed": 0', '"seed": 1'))
     out = verify(data, capsys)
     assert f"broken {path}:" in out
-    assert f"rm -f {path}" in out
+    assert f"rm -f {data}/manifest.json" in out
 
 
 def test_a_stream_of_tokens_is_verified_with_its_shards(tmp_path: Path) -> None:

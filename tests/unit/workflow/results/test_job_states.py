@@ -1,6 +1,7 @@
 """The state of each job, from what lies in its run directory, and who holds a lock, seen from outside."""
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -172,7 +173,7 @@ def test_a_silent_job_of_another_machine_counts_as_stopped(plan: Plan) -> None:
     log(plan, FREE, "INFO implicit_llm.train: at work")
     assert look(plan).state == "running"
     past = time.time() - 3600
-    os.utime(plan.run_dir(plan.nodes[FREE]) / "job.log", (past, past))
+    os.utime(work_of(plan, FREE) / "job.log", (past, past))
     assert look(plan).state == "stopped"
 
 
@@ -251,7 +252,7 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     """A record as the executor writes it before it waits."""
     plan.write_job_files()
     home = plan.root.parent.parent.absolute()
-    outputs = [str(home / "results" / "tiny" / key / "manifest.json")]
+    outputs = [os.path.abspath(plan.manifest(plan.nodes[key]))]
     files = store.job_files(home / store.DEFAULT_FOLDER, rule, outputs)
     values = {"key": "k", "name": "n", "number": 1, "cluster": "slurm", "folder": str(files.submission(1))}
     store.save(files, store.Record(**{**values, "job_id": "12", **changes}))
@@ -419,7 +420,7 @@ def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: Ex
     plan = language.add(PEER).plan()
     finish(plan)
     for key in ("checkpoint/other", "evaluate/other/checkpoint/perplexity", "train/flat-s0/explicit"):
-        (plan.root / key / "manifest.json").unlink()
+        shutil.rmtree(plan.root / key)
     failed = event("stage_failed", error="CheckpointError: no such")
     write_journal(plan, "checkpoint/other", event("stage_started"), failed, torn='{"torn')
     missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}

@@ -15,28 +15,51 @@ from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.rules.snakemake_driver import announce, profile_in_use, report_stale
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
-from tests.unit.workflow.experiments import ExperimentFile, finish
+from tests.unit.workflow.experiments import ExperimentFile, finish, work_of
 
 FREE = SimpleNamespace(run="implicit-s0", phase="free")
 marked = "ancient {}".format
 
 
-def test_inputs_are_manifests_by_role_and_ancient_for_a_fresh_result(tiny: ExperimentFile) -> None:
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_inputs_are_the_wanted_manifests_by_role_and_ancient(tiny: ExperimentFile, is_finished: bool) -> None:
+    if is_finished:
+        finish(tiny.plan())
     plan = tiny.plan()
     job = RuleInputs(plan, marked)
-    manifests = [f"{plan.root}/{key}/manifest.json" for key in ("data/s3-train", "train/implicit-s0/unrolled")]
+    sources = ("data/s3-train", "train/implicit-s0/unrolled")
+    manifests = [f"ancient {work_of(plan, key)}/manifest.json" for key in sources]
     assert job.upstream("train")(FREE) == manifests
     assert job.upstream("train", "start")(FREE) == manifests[1:]
     assert job.upstream("train", "nothing")(FREE) == []
+    assert RuleInputs(plan, marked, is_driver=False).upstream("train")(FREE) == []
+    job.forced = {sources[1]}
+    assert job.upstream("train")(FREE) == [manifests[0], manifests[1].removeprefix("ancient ")]
+
+
+def test_a_job_whose_manifest_was_deleted_from_its_run_directory_reads_that_folder(tiny: ExperimentFile) -> None:
+    finish(tiny.plan())
+    folder = tiny.plan().root / "train/implicit-s0/free"
+    (folder / "manifest.json").unlink()
+    plan = tiny.plan()
+    job = RuleInputs(plan, marked)
+    assert job.upstream("train")(FREE)[-1] == str(folder)
+    evaluation = SimpleNamespace(run="implicit-s0", phase="free", evaluation="word-problem")
+    assert plan.manifest(plan.nodes["train/implicit-s0/free"]) not in " ".join(job.upstream("evaluate")(evaluation))
+    assert (plan.running(["report"]), plan.running(plan.wanted)) == (set(), {"train/implicit-s0/free"})
+
+
+def test_paths_have_one_reading(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+    job = RuleInputs(plan, marked)
     identity, inputs = Identity.read(plan.identity_text(plan.find("train/implicit-s0/free")))
     assert (identity.stage, inputs["data"]) == ("train", plan.root / "data" / "s3-train")
     with pytest.raises(UnknownTarget, match="no such job"):
-        job.identity("train")(SimpleNamespace(run="implicit-s9", phase="free"))
+        job.node("train", SimpleNamespace(run="implicit-s9", phase="free"))
     constraints = job.wildcard_constraints
     assert [name for name in ("tiny", "tiny2") if re.fullmatch(constraints["config"], name)] == ["tiny"]
     assert not re.fullmatch(constraints["run"], "a/b")
-    finish(plan)
-    assert RuleInputs(tiny.plan(), marked).upstream("train")(FREE) == [f"ancient {path}" for path in manifests]
+    assert not re.fullmatch(constraints["fingerprint"], "a" * 17)
 
 
 def test_a_rule_that_reads_the_configuration_again_needs_it_in_one_file(tiny: ExperimentFile, tmp_path: Path) -> None:
@@ -69,15 +92,12 @@ def test_numbers_that_snakemake_reads_as_text_make_the_same_experiment(tiny: Exp
 
 
 MANY = 2000
-MAX_WORD_BYTES = 128 * 1024  # Linux takes no longer word of a command, and a shell gets the whole command as one
 
 
 def test_many_inputs_are_named_in_a_file(language: ExperimentFile) -> None:
     plan = language.edit("num_shards: 3", f"num_shards: {MANY}").plan()
     plan.write_job_files()
-    word = RuleInputs(plan, marked).identity("data")(SimpleNamespace(data="text-train"))
-    assert len(word) < MAX_WORD_BYTES
-    identity, inputs = Identity.read(word)
+    identity, inputs = Identity.read(f"@{plan.identity_file(plan.nodes['data/text-train'])}")
     assert len(inputs) == MANY
     assert inputs["shard-01999"] == plan.root / "data" / "text-shard-01999"
     assert inputs.keys() == identity.upstream.keys()
@@ -106,11 +126,12 @@ def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) 
     assert plan_from_snakemake(values, [str(tiny.path)]).nodes == tiny.plan().nodes
 
 
-def test_many_stale_results_are_summed_up() -> None:
+def test_many_stale_results_are_summed_up(tiny: ExperimentFile) -> None:
     said: list[str] = []
-    report_stale({f"results/x/{number}/manifest.json": "why" for number in range(20)}, "COMMAND", said.append)
-    assert said[0] == "stale: results/x/0 (why)"
-    assert said[-1] == "stale: 8 more; `COMMAND` lists them"
+    plan = tiny.plan()
+    report_stale({f"data/{number}": "why" for number in range(20)}, plan, said.append)
+    assert said[0] == f"stale: {plan.root}/data/0 (why)"
+    assert said[-1] == f"stale: 8 more; `{plan.list_command}` lists them"
 
 
 MANY_WORDS = ["x" * 100] * 1000

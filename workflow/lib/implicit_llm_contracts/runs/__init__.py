@@ -40,7 +40,6 @@ from implicit_llm_contracts.runs.fill import EXPONENT_NUMBER, Only, as_number, b
 from implicit_llm_contracts.runs.identity import (
     Identity,
     IdentityError,
-    again_file,
     canonical_json,
     compute_fingerprint,
     config_differences,
@@ -70,19 +69,28 @@ from implicit_llm_contracts.runs.manifest import (
 )
 from implicit_llm_contracts.runs.places import PROJECT_DIR, downloads_folder, local_files, local_folder
 from implicit_llm_contracts.runs.run_directory import (
+    AGAIN,
+    COMMIT,
     DECLARED,
     FINGERPRINT_DIGITS,
     FREED,
     JOURNAL,
+    LOG,
     METRICS,
     MLFLOW,
     PROVENANCE,
     WORK,
     RunDirectory,
+    committed,
+    committed_below,
     experiment_folder,
+    find_committed,
+    is_done,
+    is_result_shown,
     job_key,
     locked,
     run_directories,
+    show_result,
     work_directory,
 )
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult

@@ -82,11 +82,6 @@ class Identity:
         return identity, {role: Path(directory) for role, directory in inputs.items()}
 
 
-def again_file(identity_file: Path) -> Path:
-    """The one-time request to compute the result of this identity once more although it is there."""
-    return identity_file.with_suffix(".again")
-
-
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
     """The run of a job of training, as the experiment names it, without the seed of its config; and the phase."""
     run, _, phase = name.partition("/")

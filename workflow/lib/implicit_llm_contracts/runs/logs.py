@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from implicit_llm_contracts.runs.atomic import storage_errors
+from implicit_llm_contracts.runs.atomic import storage_errors, temporary_name
 
 PACKAGES = ("implicit_llm", "implicit_llm_contracts", "implicit_llm_data", "implicit_llm_jobs", "implicit_llm_workflow")
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+@")
@@ -17,11 +17,11 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 
 
 @contextmanager
-def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
+def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; afterwards everything is as before.
 
-    `folder`, on the same file system, holds a hard link to the file: Snakemake deletes the log of a job before each
-    start, and the link brings it back. Raises: StorageError when the file cannot be written.
+    `shown`: a readable name, which becomes a link to the log. Such a log has a second, hidden name, because Snakemake
+    deletes the log of a job before each start. Raises: StorageError when the file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
@@ -31,9 +31,9 @@ def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
     if log is not None:
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                _link(log, folder / log.name)
+            if shown is not None:
+                _link(log, _kept(log))
+                show_log(log, shown)
             handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
     loggers = [logging.getLogger(name) for name in (None, *PACKAGES)]
     root, levels = loggers[0], [logger.level for logger in loggers]
@@ -50,6 +50,21 @@ def configured(log: Path | None, folder: Path | None = None) -> Iterator[None]:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+def _kept(log: Path) -> Path:
+    return log.with_name(f".{log.name}")
+
+
+def show_log(log: Path, shown: Path) -> None:
+    """Make the readable name a link to the log, if there is one."""
+    source = _kept(log) if _kept(log).exists() else log
+    target = os.path.relpath(source, shown.parent)
+    with suppress(OSError):  # no links on this file system, or another process of the job was faster
+        if source.exists() and not (shown.is_symlink() and os.readlink(shown) == target):
+            temporary = temporary_name(shown)
+            os.symlink(target, temporary)
+            os.replace(temporary, shown)
 
 
 def _link(log: Path, kept: Path) -> None:

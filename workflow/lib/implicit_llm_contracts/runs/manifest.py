@@ -119,7 +119,9 @@ class Manifest:
                 refuse_if(is_out, f"the path {record.path!r} leads out of the run directory")
         except (UserError, ValueError, TypeError) as error:
             reason = str(error).removeprefix(f"{path}: ").partition(";")[0]
-            raise ManifestError(f"{path}: is no manifest: {reason}; {_rebuild(path.parent)}", path) from error
+            is_below_work = path.parent.parent.name == "work"
+            run_dir = path.parents[2] if is_below_work else path.parent
+            raise ManifestError(f"{path}: is no manifest: {reason}; {_rebuild(run_dir)}", path) from error
         return manifest
 
     @classmethod

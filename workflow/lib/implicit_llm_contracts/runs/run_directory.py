@@ -1,15 +1,20 @@
 """A run directory: where a run's artifacts lie, who may write them, and how they are published.
 
     results/<config>/<stage>/<name>/
-        manifest.json, provenance.json     published: those of the identity that was asked for last
+        manifest.json, provenance.json     the readable names: copies of those of the result that the plan wants
+        job.log                            a link to the log of that result
         work/.lock
-        work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, mlflow.json,
-                                           provenance.json, manifest.json
-        work/<...>/declared/               its files are also copied to the run directory itself
+        work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, provenance.json, ...
+            commit.json                    the manifest; a result without it is not finished
+            manifest.json                  its copy for Snakemake, whose absence makes a job run
+            declared/                      its files are also copied to the work directory, for Snakemake, and to the
+                                           run directory, for people
+            again                          asks the next job to compute the finished result once more
+            freed.json                     the larger files of a finished result were deleted, to free the disk
         work/<...>.previous/               a finished result that is computed again, until the new one is committed
-    work/<...>/freed.json              the larger files of a finished result were deleted on purpose, to free the disk
 
-The manifest is committed in the work directory first: Snakemake deletes the declared one before a job starts.
+Snakemake deletes what a rule declares: before the job starts, and after it failed. So the commit is a file of its own.
+A folder from before that file has manifest.json alone, which counts as the commit.
 """
 
 import fcntl
@@ -22,7 +27,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs import faults, logs
 from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
 from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
@@ -32,7 +37,8 @@ log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance.json"
 WORK, DECLARED = "work", "declared"
-FREED = "freed.json"
+COMMIT, AGAIN, FREED = "commit.json", "again", "freed.json"
+LOG = "job.log"
 JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
 FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
 _held_locks: set[int] = set()
@@ -99,19 +105,32 @@ class RunDirectory:
         remove_leftovers(self.path)
         (self.work / FREED).unlink(missing_ok=True)
 
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether the finished result is to be computed once more."""
+        return (self.work / AGAIN).exists()
+
     def set_result_aside(self) -> None:
-        """Let the next attempt compute anew; the finished result, if there is one, stays until that is committed."""
-        if (self.work / MANIFEST).exists():
-            faults.point("run.before_set_aside")
-            shutil.rmtree(self._previous, ignore_errors=True)
-            os.replace(self.work, self._previous)
+        """Let this and later attempts compute anew. The finished result stays until that is committed; the log goes on.
+
+        The request moves away with the result, so it is taken once.
+        """
+        faults.point("run.before_set_aside")
+        shutil.rmtree(self._previous, ignore_errors=True)
+        os.replace(self.work, self._previous)
+        (self._previous / AGAIN).unlink(missing_ok=True)
+        self.work.mkdir()
+        for path in self._previous.glob(f"*{LOG}"):
+            os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
         """The manifest of an earlier run of the same identity, if all that it vouches for is still there.
 
         A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
         """
-        path = self.work / MANIFEST
+        path = committed(self.work)
+        if path is None:
+            return None
         try:
             manifest = Manifest.read(path)
             if manifest.fingerprint != self.identity.fingerprint:
@@ -120,16 +139,15 @@ class RunDirectory:
                 )
             manifest.verify(self.path)
         except ManifestError as error:
-            if path.exists():
-                log.warning("%s; making it again", str(error).partition(";")[0])
-                if error.path.exists() and not error.path.is_dir():
-                    faults.point("run.before_set_aside")
-                    os.replace(error.path, error.path.with_name(f"{error.path.name}.bad"))
+            log.warning("%s; making it again", str(error).partition(";")[0])
+            if error.path.exists() and not error.path.is_dir():
+                faults.point("run.before_set_aside")
+                os.replace(error.path, error.path.with_name(f"{error.path.name}.bad"))
             return None
         return manifest
 
     def publish(self, files: Sequence[Path | str], summary: dict[str, Any]) -> Manifest:
-        """Commit the manifest over `files` (files or directories below work), then publish it.
+        """Commit the manifest over `files` (files or directories below work), then show the result.
 
         Raises: ResultError for a file that is missing, outside of work, or a link.
         """
@@ -137,23 +155,14 @@ class RunDirectory:
         records = tuple(self._record(path) for path in self._expand(files))
         manifest = Manifest.of(self.identity, records, summary)
         faults.point("publish.before_commit")
-        manifest.write(self.work / MANIFEST)
+        manifest.write(self.work / COMMIT)
         self.republish(manifest)
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Put a committed manifest and what goes with it where the workflow looks for it; the manifest last."""
-        source_dir = self.work / DECLARED
-        for record in manifest.files:
-            source = self.path / record.path
-            if source.is_relative_to(source_dir):
-                faults.point("publish.before_copy")
-                write_atomic(self.path / source.relative_to(source_dir), source.read_bytes())
-        provenance = self.work / PROVENANCE
-        if provenance.exists():
-            write_atomic(self.path / PROVENANCE, provenance.read_bytes())
-        faults.point("publish.before_manifest")
-        manifest.write(self.path / MANIFEST)
+        """Put a committed manifest and its declared files where Snakemake looks for them, then where people do."""
+        _copy(manifest, self.path, self.work)
+        show_result(self.path, manifest)
         faults.point("publish.after_manifest")
         shutil.rmtree(self._previous, ignore_errors=True)
 
@@ -183,6 +192,68 @@ class RunDirectory:
                 if directory == self.path:
                     break
         return FileRecord.of(path, self.path)
+
+
+def _copy(manifest: Manifest, run_dir: Path, folder: Path) -> None:
+    """Copy the declared files of a result to a folder, and then its manifest."""
+    for name, source in declared_files(manifest, run_dir).items():
+        faults.point("publish.before_copy")
+        write_atomic(folder / name, source.read_bytes())
+    faults.point("publish.before_manifest")
+    manifest.write(folder / MANIFEST)
+
+
+def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
+    """The files of a result that have a readable name, by this name."""
+    folder = work_directory(run_dir, manifest.fingerprint) / DECLARED
+    paths = [run_dir / record.path for record in manifest.files]
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_relative_to(folder)}
+
+
+def show_result(run_dir: Path, manifest: Manifest) -> None:
+    """Let the readable names of a run directory show this finished result; the manifest comes last."""
+    work, before = work_directory(run_dir, manifest.fingerprint), Manifest.find(run_dir / MANIFEST)
+    gone = (
+        set() if before is None else declared_files(before, run_dir).keys() - declared_files(manifest, run_dir).keys()
+    )
+    for name in gone:
+        (run_dir / name).unlink(missing_ok=True)
+    if (work / PROVENANCE).exists():
+        write_atomic(run_dir / PROVENANCE, (work / PROVENANCE).read_bytes())
+    logs.show_log(work / LOG, run_dir / LOG)
+    _copy(manifest, run_dir, run_dir)
+
+
+def is_result_shown(run_dir: Path, manifest: Manifest) -> bool:
+    """Whether the readable names show this result."""
+    pairs = {run_dir / name: source for name, source in declared_files(manifest, run_dir).items()}
+    try:
+        is_manifest = (run_dir / MANIFEST).read_bytes() == manifest.to_bytes()
+        return is_manifest and all(name.read_bytes() == source.read_bytes() for name, source in pairs.items())
+    except OSError:
+        return False
+
+
+def committed(work: Path) -> Path | None:
+    """The manifest of the finished result of a work directory; None without one."""
+    return next((path for path in (work / COMMIT, work / MANIFEST) if path.is_file()), None)
+
+
+def find_committed(work: Path) -> Manifest | None:
+    """What `committed` finds; a damaged manifest counts as absent."""
+    path = committed(work)
+    return None if path is None else Manifest.find(path)
+
+
+def is_done(work: Path) -> bool:
+    """Whether there is a finished result that is not to be computed again."""
+    return committed(work) is not None and not (work / AGAIN).exists()
+
+
+def committed_below(root: Path) -> Iterator[Path]:
+    """The manifests of all finished results below `root`, also those of former settings."""
+    works = (work for run_dir in run_directories(root) for work in sorted(run_dir.glob(f"{WORK}/*/")))
+    return filter(None, map(committed, works))
 
 
 def work_directory(run_dir: Path, fingerprint: str) -> Path:

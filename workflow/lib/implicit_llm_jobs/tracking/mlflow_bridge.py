@@ -25,10 +25,10 @@ from typing import Any
 
 from implicit_llm_contracts.runs import (
     JOURNAL,
-    MANIFEST,
     MLFLOW,
     JournalTail,
     Point,
+    committed,
     faults,
     point_of,
     read_object,
@@ -365,7 +365,7 @@ def is_complete(work: Path) -> bool:
     state = BridgeState.read(work)
     if state is None or state.lines_written < lines:
         return False
-    return state.status == "FINISHED" if (work / MANIFEST).is_file() else state.status != "RUNNING"
+    return state.status == "FINISHED" if committed(work) is not None else state.status != "RUNNING"
 
 
 def milliseconds(time: str) -> int:

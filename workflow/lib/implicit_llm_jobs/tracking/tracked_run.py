@@ -17,11 +17,12 @@ from typing import Any
 from implicit_llm_contracts.runs import (
     IDENTITY_KEYS,
     JOURNAL,
-    MANIFEST,
     WORK,
     JournalError,
     Manifest,
+    committed,
     experiment_folder,
+    find_committed,
     job_key,
     read_records,
     run_and_phase,
@@ -91,7 +92,7 @@ class TrackedRun:
     @classmethod
     def find(cls, work: Path) -> TrackedRun | None:
         """The run of a work directory; None when neither manifest nor journal names it."""
-        manifest = Manifest.find(work / MANIFEST)
+        manifest = find_committed(work)
         starts = [] if manifest is not None else starts_in(work / JOURNAL)
         about = vars(manifest) if manifest is not None else starts[-1].get("identity") if starts else None
         return cls(work, **{key: about[key] for key in IDENTITY_KEYS}) if about else None
@@ -155,7 +156,7 @@ class TrackedRun:
     @property
     def manifest(self) -> Manifest | None:
         """None before the run has finished."""
-        return Manifest.find(self.work / MANIFEST)
+        return find_committed(self.work)
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -169,7 +170,7 @@ class TrackedRun:
 
     def status(self, records: Iterable[Mapping[str, Any]]) -> str | None:
         """How the run stands after these records of its journal; None if they do not tell."""
-        if (self.work / MANIFEST).is_file():
+        if committed(self.work) is not None:
             return "FINISHED"  # also one that was stopped when its manifest was already committed
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 

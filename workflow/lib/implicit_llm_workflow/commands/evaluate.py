@@ -262,10 +262,10 @@ def _run_of(model: Path) -> tuple[Plan, str] | None:
 
 
 def _make(plan: Plan, node: Node) -> None:
-    """Make a data set and what it is made from, where its result is not there."""
+    """Make a data set and what it is made from, where its run directory does not show the wanted result."""
     for key in node.upstream.values():
         _make(plan, plan.nodes[key])
-    if plan.statuses[node.key].state != "fresh":
+    if not plan.statuses[node.key].is_shown:
         typer.echo(f"making {node.key}", err=True)
         run_job(plan.run_dir(node), plan.identity_text(node), None, {})
 

@@ -22,9 +22,6 @@ SNAKEFILE = """\
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 
-include: str(PROJECT_DIR / "Snakefile")
-
-
 localrules:
     everything,
 
@@ -33,7 +30,10 @@ localrules:
 rule everything:
     default_target: True
     input:
-        rules.all.input,
+        lambda wildcards: plan.target_manifests,
+
+
+include: str(PROJECT_DIR / "Snakefile")
 """
 README = """\
 # Experiments with implicit language models
@@ -243,7 +243,7 @@ def explain(
         implicit-llm explain demo train/a5-implicit-s1/free --json
         implicit-llm explain demo data/a5-train --identity > id.json
     """
-    from implicit_llm_workflow.planning.plan import FORCED
+    from implicit_llm_workflow.planning.staleness import FORCED
     from implicit_llm_workflow.results import explain as why
 
     plan, wanted = options.choose(words, config, results, to_stderr=as_json or identity)

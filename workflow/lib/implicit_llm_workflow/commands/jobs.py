@@ -15,11 +15,11 @@ from implicit_llm_contracts.config.training import Kernels, Runtime
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
 from implicit_llm_contracts.runs import (
-    MANIFEST,
     Identity,
     Preempted,
     StageContext,
     StageResult,
+    is_done,
     logs,
     signals,
     work_directory,
@@ -134,7 +134,7 @@ def run_job(
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
     request = StageRequest(run_dir, identity, inputs, runtime, log, reads=reads)
     # A finished result, which may have been accepted with other code, only has to be found again.
-    if request.again is not None or not (work_directory(run_dir, wanted.fingerprint) / MANIFEST).is_file():
+    if not is_done(work_directory(run_dir, wanted.fingerprint)):
         check_code()
     run_stage(request, body)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.runs import MANIFEST, without_password
+from implicit_llm_contracts.runs import without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
 
@@ -208,9 +208,10 @@ def lineage(
     elif not path.exists():
         plan, _ = options.choose(words, config, results, to_stderr=as_json)
         node = plan.find(artifact)
-        path = plan.run_dir(node)
-        if plan.statuses[node.key].state == "missing":
+        recorded = plan.recorded(node)
+        if recorded is None:
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
+        path = recorded
     found = trace(path, is_forward=forward)
     if as_json:
         options.print_json(lineage_json(found))
@@ -256,7 +257,7 @@ def verify(
 
     plan, targets = options.choose(words, config, results)
     nodes = with_shards(plan, targets) if targets else [plan.nodes[key] for key in plan.wanted]
-    manifests = {node.key: path for node in nodes if (path := plan.run_dir(node) / MANIFEST).exists()}
+    manifests = {node.key: path for node in nodes if (path := plan.recorded(node)) is not None}
     files, damaged = recorded_files(manifests.items())
     broken = [*damaged, *check_files(files)]
     if unfinished := len(nodes) - len(manifests):

@@ -14,11 +14,10 @@ from rich.table import Table
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.runs import (
     FREED,
-    MANIFEST,
     PROVENANCE,
     Manifest,
-    again_file,
     canonical_json,
+    is_done,
     read_object,
     work_directory,
 )
@@ -88,8 +87,7 @@ class CostModel:
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes now."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
-        is_forced = again_file(self._plan.identity_file(node)).exists()
-        if (work / MANIFEST).is_file() and not (work / FREED).exists() and not is_forced:
+        if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 

@@ -10,7 +10,16 @@ from functools import cached_property
 from pathlib import Path
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, MANIFEST, Identity, UserError, again_file, read_object
+from implicit_llm_contracts.runs import (
+    FINGERPRINT_DIGITS,
+    MANIFEST,
+    WORK,
+    Identity,
+    UserError,
+    committed,
+    read_object,
+    work_directory,
+)
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
@@ -18,7 +27,14 @@ from implicit_llm_workflow.file_digests import FileDigests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest, record_code
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
-from implicit_llm_workflow.planning.staleness import Acceptance, Status, find_acceptance, needed_again, status_of
+from implicit_llm_workflow.planning.staleness import (
+    PAGES,
+    Acceptance,
+    Status,
+    find_acceptance,
+    needed_again,
+    status_of,
+)
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
@@ -27,7 +43,6 @@ DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it 
 
 PLANNED = "planned"  # the one key of the config file that jobs are given
 MODEL_ROLE = "model"
-FORCED = "forced, or made from what was forced"
 
 
 class UnknownTarget(UserError):
@@ -91,6 +106,7 @@ class Plan:
         Raises: UnknownTarget; it names the nearest.
         """
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
+        key = key.partition(f"/{WORK}/")[0]
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
@@ -102,8 +118,25 @@ class Plan:
         return self.root / node.key
 
     def manifest(self, node: Node) -> str:
-        """Path of the node's declared output."""
-        return f"{self.root.as_posix()}/{node.key}/{MANIFEST}"
+        """Path of the node's declared manifest, in the work folder of the wanted result."""
+        return f"{self.work[node.key]}/{MANIFEST}"
+
+    @cached_property
+    def work(self) -> dict[str, str]:
+        """The work folder of each job's wanted result."""
+        root, digits = self.root.as_posix(), FINGERPRINT_DIGITS
+        return {key: f"{root}/{key}/{WORK}/{it.fingerprint[:digits]}" for key, it in self.identities.items()}
+
+    def outputs(self, node: Node) -> dict[str, str]:
+        """What the node's rule declares, by its readable path."""
+        names = [MANIFEST]
+        if node.stage in PAGES:
+            names += ["index.html", "claims.json"]
+        if node.stage == "report":
+            names += ["numbers.tex"]
+            names += [f"tables/{table}.{form}" for table in self.tables for form in ("csv", "tex")]
+            names += [f"figures/{figure}.svg" for figure in self.figures]
+        return {f"{self.run_dir(node).as_posix()}/{name}": f"{self.work[node.key]}/{name}" for name in names}
 
     def identity_file(self, node: Node) -> Path:
         """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""
@@ -140,15 +173,34 @@ class Plan:
         """
         wanted = [self.nodes[key] for key in self.wanted]
         inputs = {item.key for node in wanted for item in self.read_by(node)}
-        return [self.manifest(node) for node in wanted if node.key not in inputs]
+        return self.targets(node for node in wanted if node.key not in inputs)
+
+    def targets(self, nodes: Iterable[Node]) -> list[str]:
+        """Declared manifests of the nodes, without those of freed results, which count as done."""
+        return [self.manifest(node) for node in nodes if not self.statuses[node.key].is_freed]
 
     def read_by(self, node: Node, role: str | None = None) -> list[Node]:
-        """Jobs whose manifests are the inputs of the node's rule, of one role or of all."""
+        """Jobs whose manifests are the inputs of the node's rule, of one role or of all.
+
+        Snakemake takes an ancient file for old only where it is there. So a fresh result must not see one that is made
+        again, nor a page one that was freed, of which it reads the small files.
+        """
         found = [self.nodes[key] for name, key in node.upstream.items() if role in (None, name)]
-        if self.statuses[node.key].state != "fresh":
-            return found
-        # Snakemake takes an ancient file for old only where it is there, so one that is made again must not be seen.
-        return [item for item in found if self.statuses[item.key].state != "missing"]
+        if self.statuses[node.key].state == "fresh":
+            return [item for item in found if self._is_seen(item)]
+        return [item for item in found if not (node.stage in PAGES and self.statuses[item.key].is_freed)]
+
+    def _is_seen(self, node: Node) -> bool:
+        return self.statuses[node.key].state == "fresh" and self.statuses[node.key].is_declared
+
+    def running(self, keys: Iterable[str]) -> set[str]:
+        """What Snakemake will do for these targets: each job of its graph whose result is not fresh."""
+        reached, waiting = set(keys), list(keys)
+        while waiting:
+            new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached
+            reached |= new
+            waiting += new
+        return {key for key in reached if self.statuses[key].state != "fresh"}
 
     @property
     def profile(self) -> str:
@@ -177,8 +229,8 @@ class Plan:
         return shlex.join(self.snakemake(self.profile, map(self.target, nodes)))
 
     def target(self, node: Node) -> str:
-        """The node as a target of Snakemake, which is started above the folder of results."""
-        return Path("results", Path(self.manifest(node)).relative_to(self.root.parent)).as_posix()
+        """The node as a target of Snakemake, by its readable path below the folder where Snakemake is started."""
+        return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
         """The words of the command that makes these targets; the whole experiment if there are none."""
@@ -188,17 +240,17 @@ class Plan:
             words += ["--directory", str(self.root.parent.parent)]
         return [*words, *targets]
 
-    def made_from(self, manifests: Collection[str]) -> list[Node]:
-        """The nodes with these manifests, and those that are made from their results."""
+    def made_from(self, keys: Collection[str]) -> list[Node]:
+        """The nodes of these keys, and those that are made from their results."""
         found: dict[str, Node] = {}
         for key, node in self.nodes.items():  # what a node is made from comes before it
-            if self.manifest(node) in manifests or not found.keys().isdisjoint(node.upstream.values()):
+            if key in keys or not found.keys().isdisjoint(node.upstream.values()):
                 found[key] = node
         return list(found.values())
 
-    def manifests(self, *stages: str) -> list[str]:
-        """Declared outputs of all nodes of the stages."""
-        return [self.manifest(node) for node in self.nodes.values() if node.stage in stages]
+    def manifests(self, stage: str) -> list[str]:
+        """Declared manifests of all nodes of the stage."""
+        return self.targets(node for node in self.nodes.values() if node.stage == stage)
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
@@ -207,28 +259,23 @@ class Plan:
 
     def look(self) -> dict[str, Status]:
         """Status of each job as it is now. A freed result is stale if a job that will run reads its files."""
-        found = {key: self._status(node) for key, node in self.nodes.items()}
-        return needed_again(self.nodes, found, self.root)
-
-    def _status(self, node: Node) -> Status:
-        found = status_of(self.run_dir(node), self.identities[node.key], node, self.accepted.get(node.key))
-        if found.state == "fresh" and again_file(self.identity_file(node)).exists():
-            return Status("stale", FORCED, found.recorded)
-        return found
-
-    def force(self, manifests: Collection[str]) -> None:
-        """From now on these results, and what is made from them, are stale."""
-        for node in self.made_from(manifests):
-            self.statuses[node.key] = Status("stale", FORCED, self.statuses[node.key].recorded)
-        self.statuses.update(needed_again(self.nodes, self.statuses, self.root))
+        accepted = self.accepted
+        return needed_again(
+            self.nodes,
+            {
+                key: status_of(self.run_dir(node), self.identities[key], node, accepted.get(key))
+                for key, node in self.nodes.items()
+            },
+        )
 
     def stale(self) -> dict[str, str]:
-        """Manifests of results that are there but no longer what is wanted, and why."""
-        return {
-            self.manifest(self.nodes[key]): status.why
-            for key, status in self.statuses.items()
-            if status.state == "stale"
-        }
+        """Jobs with a result that is no longer what is wanted, and why."""
+        return {key: status.why for key, status in self.statuses.items() if status.state == "stale"}
+
+    def recorded(self, node: Node) -> Path | None:
+        """The manifest of the wanted result, or else of the one that the run directory shows."""
+        manifest = self.statuses[node.key].recorded
+        return None if manifest is None else committed(work_directory(self.run_dir(node), manifest.fingerprint))
 
 
 def _write_once(path: Path, text: str) -> None:

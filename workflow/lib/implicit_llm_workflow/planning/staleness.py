@@ -1,5 +1,9 @@
 """Wanted against recorded: which results are missing, stale or fresh, and why.
 
+A result is fresh when its manifest is where the rule declares it, in the work folder of the wanted fingerprint. That is
+the test of Snakemake, which runs the other jobs; this module adds the reason. Somebody who deletes or damages the
+manifest of the run directory has the job look at its files again.
+
 A result whose larger files were deleted to free the disk counts as done until a job needs the files.
 
 A result that somebody kept although its code changed has an `accepted.json` beside the manifest, which stays as it is:
@@ -9,8 +13,8 @@ A result that somebody kept although its code changed has an `accepted.json` bes
      "when": "2026-11-21T22:00:00+00:00", "why": "..."}
 
 An acceptance holds for its pair of fingerprints alone: another change of code, config or input ends it, and so does the
-loss of the manifest. While it holds, the job's identity is the recorded one, so that what was made from the result, and
-Snakemake, see no change.
+loss of the manifest. While it holds, the job's identity is the recorded one: the declared output is that of the older
+result, so what was made from it, and Snakemake, see no change.
 """
 
 import json
@@ -20,6 +24,8 @@ from pathlib import Path
 from typing import Literal
 
 from implicit_llm_contracts.runs import (
+    AGAIN,
+    COMMIT,
     DECLARED,
     FREED,
     MANIFEST,
@@ -28,8 +34,10 @@ from implicit_llm_contracts.runs import (
     Manifest,
     ManifestError,
     UserError,
+    committed,
     config_differences,
     fill,
+    find_committed,
     work_directory,
 )
 from implicit_llm_workflow.node import Node
@@ -70,8 +78,9 @@ def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
     found = read_acceptance(run_dir)
     if found is None or found.wanted != wanted.fingerprint or with_code_of(found, wanted) is None:
         return None
-    recorded = Manifest.find(run_dir / MANIFEST)
-    return found if recorded is not None and recorded.fingerprint == found.recorded else None
+    recorded = find_committed(work_directory(run_dir, found.recorded))
+    is_there = recorded is not None and recorded.fingerprint == found.recorded and (run_dir / MANIFEST).exists()
+    return found if is_there else None
 
 
 def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
@@ -80,6 +89,7 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
     return identity if identity.fingerprint == acceptance.recorded else None
 
 
+LOST = "its manifest was deleted"
 SHOWN_DIFFERENCES = 3
 PAGES = ("report", "excerpt")  # stages that read the small files of a result alone, which are kept
 _SMALL = (".json", ".jsonl")
@@ -123,27 +133,68 @@ def _first(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read."""
+    """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read.
+
+    `recorded`: the wanted result, or else the one that the run directory shows. `is_declared`: the declared manifest is
+    there, which it is not of a freed result; `is_shown`: the run directory shows the wanted result.
+    """
 
     state: Literal["fresh", "stale", "missing"]
     why: str
     recorded: Manifest | None
     difference: Difference | None = None
     accepted: Acceptance | None = None
+    is_declared: bool = True
+    is_shown: bool = False
+
+    @property
+    def is_freed(self) -> bool:
+        return self.state == "fresh" and not self.is_declared
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether the job runs although its declared manifest is there."""
+        return self.state != "fresh" and self.is_declared
+
+
+FORCED = "forced, or made from what was forced"
 
 
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
+    work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
+    if (work / MANIFEST).exists():
+        return _status_of_declared(work, shown, accepted)
+    if (work / COMMIT).exists():
+        if (work / AGAIN).exists():
+            return Status("stale", FORCED, Manifest.find(work / COMMIT), is_declared=False)
+        if (work / FREED).exists():
+            return Status("fresh", "", Manifest.find(work / COMMIT), accepted=accepted, is_declared=False)
     try:
-        recorded = Manifest.read(run_dir / MANIFEST)
+        recorded = Manifest.read(shown)
     except ManifestError as error:
-        is_there = (run_dir / MANIFEST).exists()
-        return Status("stale", str(error), None) if is_there else Status("missing", "never finished", None)
+        if shown.exists():
+            return Status("stale", str(error), None, is_declared=False)
+        return Status("missing", "never finished", None, is_declared=False)
     if recorded.fingerprint == wanted.fingerprint:
-        why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
-        return Status("fresh", why, recorded, accepted=accepted)
+        return Status("missing", LOST, recorded, is_declared=False)
     difference = difference_of(recorded, wanted, node)
-    return Status("stale", "; ".join(difference.reasons()), recorded, difference)
+    return Status("stale", "; ".join(difference.reasons()), recorded, difference, is_declared=False)
+
+
+def _status_of_declared(work: Path, shown: Path, accepted: Acceptance | None) -> Status:
+    """The status where the declared manifest is there."""
+    if not shown.exists():
+        return Status("missing", LOST, find_committed(work))
+    recorded = Manifest.find(shown)
+    is_shown = recorded is not None and recorded.fingerprint.startswith(work.name)
+    if not is_shown:
+        try:
+            recorded = Manifest.read(committed(work) or work / MANIFEST)
+        except ManifestError as error:
+            return Status("stale", str(error), None)
+    why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
+    return Status("fresh", why, recorded, accepted=accepted, is_shown=is_shown)
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:
@@ -175,27 +226,19 @@ def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
     return [*direct, *(name for stream in streams for name in readers(nodes, stream))]
 
 
-def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status], root: Path) -> dict[str, Status]:
-    """The statuses, but stale for freed results that a job will read, directly or through a stream."""
+def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
+    """The statuses, but stale for freed results that a job will read."""
     found = dict(statuses)
     for key in reversed(list(nodes)):  # a node comes after those that it reads from
         node = nodes[key]
         if found[key].state == "fresh" or node.stage in PAGES:
             continue
         for name in node.upstream.values():
-            status = found[name]
-            if status.state == "fresh" and any(
-                _is_freed(found[item], root / item) for item in (name, *pointed_to(nodes, name))
-            ):
-                found[name] = replace(status, state="stale", why=f"its files were freed, and {key} needs them")
+            if found[name].is_freed:
+                found[name] = replace(found[name], state="stale", why=f"its files were freed, and {key} needs them")
     return found
 
 
 def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
     """Inputs whose files a data set points to instead of having a copy."""
     return [name for name in nodes[key].upstream.values() if nodes[name].config.get("kind") == "token_shard"]
-
-
-def _is_freed(status: Status, run_dir: Path) -> bool:
-    recorded = status.recorded
-    return recorded is not None and (work_directory(run_dir, recorded.fingerprint) / FREED).exists()

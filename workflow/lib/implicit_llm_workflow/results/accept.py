@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
 
-from implicit_llm_contracts.runs import Identity, Manifest, UserError, again_file
+from implicit_llm_contracts.runs import AGAIN, COMMIT, MANIFEST, Identity, Manifest, UserError, write_atomic
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of
@@ -77,12 +78,14 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     """Take back the requests to compute the chosen jobs again; which had one. Raises: NotAcceptable if none had."""
-    files = {key: path for key in chosen if (path := again_file(plan.identity_file(plan.nodes[key]))).exists()}
-    if not files:
+    works = {key: Path(plan.manifest(plan.nodes[key])).parent for key in chosen}
+    found = {key: work for key, work in works.items() if (work / AGAIN).exists()}
+    if not found:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
-    for path in files.values():
-        path.unlink()
-    return list(files)
+    for work in found.values():
+        write_atomic(work / MANIFEST, (work / COMMIT).read_bytes())
+        (work / AGAIN).unlink()
+    return list(found)
 
 
 def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: Identity) -> tuple[str, ...] | None:

@@ -24,6 +24,8 @@ from implicit_llm_contracts.runs import (
     Manifest,
     UserError,
     canonical_json,
+    committed_below,
+    run_directories,
     without_password,
 )
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
@@ -99,12 +101,12 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
         result = trace(Path(name))
         return result.top.manifest.name, [result]
     label, keys = find_model(name, plan)
-    finished = [key for key in keys if (plan.root / key / MANIFEST).exists()]
+    finished = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
     if not finished:
         raise NotComparable(f"{name}: has not finished; type: {plan.command_for([plan.nodes[keys[0]]])}")
     if len(finished) < len(keys):
         label = f"{label} ({len(finished)} of {len(keys)} seeds)"
-    return label, [trace(plan.root / key) for key in finished]
+    return label, [trace(path) for path in finished]
 
 
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
@@ -226,10 +228,12 @@ def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
 def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
     """Finished evaluations of this very result, by name."""
     folder = model.root / "evaluate" / "/".join(run_and_phase(model.key))
-    for path in sorted(folder.glob(f"*/{MANIFEST}")):
-        recorded = Manifest.find(path)
-        if recorded is not None and recorded.upstream.get("model") == model.fingerprint:
-            yield path.parent.name, recorded
+    for run_dir in run_directories(folder):
+        paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # first the one that is shown
+        manifests = filter(None, map(Manifest.find, paths))
+        found = next((item for item in manifests if item.upstream.get("model") == model.fingerprint), None)
+        if found is not None:
+            yield run_dir.name, found
 
 
 def view(columns: Sequence[Column]) -> Iterator[RenderableType]:
@@ -285,7 +289,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[Column]:
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
-        paths = [path for key in keys if (path := plan.root / key / MANIFEST).exists()]
+        paths = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
         if paths:
             label = f"{run.name}/{phase.name}{' (stale)' if 'stale' in states else ''}"
             yield Column(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))

@@ -53,7 +53,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[ExplainedJob]:
     """
     wanted = [plan.find(target).key for target in targets] or plan.wanted
     reached = upstream_closure(plan, wanted)
-    running = _running(plan, wanted, reached)
+    running = plan.running(wanted)
     costs = CostModel(plan)
 
     @cache
@@ -77,18 +77,6 @@ def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
         if key in found:
             found.update(plan.nodes[key].upstream.values())
     return [key for key in plan.nodes if key in found]
-
-
-def _running(plan: Plan, targets: Iterable[str], reached: list[str]) -> set[str]:
-    """What Snakemake will do: what is stale, and what is missing as far as a target or a job that runs needs it."""
-    needed = set(targets)
-    running: set[str] = set()
-    for key in reversed(reached):
-        state = plan.statuses[key].state
-        if state == "stale" or (state == "missing" and key in needed):
-            running.add(key)
-            needed.update(plan.nodes[key].upstream.values())
-    return running
 
 
 def headline(jobs: Sequence[ExplainedJob]) -> str:

@@ -8,18 +8,21 @@ from itertools import chain
 from pathlib import Path
 
 from implicit_llm_contracts.runs import (
+    COMMIT,
     FINGERPRINT_DIGITS,
     FREED,
     JOURNAL,
+    MANIFEST,
     WORK,
     UserError,
+    committed,
     run_directories,
-    work_directory,
+    write_atomic,
     write_json,
 )
 from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import PAGES, payload, readers
+from implicit_llm_workflow.planning.staleness import PAGES, payload, pointed_to, readers
 from implicit_llm_workflow.results.accept import chosen_jobs
 from implicit_llm_workflow.results.job_states import SILENT_S, holder_of
 
@@ -89,12 +92,16 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
     """Delete the larger files of a finished job and keep its manifest. Returns: how many files, and their bytes."""
-    work = work_directory(plan.run_dir(plan.nodes[key]), plan.identities[key].fingerprint)
+    work = Path(plan.manifest(plan.nodes[key])).parent
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
-    if files:
-        write_json(work / FREED, about)  # first: what a kill leaves half deleted is freed as well
+    pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
+    for freed in (*(Path(plan.manifest(plan.nodes[name])).parent for name in pointing), work) if files else ():
+        if committed(freed) == freed / MANIFEST:  # made before there was a commit beside it
+            write_atomic(freed / COMMIT, (freed / MANIFEST).read_bytes())
+        write_json(freed / FREED, about)  # first: what a kill leaves half deleted is freed as well
+        (freed / MANIFEST).unlink(missing_ok=True)
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

@@ -6,6 +6,7 @@ Reads only and takes no lock, so that it may look at any time, however often.
 from __future__ import annotations
 
 import math
+import os
 import re
 import socket
 import time
@@ -20,25 +21,26 @@ import psutil
 
 from implicit_llm_contracts.runs import (
     JOURNAL,
-    MANIFEST,
+    LOG,
     MLFLOW,
     PROVENANCE,
     WORK,
     Manifest,
+    committed,
+    is_done,
     journal,
     read_object,
     work_directory,
 )
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.plan import RESULTS, Plan
-from implicit_llm_workflow.planning.staleness import PAGES, Status
+from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.staleness import Status
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_submitit.records import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
 STATES: tuple[State, ...] = get_args(State)
-LOG = "job.log"
 TAIL_BYTES = 1 << 18
 STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
 STARTING, NO_MESSAGE = "starting", "ended without a message"
@@ -131,23 +133,10 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
     """By key, those of the nodes that were ever submitted. Slurm is asked once, and only if something may still run."""
     from snakemake_executor_plugin_submitit import records
 
-    home = plan.root.parent.parent.absolute()
-    keys = {node.key: records.job_key(home / output for output in outputs_of(plan, node)) for node in nodes}
-    found = records.read_jobs(home / records.DEFAULT_FOLDER, set(keys.values()))
+    folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
+    keys = {node.key: records.job_key(map(os.path.abspath, plan.outputs(node).values())) for node in nodes}
+    found = records.read_jobs(folder, set(keys.values()))
     return {key: found[job] for key, job in keys.items() if job in found}
-
-
-def outputs_of(plan: Plan, node: Node) -> list[str]:
-    """What the node's rule declares, below the working directory of Snakemake: the executor's key of the job."""
-    run_dir = RESULTS / plan.experiment.name / node.key
-    names = [MANIFEST]
-    if node.stage in PAGES:
-        names += ["index.html", "claims.json"]
-    if node.stage == "report":
-        names += ["numbers.tex"]
-        names += [f"tables/{table}.{form}" for table in plan.tables for form in ("csv", "tex")]
-        names += [f"figures/{figure}.svg" for figure in plan.figures]
-    return [(run_dir / name).as_posix() for name in names]
 
 
 def holder_of(path: Path) -> Holder | None:
@@ -227,9 +216,8 @@ class _Job:
     ) -> None:
         self.node, self.status, self.submitted, self.ready_since = node, status, submitted, ready_since
         self.run_dir = plan.run_dir(node)
-        self.log = self.run_dir / LOG
-        self.wanted = work_directory(self.run_dir, plan.identities[node.key].fingerprint)
-        self.asked_unix_s = _modified(plan.identity_file(node))  # when this result was first asked for
+        self.wanted = Path(plan.manifest(node)).parent
+        self.log = self.wanted / LOG
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
 
@@ -271,7 +259,7 @@ class _Job:
             why,
             progress=Progress(recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")),
             metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
-            unix_s=_finished(work) or _modified(self.run_dir / MANIFEST),
+            unix_s=_finished(work) or _modified(committed(work) or work),
             mlflow_run_id=read_object(work / MLFLOW).get("run_id"),
             submitted=self.submitted,
         )
@@ -294,7 +282,7 @@ class _Job:
             return "running", "", None
         if submitted is not None and submission is None and tail.event is None:
             return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
-        is_made = (self.wanted / MANIFEST).is_file()  # the next job publishes it
+        is_made = is_done(self.wanted)  # the next job publishes it
         ended = None if is_made else self._how_it_ended(tail)
         if ended is not None and not self._is_tried_again(tail):
             return ended
@@ -317,7 +305,8 @@ class _Job:
 
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
         """The last attempt at the wanted result, None if there was none or it finished."""
-        submission, kind, message = self._ended_submission(), None, ""
+        kind, message = None, ""
+        submission = self.submitted if self.submitted is not None and self.submitted.state == "ended" else None
         if submission is not None:
             kind, message = submission.failure_class, submission.message
         event, is_stop = tail.event or {}, kind in (None, "preempted")
@@ -334,16 +323,8 @@ class _Job:
                 return "stopped", message or NO_MESSAGE, None
         if kind is not None:
             return stopped, message, kind
-        is_log_of_this = self.asked_unix_s is not None and (_modified(self.log) or 0.0) >= self.asked_unix_s
-        line = last_message(self.log, level="ERROR") if tail.event is None and is_log_of_this else ""
+        line = last_message(self.log, level="ERROR") if tail.event is None else ""
         return ("failed", line, None) if line else None
-
-    def _ended_submission(self) -> Submitted | None:
-        """The last submission, if it has ended and was made after the wanted result was first asked for."""
-        submitted, known = self.submitted, self.asked_unix_s
-        if submitted is None or known is None or submitted.state != "ended":
-            return None
-        return submitted if known <= submitted.submitted_unix_s + 1 else None
 
 
 def last_message(log: Path, level: str | None = None) -> str:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from implicit_llm_contracts.runs import (
+    COMMIT,
     DECLARED,
     FINGERPRINT_DIGITS,
     MANIFEST,
@@ -25,6 +26,8 @@ from implicit_llm_contracts.runs import (
     Manifest,
     ManifestError,
     UserError,
+    committed,
+    committed_below,
     experiment_folder,
     job_key,
     read_object,
@@ -128,7 +131,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
             f"{run_id}: no job below {results} is this run of MLflow; a call of Snakemake has no lineage; to search "
             "another folder, name it by --results"
         )
-    if not (found / MANIFEST).is_file():
+    if committed(found) is None:
         raise NoLineage(f"{run_id}: is the run of {found.parents[1]}, which has not finished")
     return found
 
@@ -146,14 +149,12 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
     Raises: NoLineage, ManifestError.
     """
     artifact = artifact.absolute()
-    manifest = next(
-        (folder / MANIFEST for folder in (artifact, *artifact.parents) if (folder / MANIFEST).is_file()), None
-    )
+    manifest = next(filter(None, map(committed, (artifact, *artifact.parents))), None)
     if manifest is None:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
-    paths = {path.parent.name: path for run in run_directories(top.root) for path in run.glob(f"{WORK}/*/{MANIFEST}")}
+    paths = {path.parent.name: path for path in committed_below(top.root)}
     if is_forward:
         return _forward(top, _record_of(artifact, top), paths.values())
     runs: dict[str, Result] = {}
@@ -188,7 +189,7 @@ def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineag
 
 def _record_of(artifact: Path, run: Result) -> str | None:
     """The path in the manifest of the artifact, or of the file that it is a copy of. Raises: NoLineage."""
-    if artifact.is_dir() or artifact.name == MANIFEST:
+    if artifact.is_dir() or artifact.name in (COMMIT, MANIFEST):
         return None
     given = artifact.relative_to(run.run_dir).as_posix()
     declared = f"{WORK}/{run.fingerprint[:FINGERPRINT_DIGITS]}/{DECLARED}/{given}"

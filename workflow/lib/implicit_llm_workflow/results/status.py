@@ -16,11 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_contracts.runs import MANIFEST
+from implicit_llm_contracts.runs import LOG, MANIFEST
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results.job_states import (
-    LOG,
     STARTING,
     STATES,
     Holder,
@@ -154,7 +153,7 @@ def _damaged_inputs(snapshot: Snapshot) -> list[str]:
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
     is_named = {key: f"{plan.root.name}/{key}/{MANIFEST}" in errors for key in inputs}
-    return [key for key in inputs if is_named[key] and Path(plan.manifest(plan.nodes[key])).exists()]
+    return [key for key in inputs if is_named[key] and (plan.root / key / MANIFEST).exists()]
 
 
 def stage_table(snapshot: Snapshot) -> Table:
@@ -229,7 +228,7 @@ def _log_parts(log: Path, number: int) -> Iterator[RenderableType]:
 
 def _log_of(snapshot: Snapshot, job: ObservedJob) -> Path:
     """The job's own log; its output if it did not come to write one."""
-    log = snapshot.plan.run_dir(job.node) / LOG
+    log = Path(snapshot.plan.manifest(job.node)).with_name(LOG)
     return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log
 
 

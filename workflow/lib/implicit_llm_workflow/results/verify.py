@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from implicit_llm_contracts.runs import (
+    COMMIT,
     DECLARED,
     FREED,
     MANIFEST,
@@ -18,6 +19,7 @@ from implicit_llm_contracts.runs import (
     FileRecord,
     Manifest,
     ManifestError,
+    committed,
     compute_fingerprint,
     work_directory,
 )
@@ -84,10 +86,10 @@ def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broke
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
     """Shell commands that make the broken files of these jobs again, on the way to the targets (none: all jobs).
 
-    A job without a manifest is started; it verifies what it has, sets aside what differs and makes that again. Its
-    manifest is then what it was, so that no finished job that follows from it runs.
+    A job whose run directory shows no manifest is started; it verifies what it has, sets aside what differs and makes
+    that again. Its manifest is then what it was, so that no finished job that follows from it runs.
     """
-    manifests = [plan.manifest(plan.nodes[job]) for job in dict.fromkeys(jobs)]
+    manifests = [str(plan.run_dir(plan.nodes[job]) / MANIFEST) for job in dict.fromkeys(jobs)]
     wanted = [plan.nodes[target] for target in dict.fromkeys(targets)]
     return [shlex.join(["rm", "-f", *manifests]), plan.command_for(wanted)]
 
@@ -112,8 +114,9 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
         raise ManifestError("its fingerprint is not that of its identity", path)
     run_dir = run_dir_of(path)
     work = work_directory(run_dir, manifest.fingerprint)
-    if not _are_equal(path, work / MANIFEST):
-        raise ManifestError(f"differs from its copy {work / MANIFEST}", path)
+    original = committed(work)
+    if original is None or not _are_equal(path, original):
+        raise ManifestError(f"differs from its copy {original or work / COMMIT}", path)
     is_published, is_freed = _are_equal(path, run_dir / MANIFEST), (work / FREED).exists()
     for record in manifest.files:
         file = run_dir / record.path

@@ -1,7 +1,7 @@
-"""What the driver adds to Snakemake: forcing of stale results, a lock that dies with its process, help with targets.
+"""What the driver adds to Snakemake: a lock that dies with its process, help with targets, names that show the results.
 
-Snakemake decides from its own records in `.snakemake/`, which can be deleted; the manifests say the same without them.
-It also tells the jobs which invocation of Snakemake they belong to, so that they can tell MLflow.
+Which jobs run, Snakemake decides: those whose declared manifest is missing. The driver also tells the jobs which
+invocation of Snakemake they belong to, so that they can tell MLflow.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,23 +23,34 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import MANIFEST, ConfigError, UserError, again_file, locked, write_json
+from implicit_llm_contracts.runs import (
+    AGAIN,
+    COMMIT,
+    MANIFEST,
+    PROJECT_DIR,
+    WORK,
+    ConfigError,
+    UserError,
+    is_result_shown,
+    locked,
+    show_result,
+    write_atomic,
+    write_json,
+)
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
+from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.rules.snakemake_internals import (
-    around_job_graph,
+    command_line,
     does_run_jobs,
-    force,
     forced_outputs,
     give_config_file,
-    is_made,
-    only_touches,
     outputs_to_make,
     rules_with_settings,
-    targets,
 )
 
 SHOWN_STALE = 12
@@ -59,46 +70,56 @@ class Driver:
     def __init__(self, workflow: Any, plan: Plan, logger: logging.Logger) -> None:
         self._workflow, self._plan, self._logger = workflow, plan, logger
         self._lock = ExitStack()
+        self._call = command_line()
         self._forced: set[str] = set()
 
-    def force_stale(self) -> None:
-        """Have the jobs of stale results run, as far as the requested targets need them, and write what they are given.
+    def begin(self) -> dict[str, str]:
+        """Check the call, and prepare the run if it is one; for the end of the Snakefile, when all rules are known.
 
-        Where the job graph is made, an unknown target or another driver ends the process. Raises: UnsupportedSnakemake.
+        Returns: targets that are readable paths, with the declared path of each. An unknown target or another driver
+        ends the process.
         """
-        report_stale(self._plan.stale(), self._plan.list_command, self._logger.info)
-        around_job_graph(self._workflow, self._before_graph, self._after_graph)
-
-    def _before_graph(self) -> None:
-        plan = self._plan
         with errors_in_one_line(self._logger):
+            plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
             check_rules_of_profile(self._workflow)
-            check_targets(self._workflow, plan)
-            if does_run_jobs(self._workflow):
-                self._lock.enter_context(hold_lock(plan.driver_lock))
-                write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
-                check_disk(plan)
-                give_config_file(self._workflow, plan.write_job_files())
-                plan.record_code()
-                if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
-                    signal.signal(signal.SIGINT, _interrupt)
+            found = check_targets(self._workflow, self._call, plan)
+            if does_run:
+                self._prepare()
+            outputs = {plan.manifest(node): key for key, node in plan.nodes.items()}
+            self._forced = {outputs[path] for path in forced_outputs(self._workflow, self._call, set(outputs))}
+            report_stale(plan.stale(), plan, self._logger.info)
+            moved = [node for node in plan.nodes.values() if is_name_behind(plan, node)]
+            if moved:
+                names = _first([plan.run_dir(node).as_posix() for node in moved])
+                self._logger.info(f"{'shows' if does_run else 'will show'} the wanted result again: {names}")
+            if does_run:
+                show_results(plan, moved)
+        return found
 
-    def _after_graph(self) -> None:
-        with errors_in_one_line(self._logger):
-            self._forced = set() if only_touches(self._workflow) else forced_by_user(self._workflow, self._plan)
-        self._plan.force(self._forced)
-        force(self._workflow, self._plan.stale())
+    @property
+    def forced(self) -> set[str]:
+        """Keys of the jobs that `-R`, `-f` and `-F` force, and of what is made from them."""
+        return {node.key for node in self._plan.made_from(self._forced)}
+
+    def _prepare(self) -> None:
+        plan = self._plan
+        self._lock.enter_context(hold_lock(plan.driver_lock))
+        write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
+        check_disk(plan)
+        give_config_file(self._workflow, plan.write_job_files())
+        plan.record_code()
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
+            signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """For `onstart`, when Snakemake knows which jobs it will run.
+        """For `onstart`, when Snakemake knows which jobs it will run: withdraw the results that the user forces.
 
-        Asks the jobs that the user forces to compute again; a job otherwise returns the result that it finds. The
-        request is a file beside a job's identity. The first attempt removes it, so later attempts resume from what the
-        first one saved. Jobs that read these results are asked too, since their numbers may change, in this run or in
-        the next.
+        A job otherwise returns the result that it finds. What is made from a forced result is withdrawn too, since its
+        numbers may change; its job runs now, or in the next call if this one does not reach it.
         """
-        for node in self._plan.made_from(self._forced & outputs_to_make(self._workflow)):
-            again_file(self._plan.identity_file(node)).touch()
+        if not self._call.touch:
+            with errors_in_one_line(self._logger):
+                withdraw(self._plan, self._forced, outputs_to_make(self._workflow))
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
@@ -109,6 +130,48 @@ class Driver:
             _mlflow(["implicit_llm_jobs.tracking.mlflow_writer", str(self._plan.root)], self._logger)
 
 
+def is_name_behind(plan: Plan, node: Node) -> bool:
+    """Whether the wanted result is there and the readable names of its run directory show another one."""
+    status = plan.statuses[node.key]
+    if status.state != "fresh" or status.recorded is None:
+        return False
+    is_shown = status.is_shown or not status.is_declared
+    return not is_shown or (node.stage in PAGES and not is_result_shown(plan.run_dir(node), status.recorded))
+
+
+def show_results(plan: Plan, moved: Iterable[Node]) -> None:
+    """Let the readable names of these jobs show the wanted results; and prepare the jobs that look at theirs again."""
+    for node in moved:
+        recorded = plan.statuses[node.key].recorded
+        if recorded is not None:
+            show_result(plan.run_dir(node), recorded)
+    for node in plan.nodes.values():
+        status, manifest = plan.statuses[node.key], Path(plan.manifest(node))
+        if status.is_declared and not manifest.with_name(COMMIT).exists():  # made before there was a commit beside it
+            write_atomic(manifest.with_name(COMMIT), manifest.read_bytes())
+        if status.is_looked_at:
+            os.utime(plan.run_dir(node))  # newer than the declared manifest, also after a copy
+
+
+def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:
+    """Ask for the forced jobs that will run, and for what is made from them, to be computed again.
+
+    The declared manifest goes, so that Snakemake and `explain` see what is still to be done, also after a kill.
+    Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
+    """
+    found = plan.made_from([key for key in forced if plan.manifest(plan.nodes[key]) in outputs])
+    if accepted := [node.key for node in found if node.key in plan.accepted]:
+        raise AcceptedJobForced(
+            f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
+            f"type `implicit-llm accept {plan.argument} {shlex.quote(accepted[0])} --revoke`, then run this again"
+        )
+    for node in found:
+        manifest = Path(plan.manifest(node))
+        if manifest.with_name(COMMIT).exists():
+            manifest.with_name(AGAIN).touch()
+            manifest.unlink(missing_ok=True)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """The first Ctrl-C: Snakemake starts no more jobs and waits for those that run, which commit what they have.
 
@@ -117,21 +180,6 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """
     signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
     raise KeyboardInterrupt
-
-
-def forced_by_user(workflow: Any, plan: Plan) -> set[str]:
-    """Manifests of the jobs that `-R`, `-f` and `-F` force, by rule or by file.
-
-    Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
-    """
-    forced = forced_outputs(workflow, lambda: {plan.manifest(node) for node in plan.nodes.values()})
-    accepted = [node.key for node in plan.made_from(forced) if node.key in plan.accepted]
-    if accepted:
-        raise AcceptedJobForced(
-            f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
-            f"type `implicit-llm accept {plan.argument} {shlex.quote(accepted[0])} --revoke`, then run this again"
-        )
-    return forced
 
 
 def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
@@ -168,27 +216,46 @@ def errors_in_one_line(logger: logging.Logger) -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
 
 
-def check_targets(workflow: Any, plan: Plan) -> None:
+def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[str, str]:
     """See that a rule makes each requested target; Snakemake's own refusal does not say what there is.
 
-    Raises: UnknownTarget, with the nearest target and with all that have a name.
+    Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
+    target and with all that have a name, or with the path to type after an option that takes no readable one.
     """
-    manifests = {plan.manifest(node) for node in plan.nodes.values()}
-    for target in targets(workflow):
+    readable = {name: path for node in plan.nodes.values() for name, path in plan.outputs(node).items()}
+    declared, found = set(readable.values()), {}
+    options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize}
+    options["-f"] = call.targets if call.force else ()
+    for option, words in options.items():
+        for word in words:
+            if path := readable.get(os.path.normpath(word)):
+                raise UnknownTarget(f"{word}: with {option}, type the path in the work folder: {path}")
+    for target in call.targets:
         path = os.path.normpath(target)
-        if workflow.is_rule(target) or path in manifests:
-            continue
-        if Path(path).name != MANIFEST and is_made(workflow, path):
-            continue
-        source = plan.experiment.source
-        if target in experiment_names():
-            raise UnknownTarget(
-                f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
-                f"{experiment_path(target)}` with your other options"
-            )
-        names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
-        hint = nearest(target, [*names, *manifests], f"`{plan.list_command}` lists its jobs")
-        raise UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
+        if path in readable:
+            found[target] = readable[path]
+        elif not (workflow.is_rule(target) or path in declared or _is_made_elsewhere(workflow, path, plan)):
+            raise _unknown(workflow, target, plan, readable)
+    return found
+
+
+def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
+    """Whether a rule makes a file that is no result; or a Snakefile that includes ours, and may have rules below it."""
+    is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
+    is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
+    return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
+
+
+def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) -> UnknownTarget:
+    source = plan.experiment.source
+    if target in experiment_names():
+        return UnknownTarget(
+            f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
+            f"{experiment_path(target)}` with your other options"
+        )
+    names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
+    hint = nearest(target, [*names, *readable], f"`{plan.list_command}` lists its jobs")
+    return UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
 def check_rules_of_profile(workflow: Any) -> None:
@@ -217,12 +284,17 @@ def check_disk(plan: Plan) -> None:
             )
 
 
-def report_stale(stale: dict[str, str], list_command: str, say: Callable[[str], None]) -> None:
-    """One line for each stale result, the first ones of many. `list_command`: what lists them."""
-    for manifest, why in list(stale.items())[:SHOWN_STALE]:
-        say(f"stale: {Path(manifest).parent} ({why})")
+def report_stale(stale: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
+    """One line for each stale result, the first ones of many."""
+    for key, why in list(stale.items())[:SHOWN_STALE]:
+        say(f"stale: {plan.root / key} ({why})")
     if len(stale) > SHOWN_STALE:
-        say(f"stale: {len(stale) - SHOWN_STALE} more; `{list_command}` lists them")
+        say(f"stale: {len(stale) - SHOWN_STALE} more; `{plan.list_command}` lists them")
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_STALE} more" if len(names) > SHOWN_STALE else ""
+    return f"{', '.join(names[:SHOWN_STALE])}{more}"
 
 
 def hold_lock(path: Path) -> AbstractContextManager[None]:

@@ -1,66 +1,51 @@
-"""What the driver uses of Snakemake that has no public interface: all of it is here, and nowhere else.
+"""What the driver uses of Snakemake that has no documented interface: all of it is here, and nowhere else.
 
-A Snakefile is not told its targets, and cannot say that a result is stale which Snakemake's own records hold for fresh.
+None of these names is private. A Snakefile is not told its targets, so the command line is read once more.
 tests/workflow/test_snakemake_internals.py fails in a release where one of these functions means something else.
 """
 
+import argparse
 import os
-from collections.abc import Callable, Collection, Iterable
+import sys
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import UserError
+# Options with which Snakemake makes something other than results.
+_OTHER_CALLS = (
+    "archive", "cleanup_metadata", "cleanup_shadow", "conda_cleanup_envs", "conda_create_envs_only",
+    "container_cleanup_images", "containerize", "d3dag", "dag", "delete_all_output", "delete_temp_output",
+    "detailed_summary", "filegraph", "generate_unit_tests", "lint", "list_changes", "list_conda_envs",
+    "list_input_changes", "list_params_changes", "list_rules", "list_target_rules", "list_untracked",
+    "print_compilation", "report", "reporter", "rulegraph", "summary", "unlock",
+)  # fmt: skip
 
 
-class UnsupportedSnakemake(UserError):
-    """This release of Snakemake cannot be told which results are stale."""
+def command_line() -> argparse.Namespace:
+    """What was typed after `snakemake`, as its own parser reads it, without the profiles."""
+    from snakemake.cli import get_argument_parser
+
+    return get_argument_parser().parse_known_args(sys.argv[1:])[0]
 
 
-def around_job_graph(workflow: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` when the targets are known, and `after` when there is a job graph whose jobs are not chosen yet.
-
-    Raises: UnsupportedSnakemake.
-    """
-    prepare = getattr(workflow, "_prepare_dag", None)
-    if prepare is None:
-        raise UnsupportedSnakemake(
-            "this release of Snakemake builds its job graph in another way; install snakemake>=9.12,<10"
-        )
-
-    def prepare_between(*args: Any, **kwargs: Any) -> None:
-        before()
-        prepare(*args, **kwargs)
-        after()
-
-    workflow._prepare_dag = prepare_between
+def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
+    """Whether this call of Snakemake runs jobs, rather than looking at them."""
+    is_other = any(getattr(call, name, None) for name in _OTHER_CALLS)
+    return not (workflow.output_settings.dryrun or (is_other and not getattr(call, "report_after_run", False)))
 
 
-def force(workflow: Any, outputs: Iterable[str]) -> None:
-    """Have the jobs of these outputs run as far as the targets need them; `--forcerun` would also make them targets."""
-    workflow.dag.forcefiles.update(outputs)
-
-
-def forced_outputs(workflow: Any, outputs: Callable[[], Collection[str]]) -> set[str]:
-    """Those of the outputs that `-R`, `-f` and `-F` force, by rule or by file; asked for only where any are."""
-    rules, files = workflow.dag.forcerules, workflow.dag.forcefiles
-    if not (rules or files):
-        return set()
-    return {path for path in outputs() if path in files or any(rule.is_producer(path) for rule in rules)}
+def forced_outputs(workflow: Any, call: argparse.Namespace, outputs: set[str]) -> set[str]:
+    """Those of the outputs that `-R`, `-f` and `-F` force, by rule or by file."""
+    words = {*call.forcerun, *(call.targets if call.force else ())}
+    if call.forceall or not words:
+        return outputs if call.forceall else set()
+    rules = [workflow.get_rule(word) for word in words if workflow.is_rule(word)]
+    files = {os.path.normpath(word) for word in words}
+    return {path for path in outputs if path in files or any(rule.is_producer(path) for rule in rules)}
 
 
 def outputs_to_make(workflow: Any) -> set[str]:
     """Outputs of the jobs that will run, once they are chosen."""
     return {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
-
-
-def targets(workflow: Any) -> list[str]:
-    """The words of the command that are neither options nor taken by one."""
-    return list(workflow.dag_settings.targets)
-
-
-def is_made(workflow: Any, path: str) -> bool:
-    """Whether a rule has this output."""
-    return any(rule.is_producer(os.path.normpath(path)) for rule in workflow.rules)
 
 
 def resource_of(workflow: Any, rule: str, name: str) -> str | None:
@@ -72,16 +57,6 @@ def resource_of(workflow: Any, rule: str, name: str) -> str | None:
 def give_config_file(workflow: Any, path: Path) -> None:
     """Have the jobs that start from now on read this config file, in place of those of this call."""
     workflow.config_settings.configfiles = [path.resolve()]
-
-
-def does_run_jobs(workflow: Any) -> bool:
-    """Whether this call of Snakemake runs jobs, rather than looking at them."""
-    return not workflow.dryrun and workflow.executor_plugin is not None
-
-
-def only_touches(workflow: Any) -> bool:
-    """Whether this call of Snakemake marks results as up to date, by `--touch`, and computes none."""
-    return bool(workflow.touch)
 
 
 def rules_with_settings(workflow: Any) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What the rules ask of the plan: functions of wildcards for their `input` and `params`."""
+"""What the rules ask of the plan: functions of wildcards for their `input`."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
-from implicit_llm_contracts.runs import MANIFEST, ConfigError
+from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, MANIFEST, ConfigError
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
@@ -74,21 +74,26 @@ def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
 
 
 class RuleInputs:
-    """Input and parameter functions for the rules of the stages; `ancient` is Snakemake's.
+    """Input functions for the rules of the stages; `ancient` is Snakemake's.
 
-    The inputs of a fresh result are ancient: fingerprints decide, not file times, which a copy or a checkout changes.
-    Those of other results are not: Snakemake looks at a job behind one that runs only if a file ties them together.
+    Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. The exceptions are what
+    this call makes although it is there (`forced`, keys of jobs), so that what is made from it follows, and the run
+    directory of a job whose manifest somebody deleted from it. Snakemake then finds a newer input.
+    A job in a process of its own has no inputs: those were there when its driver started it.
     """
 
-    def __init__(self, plan: Plan, ancient: Callable[[str], str]) -> None:
+    def __init__(self, plan: Plan, ancient: Callable[[str], str], *, is_driver: bool = True) -> None:
         self._plan = plan
         self._ancient = ancient
+        self._is_driver = is_driver
+        self.forced: set[str] = set()
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:
         """Names hold no slash, so that a path has one reading."""
         names = dict.fromkeys(("data", "run", "phase", "evaluation", "peer", "hardware", "excerpt"), r"[A-Za-z0-9._-]+")
-        return {"config": re.escape(self._plan.experiment.name), **names}
+        digits = f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}"
+        return {"config": re.escape(self._plan.experiment.name), "fingerprint": digits, **names}
 
     def names(self, stage: str, *kinds: str, is_others: bool = False) -> str:
         """A wildcard constraint for jobs of these kinds: what data or evaluation is called, or a run of training jobs.
@@ -115,23 +120,30 @@ class RuleInputs:
 
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
-            node = self.node(stage, wildcards)
-            found = [self._plan.manifest(item) for item in self._plan.read_by(node, role)]
-            return [self._ancient(manifest) for manifest in found] if self._is_fresh(node) else found
+            if not self._is_driver:
+                return []
+            node, plan = self.node(stage, wildcards), self._plan
+            found = [self._marked(item) for item in plan.read_by(node, role)]
+            return [*found, plan.run_dir(node).as_posix()] if plan.statuses[node.key].is_looked_at else found
 
         return manifests
 
-    def _is_fresh(self, node: Node) -> bool:
-        return self._plan.statuses[node.key].state == "fresh"
+    def _marked(self, node: Node) -> str:
+        manifest = self._plan.manifest(node)
+        is_made_now = node.key in self.forced or self._plan.statuses[node.key].is_looked_at
+        return manifest if is_made_now else self._ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
         """An input function: the look at the hardware class of the job's rule, where the profile names one."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
+            if not self._is_driver:
+                return []
             node = self.node(stage, wildcards)
             # A fresh result must not see it: Snakemake reruns what depends on a file that it makes for the first time.
-            hardware = None if self._is_fresh(node) else resource_of(workflow, rule_of(node), HARDWARE)
+            is_fresh = self._plan.statuses[node.key].state == "fresh" and node.key not in self.forced
+            hardware = None if is_fresh else resource_of(workflow, rule_of(node), HARDWARE)
             return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
 
         return report
@@ -158,12 +170,6 @@ class RuleInputs:
             return max(sizes)
 
         return largest
-
-    def identity(self, stage: str) -> Callable[[Any], str]:
-        """A parameter function: the identity of a job, as @FILE: some have too many inputs for a command."""
-        return _asked_by_snakemake(
-            lambda wildcards: f"@{self._plan.identity_file(self.node(stage, wildcards)).as_posix()}"
-        )
 
 
 def rule_of(node: Node) -> str:
