@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,12 @@ import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_contracts.runs import write_json
 from implicit_llm_workflow import console
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
-from implicit_llm_workflow.planning.plan import DRIVER_RECORD
+from implicit_llm_workflow.commands.experiments import write_project
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan
+from implicit_llm_workflow.rules.snakemake_driver import TooCostly, check_cost
+from implicit_llm_workflow.rules.snakemake_internals import command_line, starts_jobs_here
 from tests.unit.workflow.experiments import ExperimentFile, output, refusal, run
 
 ROOT = Path(__file__).parents[4]
@@ -155,3 +160,44 @@ def test_a_trained_model_is_found_by_the_run_directory(tmp_path: Path) -> None:
         implicit_llm.trained_model("nothing/there")
     with pytest.raises(ModelConfigError, match="so the run has not finished"):
         implicit_llm.trained_model(tmp_path)
+
+
+def test_a_bare_snakemake_on_this_machine_does_not_start_an_experiment_of_days(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    write_project(folder)
+    command = [sys.executable, "-m", "snakemake", "--cores", "2"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert re.search(r"paper\.yaml: takes [\d,]+ GPU-hours .* type `implicit-llm run demo` .* `snakemake paper`", error)
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "is_here"),
+    [
+        ("--cores 2", True),
+        ("--profile profiles/local", True),
+        ("--executor local --cores 1", True),
+        ("--executor submitit --submitit-cluster local --jobs 1", False),
+        ("--profile profiles/cluster", False),
+        ("--cores 2 --touch", False),
+    ],
+)
+def test_where_jobs_start_follows_from_the_command_and_its_profiles(
+    monkeypatch: pytest.MonkeyPatch, words: str, is_here: bool
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words.split()])
+    assert starts_jobs_here(command_line()) == is_here
+
+
+@pytest.mark.parametrize("words", ["--cores 2 --configfile workflow/config/paper.yaml", "--cores 2 paper"])
+def test_an_experiment_that_is_named_is_not_asked_for_its_cost(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words.split()])
+    plan = Plan(load_experiment(experiment_path("paper")))
+    assert check_cost(command_line(), plan) is None
+    monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "2"])
+    with pytest.raises(TooCostly):
+        check_cost(command_line(), plan)

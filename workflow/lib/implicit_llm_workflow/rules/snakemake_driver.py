@@ -51,13 +51,19 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     give_config_file,
     outputs_to_make,
     rules_with_settings,
+    starts_jobs_here,
 )
 
 SHOWN_STALE = 12
+UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 
 
 class AcceptedJobForced(UserError):
     """The user forces a job whose result was accepted with other code."""
+
+
+class TooCostly(UserError):
+    """An experiment is too large to be started by a command that does not name it."""
 
 
 class DriverRunning(UserError):
@@ -84,6 +90,7 @@ class Driver:
             check_rules_of_profile(self._workflow)
             found = check_targets(self._workflow, self._call, plan)
             if does_run:
+                check_cost(self._call, plan)
                 self._prepare()
             outputs = {plan.manifest(node): key for key, node in plan.nodes.items()}
             self._forced = {outputs[path] for path in forced_outputs(self._workflow, self._call, set(outputs))}
@@ -266,6 +273,22 @@ def check_rules_of_profile(workflow: Any) -> None:
             if rule not in names:
                 where = profile_in_use() or "command line"
                 raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, names)}")
+
+
+def check_cost(call: argparse.Namespace, plan: Plan) -> None:
+    """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
+    from implicit_llm_workflow.estimates.cost import CostModel
+
+    name = plan.experiment.name
+    if call.configfile or name in call.targets or not starts_jobs_here(call):
+        return
+    costs = CostModel(plan)
+    hours = sum(costs.whole(node).hours or 0 for node in plan.nodes.values() if node.stage == "train")
+    if hours > UNNAMED_HOURS:
+        raise TooCostly(
+            f"{plan.experiment.source}: takes {hours:,.0f} GPU-hours by estimate, and would run on this machine; type "
+            f"`implicit-llm run demo` for the small one, or `snakemake {name}` with your other options for this one"
+        )
 
 
 def check_disk(plan: Plan) -> None:

@@ -7,6 +7,8 @@ tests/workflow/test_snakemake_internals.py fails in a release where one of these
 import argparse
 import os
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ def command_line() -> argparse.Namespace:
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0]
+
+
+def starts_jobs_here(call: argparse.Namespace) -> bool:
+    """Whether the jobs of this call run on this machine, for all that the command line and its profiles say."""
+    from snakemake.cli import parse_args
+
+    with redirect_stderr(StringIO()):  # it names the profiles once more
+        executor = parse_args(sys.argv[1:])[1].executor
+    return executor in (None, "local") and not call.touch
 
 
 def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
