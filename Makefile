@@ -37,6 +37,7 @@ try: $(READY)  ## See a trained model read long words, within a minute
 	@echo "Before it, in each new shell: source $(VENV)/bin/activate"
 
 demo: $(READY)  ## Run the word-problem slice of the paper on this machine, from the data to the report
+	@echo "To watch it, in a second shell: source $(VENV)/bin/activate && implicit-llm status demo"
 	@$(ACTIVATE); snakemake --profile $(PROFILE) --configfile workflow/config/demo.yaml
 	@$(ACTIVATE); implicit-llm report demo --numbers
 	@echo

@@ -1,9 +1,10 @@
-"""Draw the figure of the README, `state-tracking.svg`, from the kept results.
+"""Draw the figure of the README, `state-tracking.svg`, and `evaluation-modes.svg` from the kept results.
 
     python docs/images/state_tracking.py
 
-One panel for each task: S5 in blocks of 8 by token, A5 in blocks of 32, explicit models in parallel. A dot is a seed, a
-line the mean over the seeds.
+The first has one panel for each task: implicit models by the protocol, explicit ones in parallel. The second has three
+models at four times their trained length, by the protocol and three other modes and criteria. A dot is a seed, a line
+or bar the mean over the seeds.
 """
 
 from collections.abc import Iterator
@@ -17,12 +18,23 @@ HERE = Path(__file__).parent
 REFERENCE = HERE.parents[1] / "results" / "reference"
 WIDTH, HEIGHT = 860, 330
 PLOT_WIDTH, PLOT_HEIGHT, TOP = 300, 210, 62
+MODELS = [  # title, run and phase, tokens
+    ("A5 x monoid, released (32+4)", "a5m-released/free-32", 1024),
+    ("A5 x monoid, fast recipe", "a5m-fast/free", 1024),
+    ("S5", "s5-implicit/free", 128),
+]
+MODES = {
+    "blockwise-8-token": "protocol",
+    "sequential": "sequential",
+    "blockwise": "blocks of&#160;32",
+    "released-criterion": "released criterion",
+}
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .card { fill: #ffffff } .title { font-weight: 600; font-size: 14px } .small { font-size: 12px }
 .grid { stroke: #d1d9e0 } .chance { stroke: #818b98; stroke-dasharray: 4 4 }
 .implicit { stroke: #0969da; fill: #0969da } .explicit { stroke: #bc4c00; fill: #bc4c00 }
-.passing { stroke: #1a7f37; fill: #1a7f37 }
+.passing { stroke: #1a7f37; fill: #1a7f37 } .other { stroke: #818b98; fill: #818b98 }
 polyline { fill: none !important; stroke-width: 2.5 } text { stroke: none !important }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc } .card { fill: #0d1117 } .grid { stroke: #3d444d } .chance { stroke: #9198a1 }
@@ -49,7 +61,7 @@ def panels() -> list[Panel]:
     """The two tasks, read from the table."""
     frame = pd.read_csv(REFERENCE / "state-tracking" / "accuracy.csv").query("hard_fraction != 0.5")
     blocks = frame[frame["mode"] == "blockwise-8-token"]
-    released = frame[(frame["mode"] == "blockwise") & (frame.run == "a5m-released") & (frame.phase == "free-32")]
+    released = blocks[(blocks.run == "a5m-released") & (blocks.phase == "free-32")]
     s5 = [
         Line("passing", "with state passing, 5 seeds", (116, 1.04), blocks[blocks.run == "s5-state-passing"]),
         Line("implicit", "1 implicit layer, 5 seeds", (132, 0.25), blocks[blocks.run == "s5-implicit"]),
@@ -90,13 +102,17 @@ def draw_panel(panel: Panel, left: float) -> Iterator[str]:
 
 
 def draw() -> str:
-    """The figure as SVG."""
+    """The figure of the README as SVG."""
     shapes = [shape for left, panel in zip((90, 510), panels(), strict=True) for shape in draw_panel(panel, left)]
     caption = "tokens in the test sequences; accuracy on the last ten; dots: seeds, line: mean, dashes: chance"
+    return svg("Accuracy of implicit and explicit Mamba2 models by sequence length", shapes, caption)
+
+
+def svg(title: str, shapes: list[str], caption: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-            "<title>Accuracy of implicit and explicit Mamba2 models by sequence length</title>",
+            f"<title>{title}</title>",
             f"<style>{STYLE}</style>",
             f'<rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
             *shapes,
@@ -106,5 +122,33 @@ def draw() -> str:
     )
 
 
+def draw_modes() -> str:
+    """The figure of evaluation modes as SVG."""
+    shapes = [shape for left, model in zip((60, 330, 600), MODELS, strict=True) for shape in draw_model(*model, left)]
+    caption = "accuracy on the last ten tokens at four times the trained length; bar: mean over seeds, dots: seeds"
+    return svg("Accuracy of three implicit models by evaluation mode and criterion", shapes, caption)
+
+
+def draw_model(title: str, run: str, length: int, left: float) -> Iterator[str]:
+    """A bar for each mode: the mean over seeds, each of which is a dot."""
+    frame = pd.read_csv(REFERENCE / "state-tracking" / "accuracy.csv").query("hard_fraction != 0.5")
+    of_run = frame[(frame.run + "/" + frame.phase == run) & (frame.length == length)]
+    yield f'<text class="title" x="{left}" y="{TOP - 26}">{title}</text>'
+    for place, (mode, words) in enumerate(MODES.items()):
+        x, accuracy = left + 60 * place, of_run[of_run["mode"] == mode].accuracy_last10
+        top = TOP + PLOT_HEIGHT * (1 - accuracy.mean())
+        kind = "other" if place else "implicit"
+        bar = f"M{x} {TOP + PLOT_HEIGHT}V{top:.1f}h44V{TOP + PLOT_HEIGHT}z"
+        yield f'<path class="{kind}" fill-opacity=".35" stroke="none" d="{bar}"/>'
+        for value in accuracy:
+            yield f'<circle class="{kind}" r="4" cx="{x + 22}" cy="{TOP + PLOT_HEIGHT * (1 - value):.1f}"/>'
+        percent = f"{100 * accuracy.mean():.1f}"
+        yield f'<text class="small" x="{x + 22}" y="{TOP + PLOT_HEIGHT - 8}" text-anchor="middle">{percent}</text>'
+        for line, word in enumerate(words.split(), start=1):
+            at = TOP + PLOT_HEIGHT + 2 + 13 * line
+            yield f'<text class="small" x="{x + 22}" y="{at}" text-anchor="middle">{word}</text>'
+
+
 if __name__ == "__main__":
     (HERE / "state-tracking.svg").write_text(draw(), encoding="utf-8")
+    (HERE / "evaluation-modes.svg").write_text(draw_modes(), encoding="utf-8")

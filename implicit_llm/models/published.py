@@ -41,7 +41,7 @@ def is_published(config: dict[str, Any]) -> bool:
 
 
 def clean_config(published: dict[str, Any]) -> dict[str, Any]:
-    """Translate a published config.json to the fields of our configurations, with the published stopping rules.
+    """Translate a published config.json to the fields of our configurations, with the criteria of the released code.
 
     Raises: ModelConfigError naming a key whose value the published family never had.
     """

@@ -49,11 +49,10 @@ class Search:
         """The search of a training pass, or of an evaluation pass."""
         if is_training:
             return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
-        # In evaluation "plain" is damped too, as published; other methods use tau by themselves. And the published
-        # evaluation spends one of its iterations on the closing f.
-        method = "damped" if solver.method == "plain" else solver.method
+        # `method` sets training alone. As in the released code, evaluation is damped, and its closing f is one of the
+        # iterations.
         rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
-        return cls(rule, max(1, solver.eval_budget - 1), method, solver.tau)
+        return cls(rule, max(1, solver.eval_budget - 1), "damped", solver.tau)
 
     @property
     def damping(self) -> float | None:

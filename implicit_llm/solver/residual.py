@@ -13,7 +13,7 @@ from implicit_llm_contracts.config.registry import InvalidEntry
 from implicit_llm_contracts.config.solver import STOPS
 
 EPS = 1e-8
-PUBLISHED_EPS = 1e-6  # of the published evaluation rule, whose denominator is the iterate z
+RELEASED_EPS = 1e-6  # of the released code's criterion in evaluation, whose denominator is the iterate z
 
 
 @dataclass
@@ -68,18 +68,18 @@ def _judge_tokens(z: Tensor, fz: Tensor, tol: float) -> Progress:
 
 
 def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """Published in training: all stop when the largest residual of the sequences is below tol."""
+    """The released code's criterion in training: all stop when the largest residual of the sequences is below tol."""
     by_sequence, by_token = _relative(z, fz)
     done = (by_sequence.amax() < tol).expand(len(by_sequence))
     return Progress(done, by_sequence, by_token)
 
 
 def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """Published in evaluation: one norm of f(z) - z over the whole batch, relative to that of the iterate z."""
+    """The released code's criterion in evaluation: one norm of f(z) - z over the batch, relative to that of z."""
     change_BL, size_BL = _norms(fz - z), _norms(z)
-    ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + PUBLISHED_EPS)
+    ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + RELEASED_EPS)
     batch = len(z)
-    return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + PUBLISHED_EPS), True)
+    return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + RELEASED_EPS), True)
 
 
 STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
@@ -112,6 +112,6 @@ def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress])
 def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
     """The rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation). Raises: UnknownName.
 
-    The published rules, "batch", differ between the two.
+    The criteria of the released code, "batch", differ between the two.
     """
     return Rule(stop, tol, _judge_batch if stop == "batch" and not is_training else STOPS[stop])

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.causality --out results/benchmarks/causality-cpu.json
 
 Each number is the largest over the positions before the change and over three untrained models (2 layers, width 32,
-vocabulary 100) on 6 sequences of 64 random tokens, of which tokens 40 to 64 are changed. The last row takes the S5
-model of the package with its own settings. On a CPU, so that the numbers are the same everywhere.
+vocabulary 100) on 6 sequences of 64 random tokens, of which tokens 40 to 64 are changed. A method sets training alone,
+so evaluation has one row a criterion. The last row takes the S5 model of the package with its own settings. On a CPU,
+so that the numbers are the same everywhere.
 """
 
 from dataclasses import replace
@@ -38,6 +39,8 @@ def main() -> None:
     for method, stop in product(("plain", "anderson"), ("sequence", "token", "batch")):
         row: dict[str, Any] = {"method": method, "stop": stop}
         for (family, config), (mode, settings) in product(CONFIGS.items(), MODES.items()):
+            if method == "anderson" and mode != "training":
+                continue
             found = [
                 moved(untrained(config, seed, method, stop, settings), mode == "training") for seed in range(SEEDS)
             ]

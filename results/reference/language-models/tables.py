@@ -15,8 +15,8 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 MEASURED = [
-    *["length", "mode", "num_tokens", "loss", "f_evaluations_per_token", "unconverged_share", "train_tokens"],
-    *["train_flops", "num_parameters"],
+    *["length", "mode", "eval_stop", "num_tokens", "loss", "f_evaluations_per_token", "unconverged_share"],
+    *["train_tokens", "train_flops", "num_parameters"],
 ]
 PAIR = ["length", "mode", "against", "num_tokens", "token_agreement", "kl"]
 

@@ -2,8 +2,9 @@
 
     python results/reference/state-tracking/page.py TARGET          # TARGET/declared/index.html
 
-A result counts whatever code made it, if its settings are those that the experiment plans. `reduction` is left out: it
-came later, and says how several GPUs add their gradients.
+A result counts whatever code made it, if its settings are those that the experiment plans. Two differences are left
+out. `reduction` came later, and says how several GPUs add their gradients. The modes of an evaluation were more: what
+is now the ablation was measured by the jobs of the protocol, and CatbAbI only by other criteria.
 """
 
 import shutil
@@ -13,8 +14,11 @@ from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
+from tables import RENAMED_MODES
+
 from implicit_llm_report.kept import make_page
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
@@ -29,7 +33,8 @@ def main(target: Path) -> None:
         plan = Plan(experiment)
         [packed] = Path("results").iterdir()  # an earlier name of the experiment
         packed.rename(plan.root)
-        page = plan.nodes["report"]
+        rename_modes(plan.root)
+        page = without_ablation(plan.nodes["report"])
         missing = [replace(one, why="not finished") for one in find_missing(plan, page) if not is_kept(plan, one.job)]
         identity, found = report_with_missing(plan, page, missing)
         folders = {role: Path(folder).absolute() for role, folder in found.items()}
@@ -38,7 +43,22 @@ def main(target: Path) -> None:
 
 def is_kept(plan: Plan, job: str) -> bool:
     difference = plan.statuses[job].difference
-    return difference is not None and all(change.startswith("reduction ") for change in difference.config)
+    return difference is not None and all(change.startswith(("reduction ", "modes.")) for change in difference.config)
+
+
+def rename_modes(results: Path) -> None:
+    """Give the modes in all metrics.json the names of today."""
+    for path in results.glob("evaluate/*/*/*/work/*/metrics.json"):
+        text = path.read_text()
+        for earlier, name in RENAMED_MODES.items():
+            text = text.replace(f'"mode": "{earlier}"', f'"mode": "{name}"')
+        path.write_text(text)
+
+
+def without_ablation(page: Node) -> Node:
+    """The page without jobs that are not kept, and whose numbers the jobs of the protocol have."""
+    jobs = {role: key for role, key in page.upstream.items() if not Path(key).name.startswith("ablation")}
+    return replace(page, upstream=jobs)
 
 
 if __name__ == "__main__":

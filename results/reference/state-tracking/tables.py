@@ -20,6 +20,7 @@ from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.planning.graph import Node, build_graph
 
 HERE = Path(__file__).parent
+RENAMED_MODES = {"published": "released-criterion"}  # by their names in `inputs.tar.xz`
 JOB = ["run", "phase", "evaluation", "seed"]
 ROWS = ["run", "phase", "hard_fraction", "length", "mode", "seed"]
 GROUP = ["run", "phase", "evaluation", "hard_fraction", "length", "mode"]
@@ -27,12 +28,18 @@ METRICS = [
     *["num_samples", "accuracy_last10", "accuracy_sequence", "accuracy_token", "chance_last10", "iterations_per_token"],
     *["unconverged_share", "token_match_sequential"],
 ]
-ACCURACY = [*["run", "phase", "mode", "hard_fraction", "length", "seed"], *METRICS, "num_parameters", "fingerprint"]
+ACCURACY = [
+    *["run", "phase", "mode", "eval_stop", "hard_fraction", "length", "seed"],
+    *METRICS,
+    "num_parameters",
+    "fingerprint",
+]
 
 
 def main(folder: Path = HERE) -> None:
     plan = list(build_graph(load_experiment(Path("workflow/config/state-tracking.yaml"))).values())
     jobs = pd.DataFrame([job_of(node) for node in plan if node.stage == "evaluate"])
+    jobs = jobs[~jobs.evaluation.str.startswith("ablation")]  # whose numbers the jobs of the protocol have
     with tempfile.TemporaryDirectory() as scratch:
         shutil.unpack_archive(HERE / "inputs.tar.xz", scratch)
         [results] = Path(scratch, "results").iterdir()  # packed under an earlier name of the experiment
@@ -82,7 +89,9 @@ def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list
     job |= {"num_parameters": model["summary"]["num_parameters"]}
     metrics = json.loads((results / "evaluate" / one["name"] / one["files"][0]["path"]).read_text())
     return [
-        job | {key: record[key] for key in [*METRICS, "mode", "hard_fraction", "length"]}
+        job
+        | {key: record[key] for key in [*METRICS, "eval_stop", "hard_fraction", "length"]}
+        | {"mode": RENAMED_MODES.get(record["mode"], record["mode"])}
         for record in metrics["records"]
     ]
 
@@ -98,10 +107,14 @@ def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -
             continue
         for path in sorted(folder.glob("work/*/partial/*.json")):
             role, mode = path.stem.split("--")
-            row = job_of(node) | {key: data[role][key] for key in ("hard_fraction", "length")} | {"mode": mode}
+            row = (
+                job_of(node)
+                | {key: data[role][key] for key in ("hard_fraction", "length")}
+                | {"mode": RENAMED_MODES.get(mode, mode)}
+            )
             row |= {"fingerprint": path.parents[1].name, "num_parameters": models[node.name.rpartition("/")[0]]}
             found = json.loads(path.read_text())
-            rows.append(row | {key: found.get(key) for key in METRICS})
+            rows.append(row | {key: found.get(key) for key in [*METRICS, "eval_stop"]})
     return rows
 
 

@@ -29,11 +29,11 @@ def test_mode_changes_only_what_it_names() -> None:
 @pytest.mark.parametrize(
     ("mode", "saved", "size"),
     [
-        (ModeConfig("published", "simultaneous"), SolverConfig(), COUPLED_BATCH_SIZE),
-        (ModeConfig("published", "simultaneous", batch_size=512), SolverConfig(), 512),
-        (ModeConfig("published", "simultaneous"), None, None),
+        (ModeConfig("released-criterion", "simultaneous", eval_stop="batch"), SolverConfig(), COUPLED_BATCH_SIZE),
+        (ModeConfig("released-criterion", "simultaneous", eval_stop="batch", batch_size=512), SolverConfig(), 512),
+        (ModeConfig("released-criterion", "simultaneous", eval_stop="batch"), None, None),
         (ModeConfig("simultaneous", "simultaneous"), SolverConfig(), None),
-        # A model saved with the published rule, in every mode that does not change the rule.
+        # A model saved with the released code's criterion, in every mode that does not change it.
         (ModeConfig("blockwise", "blockwise"), SolverConfig(eval_stop="batch"), COUPLED_BATCH_SIZE),
         (ModeConfig("blockwise", "blockwise", eval_stop="sequence"), SolverConfig(eval_stop="batch"), None),
         # A model read as trained, where its training did.
@@ -47,8 +47,10 @@ def test_a_rule_over_a_batch_makes_its_size_a_part_of_the_result(
     assert mode.coupled_batch_size(saved) == size
 
 
-def test_published_mode_stops_by_one_norm_over_a_batch() -> None:
-    assert ModeConfig("published", "simultaneous").solver(SolverConfig()).eval_stop == "batch"
+def test_evaluation_ends_when_each_token_has_converged_unless_a_mode_or_a_saved_model_says_otherwise() -> None:
+    assert ModeConfig("blockwise", "blockwise").solver(SolverConfig()).eval_stop == "token"
+    assert ModeConfig("blockwise", "blockwise").solver(SolverConfig(eval_stop="sequence")).eval_stop == "sequence"
+    assert ModeConfig("blockwise", "blockwise", eval_stop="batch").solver(SolverConfig()).eval_stop == "batch"
 
 
 def test_a_sweep_changes_one_field_at_a_time_and_says_which() -> None:

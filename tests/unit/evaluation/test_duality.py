@@ -157,7 +157,7 @@ def test_non_finite_rows_are_left_out_and_counted(caplog: pytest.LogCaptureFixtu
 
 def test_trace_gives_what_the_model_answers_with_each_budget() -> None:
     model = contracting_model()
-    solver = replace(model.solver, eval_mode="simultaneous", eval_max_iter=12, tol=1e-6)
+    solver = replace(model.solver, eval_mode="simultaneous", eval_stop="sequence", eval_max_iter=12, tol=1e-6)
     input_ids = torch.as_tensor(Rows().columns["input_ids"])
     with torch.inference_mode():
         residual_GB, _, predictions_GN = trace(model, solver, input_ids)

@@ -1,5 +1,6 @@
 """What a user of transformers expects of a causal language model works with ours."""
 
+import json
 import re
 import runpy
 from dataclasses import replace
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import implicit_llm
+from implicit_llm import SolverConfig
 from implicit_llm.models.errors import ModelConfigError
 
 KINDS = pytest.mark.parametrize("kind", ["implicit", "explicit"])
@@ -209,6 +211,44 @@ def test_every_named_configuration_is_a_directory_auto_config_reads() -> None:
         read = AutoConfig.from_pretrained(Path(implicit_llm.__file__).parent / "configs" / name).to_dict()
         expected = implicit_llm.load_config(name).to_dict()
         assert read | {"_name_or_path": ""} == expected | {"_name_or_path": ""}
+
+
+def protocol_of(path: Path) -> dict:
+    solver = AutoConfig.from_pretrained(path).solver
+    return {key: getattr(solver, key) for key in ("eval_mode", "eval_stop", "eval_block_len")}
+
+
+def test_every_named_implicit_configuration_is_evaluated_until_each_token_of_a_block_has_converged() -> None:
+    configs = Path(implicit_llm.__file__).parent / "configs"
+    implicit = [name for name in implicit_llm.list_configs() if not name.endswith("explicit")]
+    for name in implicit:
+        block_len = 8 if "state-tracking" in name else 32
+        assert protocol_of(configs / name) == {
+            "eval_mode": "blockwise",
+            "eval_stop": "token",
+            "eval_block_len": block_len,
+        }
+    assert len(implicit) == 17
+
+
+@pytest.mark.parametrize("name", ["a5-monoid-released-s0", "catbabi-implicit-s0", "s5-state-passing-s0"])
+def test_a_packaged_model_is_evaluated_in_blocks_of_8_until_each_token_has_converged(name: str) -> None:
+    assert protocol_of(implicit_llm.trained_model(name)) == {
+        "eval_mode": "blockwise",
+        "eval_stop": "token",
+        "eval_block_len": 8,
+    }
+
+
+def test_a_saved_model_names_all_its_settings_and_keeps_them_when_a_default_changes(make_model, tmp_path: Path) -> None:
+    model = make_model("mamba2")
+    model.solver = SolverConfig()
+    model.save_pretrained(tmp_path / "default")
+    saved = json.loads((tmp_path / "default" / "config.json").read_text())["solver"]
+    assert saved == SolverConfig().to_dict()
+    model.solver = SolverConfig(eval_stop="sequence")
+    model.save_pretrained(tmp_path / "other")
+    assert AutoConfig.from_pretrained(tmp_path / "other").solver.eval_stop == "sequence"
 
 
 COUNTS_MILLION = {

@@ -136,7 +136,7 @@ def test_a_misspelt_solver_setting_names_the_nearest_where_it_is_data(make_model
         SolverConfig.of(3)  # type: ignore[arg-type]
 
 
-SAVED = {"tol": 0.125, "eval_block_len": 8, "eval_stop": "token", "tau": 0.5}
+SAVED = {"tol": 0.125, "eval_block_len": 8, "eval_stop": "sequence", "tau": 0.5}
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "assigned to the model": lambda model, given: setattr(model, "solver", given) or model.solver,
     "assigned to the configuration": lambda model, given: setattr(model.config, "solver", given) or model.solver,

@@ -99,7 +99,7 @@ def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
 
 def test_swept_results_stay_out_of_the_other_tables_and_figures(made: Path) -> None:
     assert {row["mode"] for row in rows_of(made, "accuracy")} == {
-        "blockwise", "sequential", "simultaneous", "published", "parallel",
+        "blockwise", "sequential", "simultaneous", "released-criterion", "parallel",
     }  # fmt: skip
 
 

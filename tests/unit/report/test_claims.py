@@ -152,12 +152,12 @@ def test_columns_of_the_frame_say_which_numbers_a_claim_means(of: Record, expect
     [("difference", "accuracy_last10", -0.3), ("ratio", "f_evaluations_per_token", 4.0)],
 )
 def test_two_modes_of_one_run_are_compared_seed_by_seed(by: str, metric: str, expected: float) -> None:
-    published = WORD | {"mode": "published", "accuracy_last10": 0.7, "f_evaluations_per_token": 36.0}
+    published = WORD | {"mode": "released-criterion", "accuracy_last10": 0.7, "f_evaluations_per_token": 36.0}
     records = [WORD, published, WORD | {"seed": 1}, published | {"seed": 1}]
     records.append(published | {"run": "b", "accuracy_last10": 0.0})
     measure = {
         "metric": metric,
-        "of": {"mode": "published"},
+        "of": {"mode": "released-criterion"},
         "against": {"mode": "blockwise"},
         "same": ("name", "data"),
     }

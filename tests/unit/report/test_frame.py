@@ -42,6 +42,17 @@ def test_every_number_of_every_file_is_a_row_with_what_it_is_of(tmp_path: Path) 
     assert wanted == (frame["metric"].isin(metrics.values())).sum()
 
 
+def test_the_mode_in_which_each_token_converges_stands_for_a_model_whatever_modes_are_called() -> None:
+    ways = {"a": ("simultaneous", "batch"), "b": ("blockwise", "sequence"), "z": ("blockwise", "token")}
+    model = {"role": "evaluate:x", "run": "x", "seed": 0, "length": 4, "accuracy_last10": 0.5}
+    records = [
+        model | {"mode": name, "eval_mode": mode, "eval_stop": stop} for name, (mode, stop) in sorted(ways.items())
+    ]
+    frame = frame_of({"word_problem": records}, {})
+    assert list(dict.fromkeys(frame["mode"])) == ["z", "b", "a"]
+    assert set(frame[frame["is_headline"].astype(bool)]["mode"]) == {"z"}
+
+
 def test_rows_that_are_not_one_thing_have_no_mean() -> None:
     records = [{"role": "evaluate:x", "run": "x", "seed": 0, "length": length, "perplexity": 3.0} for length in (1, 2)]
     frame = frame_of({"perplexity": records}, {})

@@ -55,6 +55,7 @@ def duality_records(run: LanguageRun, phase: str, seed: int) -> list[Record]:
         | {"sweep": {"base": "blockwise", "key": "eval_max_iter", "value": 1}}
     )
     trace = about | {"measure": "convergence", "mode": "simultaneous", "against": None, "convergence": CURVE}
+    trace |= {"eval_mode": "simultaneous"}
     return [*pairs, swept, trace]
 
 
@@ -221,13 +222,11 @@ def test_diverged_convergence_and_missing_agreement_are_missing_and_not_zero(tmp
     assert "missing & missing" in (made / "tables" / "duality.tex").read_text()
 
 
-def test_perplexity_by_position_shows_the_longest_rows_and_all_modes_of_the_last_implicit_phase(made: Path) -> None:
+def test_perplexity_by_position_shows_the_longest_rows_in_the_mode_that_stands_for_each_model(made: Path) -> None:
     figure = figure_of(made, "perplexity-by-position")
     assert legend_of(figure) == [
-        "implicit (4+1), blockwise",
-        "implicit (24+4), blockwise",
-        "implicit (24+4), sequential",
-        "implicit (24+4), published",
+        "implicit (4+1)",
+        "implicit (24+4)",
         "explicit",
         "explicit-long",
     ]
@@ -247,8 +246,8 @@ def test_bins_of_few_tokens_are_left_out() -> None:
 
 def test_record_without_a_curve_is_named_as_missing(tmp_path: Path) -> None:
     def no_curve(record: Record) -> Record:
-        return record | ({"loss_by_position": None} if record["mode"] == "sequential" else {})
+        return record | ({"loss_by_position": None} if record["mode"] == "blockwise" else {})
 
     made = report_of(tmp_path, no_curve, figures=("perplexity-by-position",))
     figure = figure_of(made, "perplexity-by-position")
-    assert "missing: implicit (24+4), sequential" in figure.replace("\n", " ")
+    assert "missing: implicit (4+1)" in figure.replace("\n", " ")

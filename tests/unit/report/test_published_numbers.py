@@ -68,7 +68,7 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
         "hard_fraction": 0.1,
         "train_length": 256,
         "train_hard_fraction": 0.1,
-        "mode": "published",
+        "mode": "released-criterion",
         "data": "x",
     }
     words = [word | {"role": "r", "seed": seed, "accuracy_last10": 0.6 + seed / 10} for seed in (0, 1)]

@@ -92,10 +92,19 @@ def test_figures_are_outlines_in_files_and_text_in_the_colours_of_the_page_on_it
     assert not re.search(r"#[0-9a-f]{6}\b", panels)
 
 
-def test_modes_have_the_same_names_in_all_figures(made: Path) -> None:
+def test_one_figure_has_all_modes_and_the_others_the_protocol_alone(made: Path) -> None:
     by_mode, by_position = (set(legend_of(figure_of(made, f"accuracy-by-{x}"))) for x in ("mode", "position"))
-    assert by_position - by_mode == {"chance (best constant answer)"}
-    assert by_mode <= by_position
+    assert by_mode == {f"implicit, {mode}" for mode in MODES}
+    assert by_position == {"implicit", "explicit", "chance (best constant answer)"}
+
+
+def test_the_page_states_the_protocol_once_at_its_head_and_the_criterion_in_the_rows_of_other_modes(made: Path) -> None:
+    head, _, rest = (made / "index.html").read_text().partition("</header>")
+    assert "8 tokens are solved at a time, until the relative residual of each is below 0.05" in head
+    assert "tokens are solved at a time" not in rest
+    assert "released-criterion, converged by batch" in rest
+    assert "blockwise, converged by" not in rest
+    assert {row["eval_stop"] for row in rows_of(made, "accuracy") if row["mode"] == "released-criterion"} == {"batch"}
 
 
 def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
@@ -155,7 +164,7 @@ def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path
     )
     rows = rows_of(demo_report(tmp_path, runs, figures=(), tables=("accuracy",)), "accuracy")
     beside = {(row["mode"], row["length"]): row["published"] for row in rows if row["published"]}
-    assert beside == {("blockwise", "256"): "1.0", ("sequential", "256"): "1.0", ("published", "256"): "0.92"}
+    assert beside == {("blockwise", "256"): "1.0", ("sequential", "256"): "1.0", ("released-criterion", "256"): "0.92"}
 
 
 def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:

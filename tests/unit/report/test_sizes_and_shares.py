@@ -118,7 +118,7 @@ def test_of_many_shares_those_evaluated_in_one_mode_leave_the_figures_by_length(
     [
         ("sequential", "sequential", 6.0, 6.0),  # every token waits for the one before it
         ("blockwise", "blockwise", 10.0, 10.0 * 4 / 64),
-        ("published", "simultaneous", 40.0, 40.0 / 64),
+        ("released-criterion", "simultaneous", 40.0, 40.0 / 64),
         ("parallel", None, 1.0, 1 / 64),
     ],
 )

@@ -43,6 +43,6 @@ def test_no_two_of_seven_implicit_and_four_explicit_lines_have_one_colour() -> N
 
 
 def test_an_evaluation_mode_looks_alike_in_every_figure() -> None:
-    modes = [(f"implicit, {mode}", True) for mode in ("blockwise", "published", "own")]
+    modes = [(f"implicit, {mode}", True) for mode in ("blockwise", "released-criterion", "own")]
     assert all(series_of_names([mode])[mode[0]] == series_of_names(modes)[mode[0]] for mode in modes[:2])
     assert len({series.color for series in series_of_names(modes).values()}) == 3

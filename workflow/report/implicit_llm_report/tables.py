@@ -151,6 +151,7 @@ SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
 def _head(model: Group, metric: str) -> Head:
     """A model in a mode, with the seeds that have the metric."""
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
+    mode += f", converged by {model.eval_stop}" if model.eval_stop and not model.is_headline else ""
     by_seed = model.by_seed(metric)
     seeds = None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values()))
     tokens = None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens"

@@ -37,7 +37,6 @@ def test_it_prints_what_it_measured_and_draws_it(
 
 def test_the_residuals_are_those_at_which_the_solver_stops() -> None:
     model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(try_it.MODEL)).eval()
-    model.solver = replace(model.solver, **try_it.MODE)
     ids_1L = torch.randint(120, (1, 24), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         residual_KL, is_right_KL = try_it.watch(model, ids_1L, model(ids_1L).logits.argmax(-1))

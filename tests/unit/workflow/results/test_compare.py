@@ -172,5 +172,5 @@ def test_times_shares_and_costs_have_a_unit_that_fits() -> None:
     shares = {None: "-", 0.0: "0 %", 0.004: "0.4 %", 0.5: "50 %", 1.0: "100 %"}
     assert {share: share_text(share) for share in shares} == shares
     costs = [("cpu", 12 / 3600), ("cpu", 0.5), ("cpu", 3), ("gpu", 0.5), ("gpu", 12345.6), (None, None)]
-    texts = ["12 s CPU", "30 min CPU", "3.0 h CPU", "0.5 GPU-hours", "12,346 GPU-hours", "-"]
+    texts = ["12 s wall time", "30 min wall time", "3.0 h wall time", "0.5 GPU-hours", "12,346 GPU-hours", "-"]
     assert [Cost(unit, hours, "x", "y").text for unit, hours in costs] == texts  # type: ignore[arg-type]

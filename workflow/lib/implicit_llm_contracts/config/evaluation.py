@@ -13,7 +13,8 @@ from implicit_llm_contracts.runs import Only, UserError, refuse_if
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
-PUBLISHED = "published"  # simultaneous, with the published stopping rule: one norm over the whole batch
+# A mode by hand: simultaneous, with the released code's criterion, one norm over the whole batch.
+RELEASED_CRITERION = "released-criterion"
 
 # The rule "batch" couples the sequences of a batch: its batch size changes the numbers and is not the machine's choice.
 COUPLED_BATCH_SIZE = 64
@@ -76,18 +77,12 @@ class ModeConfig:
         stop = trained.stop if self.eval_mode == AS_TRAINED else self.solver(trained).eval_stop
         return COUPLED_BATCH_SIZE if stop == "batch" else None
 
-    @property
-    def stop(self) -> str | None:
-        """The stopping rule; the mode named "published" stands for the rule of that name unless it says otherwise."""
-        name = self.name if self.sweep is None else self.sweep.base
-        return self.eval_stop or ("batch" if name == PUBLISHED else None)
-
     def solver(self, trained: SolverConfig) -> SolverConfig:
         """The solver the model was saved with, with this mode's evaluation fields."""
         changed: dict[str, Any] = {
             "eval_mode": self.eval_mode,
             "eval_max_iter": self.eval_max_iter,
-            "eval_stop": self.stop,
+            "eval_stop": self.eval_stop,
             "eval_block_len": self.eval_block_len,
             "tol": self.eval_tol,
         }

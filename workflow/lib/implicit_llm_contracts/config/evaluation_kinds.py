@@ -26,10 +26,11 @@ _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
 # A sentence on each field of a mode that an evaluation by hand can set, for all modes at once.
 MODE_SETTINGS = {
-    "eval_max_iter": "f-evaluations allowed for one block; by default as saved.",
-    "eval_tol": "Relative residual at which a block has converged; by default as saved.",
+    "eval_max_iter": "f-evaluations allowed for one block, each damped by the model's tau; by default as saved.",
+    "eval_tol": "Relative residual below which a token has converged; by default as saved.",
     "eval_block_len": "Tokens of a block, in the mode blockwise; by default as saved.",
-    "eval_stop": "Stopping rule of a sequence: sequence, token or batch; by default as saved.",
+    "eval_stop": "The criterion by which a block ends. By token each must have converged, by sequence their mean; "
+    "batch is the released code's criterion. By default as saved.",
     "max_samples": "Sequences of each data set, the first ones, at most.",
 }
 _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_share": "unconverged"}

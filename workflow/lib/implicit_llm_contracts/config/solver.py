@@ -29,15 +29,16 @@ class SolverConfig:
     residual is below `tol`, then `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z): the paper's
     (max_iter + phantom_steps). `stop` says what must be below tol before a sequence stops: its residual over all
     positions ("sequence"), the residual of each of its tokens ("token"), or the largest residual of all sequences, none
-    leaving early ("batch", published). `block_len` solves blocks of that many tokens one after another (None: the whole
-    sequence at once).
+    leaving early ("batch", the released code's criterion). `block_len` solves blocks of that many tokens one after
+    another (None: the whole sequence at once).
 
     Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them,
     "sequential" is a block of one token, "simultaneous" a block of the whole sequence. Iterations are damped by `tau`
-    (with which "anderson" mixes), at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f
-    closes each block. `eval_stop="batch"` is the published rule: one norm over the whole batch, relative to the iterate
-    before f. "as_trained" looks for no fixed point: it is the training pass, with the training settings, from an empty
-    state, and leaves no state to carry on.
+    whatever `method` is, at most `eval_max_iter` per block (None: four times `max_iter`), and one undamped f closes
+    each block. `eval_stop="token"` iterates a block until each of its tokens has converged; a residual over all of
+    them ("sequence") hides late tokens that have not. "batch" is the released code's criterion: one norm over the whole
+    batch, relative to the iterate before f. "as_trained" looks for no fixed point: it is the training pass, with the
+    training settings, from an empty state, and leaves no state to carry on.
 
     Gradient, of a free training pass and of evaluation: "phantom" differentiates the `phantom_steps`. "series" takes
     the same steps, but differentiates f only at the last of them: with M = (1-tau) + tau (df/dz)^T it sums M^m g over
@@ -61,7 +62,7 @@ class SolverConfig:
     block_len: Count | None = None
     eval_mode: EvalMode = "blockwise"
     eval_max_iter: Count | None = None
-    eval_stop: str = "sequence"
+    eval_stop: str = "token"
     eval_block_len: Count = 32
     gradient: Gradient = "phantom"
     gradient_tol: Share = 1e-4

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 import yaml
 
-from implicit_llm_contracts.config.evaluation import PUBLISHED, ModeConfig, SweepConfig
+from implicit_llm_contracts.config.evaluation import RELEASED_CRITERION, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 TRAINED = "trained"  # folder of the trained models, in the package
 MODES_PANEL = "How an implicit model is solved"
+# What the name of a mode says besides its `eval_mode`.
+_OWN = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
 TOKENIZER = "tokenizer"
@@ -93,9 +95,9 @@ Digests = Annotated[
 Mode = Annotated[
     list[str] | None,
     typer.Option(
-        help="blockwise (the default), simultaneous, sequential, as_trained (the training pass), or published: "
-        "simultaneous with the published stopping rule. Repeatable. An explicit model is evaluated once, in the mode "
-        "`parallel`.",
+        help="blockwise (the default), simultaneous, sequential, as_trained (the training pass), or "
+        "released-criterion: simultaneous, with the released code's criterion. Repeatable. An explicit model is "
+        "evaluated once, in the mode `parallel`.",
         metavar="NAME",
         rich_help_panel=MODES_PANEL,
     ),
@@ -170,8 +172,7 @@ def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]
     if of_blocks and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
     return [
-        {"name": name, "eval_mode": "simultaneous" if name == PUBLISHED else name, **shared}
-        | (of_blocks if name == "blockwise" else {})
+        {"name": name, "eval_mode": name, **shared, **_OWN.get(name, {}), **(of_blocks if name == "blockwise" else {})}
         for name in names
     ]
 

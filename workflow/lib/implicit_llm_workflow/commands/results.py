@@ -256,7 +256,7 @@ def verify(
     )
 
     plan, targets = options.choose(words, config, results)
-    nodes = with_shards(plan, targets) if targets else list(plan.nodes.values())
+    nodes = with_shards(plan, targets) if targets else [plan.nodes[key] for key in plan.wanted]
     manifests = {node.key: path for node in nodes if (path := plan.recorded(node)) is not None}
     files, damaged = recorded_files(manifests.items())
     broken = [*damaged, *check_files(files)]

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 MODEL = "s5-state-passing-s0"
 KEPT = "accuracy_by_position.json"  # in the folder of the model
 GROUP, CHANCE, WIDTH = "S5", 1 / 120, 80
-# The mode of the kept numbers: blocks of 8 tokens, each iterated until all of its tokens are below the tolerance.
-MODE: dict[str, Any] = {"eval_mode": "blockwise", "eval_block_len": 8, "eval_stop": "token", "eval_max_iter": 128}
 SUFFIXES = (".svg", ".png", ".pdf")
 INTRODUCTION = """
 [bold]Task[/bold]   Multiply random permutations of five things, one a token. After each
@@ -106,7 +104,6 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
     kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
     with console.status(f"reading {words} words of {length:,} tokens, 8 tokens at a time"), torch.inference_mode():
-        model.solver = MODE
         out = model(ids_BL)
         is_right_BL = out.logits.argmax(-1) == labels_BL
         trained = kept[0]["train_length"]

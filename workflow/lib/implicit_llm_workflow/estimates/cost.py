@@ -62,11 +62,11 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """ "12 s CPU", "3.4 min CPU", "120 GPU-hours"; "-" where it is not known."""
+        """ "12 s wall time", "120 GPU-hours"; "-" where it is not known."""
         if self.unit is None or self.hours is None:
             return MISSING
         if self.unit == CPU or self.hours < 0.1:
-            return f"{time_text(3600 * self.hours)} {self.unit.upper()}"
+            return f"{time_text(3600 * self.hours)} {'wall time' if self.unit == CPU else 'GPU'}"
         return f"{number_text(self.hours, 3)} GPU-hours"
 
 
@@ -247,7 +247,7 @@ def training_table(jobs: list[JobEstimate]) -> Table:
 
 def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
     """What the numbers rest on, a line each; only those that apply."""
-    yield "hours: GPU-hours, or CPU-hours of a job that ran on a CPU. -: not known before the job's first run."
+    yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
     if any(job.cost.is_assumed for job in jobs):

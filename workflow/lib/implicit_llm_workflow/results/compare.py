@@ -278,7 +278,9 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
         columns = [column for run in runs for column in _finished(plan, run)]
         rows = [row for row in number_rows(columns) if row.name.split()[0] in main and SWEPT not in row.name]
         if rows:
-            cells = [(row.name, *(spread_text(values, number_text) for values in row.values)) for row in rows]
+            names = [f"{row.name} (training)" if row.section == AT_END else row.name for row in rows]
+            shown = [[spread_text(values, number_text) for values in row.values] for row in rows]
+            cells = [(name, *texts) for name, texts in zip(names, shown, strict=True)]
             yield _table(data, [column.label for column in columns], cells, is_right=True)
 
 

@@ -16,10 +16,9 @@ from implicit_llm_report.figures.word_problems import (
     TEST_LENGTH,
     draw_chance,
     of_lengths,
-    with_mode,
     without_fraction_sweep,
 )
-from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups
+from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, headlines
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
@@ -49,23 +48,14 @@ def _charts(
     decorate: Callable[..., None],
     **look: Any,
 ) -> list[Chart]:
-    """A panel for each test, of its longest rows: every model in its headline mode, and one implicit model in all.
-
-    That is the only one, or the one that was trained longest. The headline modes come first and are wide, so that modes
-    that agree with them show on top of them.
-    """
+    """A panel for each test, of its longest rows: every model in the mode that stands for it."""
     charts = []
-    for all_lengths in groups(rows, by[:-1]):
+    for all_lengths in groups(headlines(rows), by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
-        cells = groups(longest.rows, ("name", "data", "mode"))
-        last = [cell.name for cell in cells if cell.is_implicit][-1:]
-        shown = [cell for cell in cells if cell.is_headline]
-        shown += [cell for cell in cells if cell.name in last and not cell.is_headline]
         lines = [
-            Line(with_mode(cell, cell.name), bool(cell.is_implicit), points_of(cell), groups=[cell],
-                 width=2.6 if cell.is_headline else 1.2, short=with_mode(cell, cell.label))
-            for cell in shown
-        ]  # fmt: skip
+            Line(cell.name, bool(cell.is_implicit), points_of(cell), groups=[cell], width=2.6, short=cell.label)
+            for cell in groups(longest.rows, ("name", "data", "mode"))
+        ]
         charts.append(Chart(title_of(longest, by), lines, partial(decorate, test=longest), **look))
     return charts
 

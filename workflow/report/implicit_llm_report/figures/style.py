@@ -92,7 +92,10 @@ _LOOKS = {
 }
 
 # They come first in a figure that tells modes apart, so that each looks alike in all figures.
-_MODES = {f"implicit, {mode}": True for mode in ("blockwise", "sequential", "simultaneous", "published")}
+_MODES = {
+    f"implicit, {mode}": True
+    for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
+}
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:

@@ -43,6 +43,7 @@ from implicit_llm_report.tables import title_of
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
 TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["name", "data", "mode"]
 TEST_LENGTH = (*TEST, "length")
+MODE = ("eval_mode", "eval_stop", "mode")
 MANY_SHARES = 3
 LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
@@ -94,13 +95,19 @@ def draw_chance(axis: Axes, points: Sequence[tuple[float, float | None]]) -> Non
 
 
 def accuracy_by_mode(given: Given) -> Figure | None:
-    """Last-ten accuracy against serial steps a token: a panel for each test and length, every model in every mode."""
+    """Last-ten accuracy against serial steps a token: a panel for each test.
+
+    Where there are any, only models that were evaluated in several modes, at four times the training length.
+    """
     rows = without_fraction_sweep(of_lengths(given.words))
     if not rows["is_implicit"].any():
         return None
+    has_modes, is_long = rows.groupby("name")["mode"].transform("nunique") > 1, rows["length_factor"] == 4
+    wanted = next(found for found in (has_modes & is_long, has_modes, rows["is_implicit"].notna()) if found.any())
+    rows = rows[wanted]
     tests = [(title_of(test, TEST_LENGTH), groups(test.rows, CELL)) for test in groups(rows, TEST_LENGTH)]
     shown = [cell for _, cells in tests for cell in cells]
-    by_work = sorted(shown, key=lambda cell: mode_rank(cell.mode))
+    by_work = sorted(shown, key=lambda cell: mode_rank({key: getattr(cell, key) for key in MODE}))
     series = series_of_names((with_mode(cell, kind_of(cell)), bool(cell.is_implicit)) for cell in by_work)
     panels = [
         Panel(title, partial(_draw_modes, cells=cells, series=series), f"{title}: accuracy against serial steps")

@@ -35,7 +35,8 @@ ABOUT = (
     "role", "run", "seed", "phase", "solver", "is_implicit", "model_type", "num_layers", "num_parameters", "source",
     "train_length", "train_tokens", "train_flops", "setting", "task", "data", "data_set", "split", "protocol",
     "measure", "mode", "against", "eval_mode", "length", "group", "monoid", "hard_fraction", "train_hard_fraction",
-    "sweep", "num_samples", "num_tokens", "eval_tol", "eval_max_iter", "eval_block_len", "layer", "state_size",
+    "sweep", "num_samples", "num_tokens", "eval_tol", "eval_max_iter", "eval_block_len", "eval_stop", "layer",
+    "state_size",
     "is_hard", "is_checked", "num_documents", "num_fewshot", "task_version", "task_hash", "harness_version",
     "num_questions",
 )  # fmt: skip
@@ -49,8 +50,8 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # What the values of a swept setting share; the column `extent` marks the least and the most of them.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# Order of modes in tables and legends, by falling work per answer.
-MODE_ORDER = ("parallel", "blockwise", "sequential", "simultaneous", "published")
+# Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.
+MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
 FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
@@ -140,9 +141,11 @@ def seeds_words(spread: Spread) -> str:
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
-def mode_rank(mode: str) -> tuple[int, str]:
-    """Sorting key: the known modes in MODE_ORDER, others after them by name."""
-    return (MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER), mode)
+def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
+    """Sorting key of a record's mode: last the released code's criterion, else by MODE_ORDER, each token's before a
+    residual over many, whatever the modes are called."""
+    stop = record.get("eval_stop")
+    return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
 
 
 def frame_of(
@@ -224,7 +227,7 @@ class _Derived:
 
     `name` is the run, with its phase where several phases of the run have results of this kind, `label` the kind of
     model and its phase. `is_headline` marks the mode that stands for the model in figures and claims: of those that
-    read the most test sets, the first in MODE_ORDER. `budget`: "bounded" for the phase of a run with the fewest
+    read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run with the fewest
     iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the lower the better:
     training loss at the end of language models, error on the validation set of CatbAbI.
     `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
@@ -238,10 +241,13 @@ class _Derived:
     ) -> None:
         self.kind, self.training = kind, training
         self.tests: defaultdict[tuple, defaultdict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
+        self.ranks: dict[tuple, tuple] = {}
         self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.errors: dict[tuple, float] = {}
         for record in records:
-            self.tests[_reading(record)][record.get("mode") or ""].add((record.get("data"), record.get("length")))
+            reading, mode = _reading(record), record.get("mode") or ""
+            self.tests[reading][mode].add((record.get("data"), record.get("length")))
+            self.ranks[reading, mode] = mode_rank(record)
             self.phases[str(record.get("run"))][record.get("phase")] = record.get("solver")
             if record.get("split") == "valid" and record.get("accuracy") is not None:
                 self.errors[_validated(record)] = 1 - record["accuracy"]
@@ -252,8 +258,9 @@ class _Derived:
         length, trained, phase = record.get("length"), record.get("train_length"), record.get("phase")
         name, label = self._named(run, phase, solver)
         bounds = {one.iterations for one in self.phases[run].values() if one is not None}
-        tests = self.tests[_reading(record)]
-        headline = min(tests, key=lambda mode: (-len(tests[mode]), mode_rank(mode)), default=None)
+        reading = _reading(record)
+        tests = self.tests[reading]
+        headline = min(tests, key=lambda mode: (-len(tests[mode]), self.ranks[reading, mode]), default=None)
         return {
             "name": name,
             "label": label if record.get("is_implicit") else "explicit",
@@ -296,7 +303,7 @@ def _validated(record: Mapping[str, Any]) -> tuple:
 def _order(row: Mapping[str, Any]) -> tuple:
     test = (row["group"] or "", row["monoid"] or "", shares_of(row["hard_fraction"] or 0.0), natural(row["data"] or ""))
     model = (not row["is_implicit"], natural(row["run"] or ""), row["train_flops"] or 0.0, row["phase"] or "")
-    reading = (not row["is_headline"], mode_rank(row["mode"] or ""), row["against"] != "sequential", row["length"] or 0)
+    reading = (not row["is_headline"], mode_rank(row), row["against"] != "sequential", row["length"] or 0)
     return (row["kind"], *test[:3], *model, *reading, test[3], row["seed"] or 0)
 
 

@@ -84,7 +84,12 @@ def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
         return [{"mode": PARALLEL}]
     modes = swept_modes(settings.modes, settings.sweep) if is_implicit else ()
     found = {
-        mode.name: {"mode": mode.name, "eval_mode": mode.eval_mode, "sweep": mode.sweep and asdict(mode.sweep)}
+        mode.name: {
+            "mode": mode.name,
+            "eval_mode": mode.eval_mode,
+            "eval_stop": mode.eval_stop,
+            "sweep": mode.sweep and asdict(mode.sweep),
+        }
         for mode in modes
     }
     if settings.kind != DUALITY:

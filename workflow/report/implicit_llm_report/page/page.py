@@ -15,7 +15,16 @@ from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
-from implicit_llm_report.inputs.frame import LAST_TEN, METRIC_WORDS, PERPLEXITY, Spread, seeds_words
+from implicit_llm_report.inputs.frame import (
+    LAST_TEN,
+    METRIC_WORDS,
+    PERPLEXITY,
+    Group,
+    Spread,
+    groups,
+    headlines,
+    seeds_words,
+)
 from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import Given, Source
@@ -27,6 +36,18 @@ from implicit_llm_report.tables import Cell, Table
 MISSING_WORD = Markup('<span class="missing">missing</span>')
 NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they say which run and phase it is
 ORIGINS = {"paper": "the paper", "project": "this project"}
+TITLES = {
+    "word_problem": "Word problems",
+    "catbabi": "CatbAbI",
+    "perplexity": "Language models",
+    "lm_eval": "Downstream tasks",
+}
+PROTOCOL = ("eval_mode", "eval_block_len", "eval_stop", "eval_tol", "eval_max_iter")
+CRITERIA = {
+    "token": "the relative residual of each",
+    "sequence": "the mean relative residual of the block",
+    "batch": "the norm over the batch",
+}
 SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
@@ -60,6 +81,7 @@ def render(content: PageContent) -> str:
                 for origin, whose in ORIGINS.items()
             ],
             glances=glances(content) if config.is_whole else [],
+            protocol=protocol_of(given),
             entries=registry().tables,
             training=[_training(run, given.sources) for run in given.training if config.is_whole],
             settings=hyperparameters(given),
@@ -75,6 +97,24 @@ def render(content: PageContent) -> str:
         )
     )
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def protocol_of(given: Given) -> list[str]:
+    """A sentence for each kind of result and each setting of the mode that stands for its implicit models."""
+    rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
+    found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
+    return [
+        f"{TITLES[one.kind]}: {_at_a_time(one)}, until {CRITERIA.get(one.eval_stop, one.eval_stop)} is below "
+        f"{one.eval_tol:g}, in at most {one.eval_max_iter} iterations."
+        for one in found
+        if one.eval_tol is not None
+    ]
+
+
+def _at_a_time(mode: Group) -> str:
+    if mode.eval_mode == "blockwise":
+        return f"{mode.eval_block_len} tokens are solved at a time"
+    return "one token is solved at a time" if mode.eval_mode == "sequential" else "a sequence is solved as a whole"
 
 
 def _environment(given: Given) -> jinja2.Environment:
