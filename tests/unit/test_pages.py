@@ -305,7 +305,12 @@ def test_the_moves_by_later_tokens_are_the_measured_ones() -> None:
 
 def block_row(row: dict) -> str:
     """A row of the table of blocks, as docs/evaluation.md has it."""
-    names = {"a5-monoid-released-s0": "A5 × monoid", "s5-state-passing-s0": "S5", "catbabi-implicit-s0": "CatbAbI"}
+    names = {
+        "a5-monoid-published-s0": "A5 × monoid",
+        "a5-monoid-released-s0": "A5 × monoid, a third of the steps",
+        "s5-state-passing-s0": "S5",
+        "catbabi-implicit-s0": "CatbAbI",
+    }
     block = f"{row['block_len']}{', the whole' if row['block_len'] == row['length'] else ''}"
     block = f"**{block}**" if row["block_len"] == 8 else block
     block = block if row["stop"] == "token" else f"{block}, mean residual"
@@ -315,11 +320,11 @@ def block_row(row: dict) -> str:
 
 
 def test_the_table_of_blocks_is_the_measured_one() -> None:
-    found = re.findall(r"^\| (?:A5 × monoid|S5|CatbAbI) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
+    found = re.findall(r"^\| (?:A5 × monoid.*|S5|CatbAbI) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
     assert found == [block_row(row) for row in benchmark("evaluation-blocks", "cpu")["rows"]]
 
 
-@pytest.mark.parametrize("name", ["a5-monoid-released-s0", "catbabi-implicit-s0"])
+@pytest.mark.parametrize("name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0"])
 def test_the_card_of_a_packaged_model_has_its_numbers_by_the_protocol_and_by_the_criterion_before(name: str) -> None:
     card = " ".join((TRAINED / name / "README.md").read_text().split())
     rows = [row for row in benchmark("evaluation-blocks", "cpu")["rows"] if row["model"] == name]

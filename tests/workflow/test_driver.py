@@ -86,7 +86,7 @@ def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(b
 def test_data_that_no_disk_holds_are_refused_before_anything_runs(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     project.edit(project.config, "num_samples: 64", "num_samples: 1_000_000_000_000_000")
-    said = r"^error: tiny\.yaml: data: train\.num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
+    said = r"^error: tiny\.yaml: data: num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
     assert re.search(said, project.snakemake(code=2), re.MULTILINE)
     assert not list(project.results.glob("data/*"))
 
@@ -216,7 +216,10 @@ def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(tmp_path
         output += driver.communicate(timeout=DEADLINE_S)[0]
     assert driver.returncode == 1
     assert "Traceback" not in output
-    assert json.loads((project.results / ".driver.json").read_text()) == {"profile": "profiles/local"}
+    assert json.loads((project.results / ".driver.json").read_text()) == {
+        "profile": "profiles/local",
+        "config": "tiny.yaml",
+    }
     assert len(list(project.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
 
 
