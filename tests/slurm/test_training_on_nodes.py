@@ -21,7 +21,7 @@ from tests.limits import wait_until
 from tests.pages import ROOT
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, artifacts, logged, make_data, request, train, work_of
 from tests.unit.training.test_distributed import check_same_training
-from tests.workflow.tiny_project import Project, edit_site, make_real_project
+from tests.workflow.tiny_project import Project, edit_site, make_project, make_real_project
 
 DEADLINE_S = 400
 TWO_BY_TWO = ("--nodes", "2", "--processes-per-node", "2")
@@ -206,3 +206,20 @@ def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
     submitted = len(slurm.states())
     assert "Nothing to be done" in project.snakemake()
     assert len(slurm.states()) == submitted
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.slow
+def test_a_job_that_dies_after_its_commit_is_not_computed_again(slurm: SlurmCluster, tmp_path: Path) -> None:
+    made, job = make_project(tmp_path), "data/s3-train"
+    project = OnSlurm(made.dir, made.library, variables={"SLURM_CONF": str(slurm.conf)})
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
+    options = ("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
+    words = (*options, "--", f"results/tiny/{job}/manifest.json")
+    faulty = replace(project, variables={**project.variables, "FAULT": "publish.before_manifest:kill9"})
+    faulty.snakemake(*words, code=1)
+    assert not (project.results / job / "manifest.json").exists()
+    assert project.starts(job) == 1
+    project.snakemake(*words)
+    assert project.manifest(job)["stage"] == "data"
+    assert project.starts(job) == 1

@@ -104,14 +104,14 @@ def test_declared_files_are_copied_for_snakemake_and_for_people_and_again_after_
     (run.work / "declared" / "index.html").write_text("page")
     (run.work / "declared" / "figures" / "1.svg").write_text("figure")
     manifest = run.publish(["declared"], {})
-    assert is_result_shown(run.path, manifest)
+    assert is_result_shown(run.path, run.work)
     for folder in (run.path, run.work):
         (folder / "index.html").unlink()
     (run.work / "manifest.json").unlink()
-    assert not is_result_shown(run.path, manifest)
+    assert not is_result_shown(run.path, run.work)
     assert run.find_done() == manifest
     run.republish(manifest)
-    assert is_result_shown(run.path, manifest)
+    assert is_result_shown(run.path, run.work)
     for folder in (run.path, run.work):
         assert (folder / "index.html").read_text() == "page"
         assert (folder / "figures" / "1.svg").read_text() == "figure"
@@ -120,17 +120,16 @@ def test_declared_files_are_copied_for_snakemake_and_for_people_and_again_after_
 def test_the_readable_names_show_one_result_and_nothing_of_the_one_before(run: RunDirectory) -> None:
     other = RunDirectory(run.path, Identity("report", "x", {"seed": 1}, "c0de", {}))
     other.prepare()
-    manifests = []
     for one, names in ((run, ("index.html", "figures/1.svg")), (other, ("index.html", "figures/2.svg"))):
         (one.work / "declared" / "figures").mkdir(parents=True)
         for name in names:
             (one.work / "declared" / name).write_text(one.work.name)
         (one.work / "job.log").write_text(one.work.name)
-        manifests.append(one.publish(["declared"], {}))
-    show_result(run.path, manifests[0])
+        one.publish(["declared"], {})
+    show_result(run.path, run.work)
     assert (run.path / "index.html").read_text() == (run.path / "job.log").read_text() == run.work.name
     assert [path.name for path in (run.path / "figures").iterdir()] == ["1.svg"]
-    assert [is_result_shown(run.path, manifest) for manifest in manifests] == [True, False]
+    assert [is_result_shown(run.path, one.work) for one in (run, other)] == [True, False]
 
 
 def test_a_folder_that_holds_only_a_manifest_is_finished(run: RunDirectory) -> None:

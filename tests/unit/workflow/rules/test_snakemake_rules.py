@@ -13,7 +13,7 @@ from implicit_llm_jobs.tracking import tracked_run as jobs_side
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.rules.snakemake_driver import announce, profile_in_use, report_stale
+from implicit_llm_workflow.rules.snakemake_driver import announce, profile_in_use, report
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from tests.unit.workflow.experiments import ExperimentFile, finish, work_of
 
@@ -129,7 +129,7 @@ def test_snakemakes_reading_of_a_file_gives_the_same_plan(tiny: ExperimentFile) 
 def test_many_stale_results_are_summed_up(tiny: ExperimentFile) -> None:
     said: list[str] = []
     plan = tiny.plan()
-    report_stale({f"data/{number}": "why" for number in range(20)}, plan, said.append)
+    report("stale", {f"data/{number}": "why" for number in range(20)}, plan, said.append)
     assert said[0] == f"stale: {plan.root}/data/0 (why)"
     assert said[-1] == f"stale: 8 more; `{plan.list_command}` lists them"
 

@@ -162,7 +162,7 @@ class RunDirectory:
     def republish(self, manifest: Manifest) -> None:
         """Put a committed manifest and its declared files where Snakemake looks for them, then where people do."""
         _copy(manifest, self.path, self.work)
-        show_result(self.path, manifest)
+        show_result(self.path, self.work)
         faults.point("publish.after_manifest")
         shutil.rmtree(self._previous, ignore_errors=True)
 
@@ -210,13 +210,14 @@ def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in paths if path.is_relative_to(folder)}
 
 
-def show_result(run_dir: Path, manifest: Manifest) -> None:
-    """Let the readable names of a run directory show this finished result; the manifest comes last."""
-    work, before = work_directory(run_dir, manifest.fingerprint), Manifest.find(run_dir / MANIFEST)
-    gone = (
-        set() if before is None else declared_files(before, run_dir).keys() - declared_files(manifest, run_dir).keys()
-    )
-    for name in gone:
+def show_result(run_dir: Path, work: Path) -> None:
+    """Let the readable names of a run directory show the finished result of this work folder; the manifest comes last.
+
+    Raises: ManifestError.
+    """
+    manifest, before = Manifest.read(committed(work) or work / COMMIT), Manifest.find(run_dir / MANIFEST)
+    names = {} if before is None else declared_files(before, run_dir)
+    for name in names.keys() - declared_files(manifest, run_dir).keys():
         (run_dir / name).unlink(missing_ok=True)
     if (work / PROVENANCE).exists():
         write_atomic(run_dir / PROVENANCE, (work / PROVENANCE).read_bytes())
@@ -224,12 +225,12 @@ def show_result(run_dir: Path, manifest: Manifest) -> None:
     _copy(manifest, run_dir, run_dir)
 
 
-def is_result_shown(run_dir: Path, manifest: Manifest) -> bool:
-    """Whether the readable names show this result."""
-    pairs = {run_dir / name: source for name, source in declared_files(manifest, run_dir).items()}
+def is_result_shown(run_dir: Path, work: Path) -> bool:
+    """Whether the readable names show the finished result of this work folder."""
+    pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
+    pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
-        is_manifest = (run_dir / MANIFEST).read_bytes() == manifest.to_bytes()
-        return is_manifest and all(name.read_bytes() == source.read_bytes() for name, source in pairs.items())
+        return all(source.read_bytes() == name.read_bytes() for source, name in pairs.items())
     except OSError:
         return False
 

@@ -31,6 +31,7 @@ from implicit_llm_contracts.runs import (
     Manifest,
     downloads_folder,
     fill,
+    is_result_shown,
     read_object,
 )
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
@@ -265,7 +266,7 @@ def _make(plan: Plan, node: Node) -> None:
     """Make a data set and what it is made from, where its run directory does not show the wanted result."""
     for key in node.upstream.values():
         _make(plan, plan.nodes[key])
-    if not plan.statuses[node.key].is_shown:
+    if not is_result_shown(plan.run_dir(node), Path(plan.work[node.key])):
         typer.echo(f"making {node.key}", err=True)
         run_job(plan.run_dir(node), plan.identity_text(node), None, {})
 

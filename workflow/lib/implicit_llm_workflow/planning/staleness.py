@@ -25,7 +25,6 @@ from typing import Literal
 
 from implicit_llm_contracts.runs import (
     AGAIN,
-    COMMIT,
     DECLARED,
     FREED,
     MANIFEST,
@@ -136,7 +135,7 @@ class Status:
     """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read.
 
     `recorded`: the wanted result, or else the one that the run directory shows. `is_declared`: the declared manifest is
-    there, which it is not of a freed result; `is_shown`: the run directory shows the wanted result.
+    there, which it is not of a freed result.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -145,7 +144,6 @@ class Status:
     difference: Difference | None = None
     accepted: Acceptance | None = None
     is_declared: bool = True
-    is_shown: bool = False
 
     @property
     def is_freed(self) -> bool:
@@ -163,38 +161,22 @@ FORCED = "forced, or made from what was forced"
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
-    if (work / MANIFEST).exists():
-        return _status_of_declared(work, shown, accepted)
-    if (work / COMMIT).exists():
-        if (work / AGAIN).exists():
-            return Status("stale", FORCED, Manifest.find(work / COMMIT), is_declared=False)
-        if (work / FREED).exists():
-            return Status("fresh", "", Manifest.find(work / COMMIT), accepted=accepted, is_declared=False)
+    path, is_declared = committed(work), (work / MANIFEST).exists()
     try:
-        recorded = Manifest.read(shown)
+        recorded = Manifest.read(path or shown)
     except ManifestError as error:
-        if shown.exists():
-            return Status("stale", str(error), None, is_declared=False)
-        return Status("missing", "never finished", None, is_declared=False)
-    if recorded.fingerprint == wanted.fingerprint:
-        return Status("missing", LOST, recorded, is_declared=False)
-    difference = difference_of(recorded, wanted, node)
-    return Status("stale", "; ".join(difference.reasons()), recorded, difference, is_declared=False)
-
-
-def _status_of_declared(work: Path, shown: Path, accepted: Acceptance | None) -> Status:
-    """The status where the declared manifest is there."""
-    if not shown.exists():
-        return Status("missing", LOST, find_committed(work))
-    recorded = Manifest.find(shown)
-    is_shown = recorded is not None and recorded.fingerprint.startswith(work.name)
-    if not is_shown:
-        try:
-            recorded = Manifest.read(committed(work) or work / MANIFEST)
-        except ManifestError as error:
-            return Status("stale", str(error), None)
-    why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
-    return Status("fresh", why, recorded, accepted=accepted, is_shown=is_shown)
+        if error.path.exists():
+            return Status("stale", str(error), None, is_declared=is_declared)
+        return Status("missing", "never finished", None, is_declared=is_declared)
+    if path is None:
+        difference = difference_of(recorded, wanted, node)
+        return Status("stale", "; ".join(difference.reasons()) or LOST, recorded, difference, is_declared=False)
+    if (work / AGAIN).exists():
+        return Status("stale", FORCED, recorded, is_declared=is_declared)
+    if (work / FREED).exists() or (is_declared and shown.exists()):
+        why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
+        return Status("fresh", why, recorded, accepted=accepted, is_declared=is_declared)
+    return Status("missing", LOST, recorded, is_declared=is_declared)
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -15,9 +16,7 @@ from implicit_llm_contracts.runs import (
     MANIFEST,
     WORK,
     UserError,
-    committed,
     run_directories,
-    write_atomic,
     write_json,
 )
 from implicit_llm_workflow.planning.code_digest import STAGES
@@ -98,10 +97,9 @@ def free(plan: Plan, key: str) -> tuple[int, int]:
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
     for freed in (*(Path(plan.manifest(plan.nodes[name])).parent for name in pointing), work) if files else ():
-        if committed(freed) == freed / MANIFEST:  # made before there was a commit beside it
-            write_atomic(freed / COMMIT, (freed / MANIFEST).read_bytes())
         write_json(freed / FREED, about)  # first: what a kill leaves half deleted is freed as well
-        (freed / MANIFEST).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            (freed / MANIFEST).replace(freed / COMMIT)  # equal; an old result has only the first
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,19 +31,17 @@ from implicit_llm_contracts.runs import (
     WORK,
     ConfigError,
     UserError,
+    committed,
     is_result_shown,
     locked,
     show_result,
-    write_atomic,
     write_json,
 )
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
-from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
     does_run_jobs,
@@ -54,7 +52,7 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     starts_jobs_here,
 )
 
-SHOWN_STALE = 12
+SHOWN = 12
 UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 
 
@@ -94,13 +92,11 @@ class Driver:
                 self._prepare()
             outputs = {plan.manifest(node): key for key, node in plan.nodes.items()}
             self._forced = {outputs[path] for path in forced_outputs(self._workflow, self._call, set(outputs))}
-            report_stale(plan.stale(), plan, self._logger.info)
-            moved = [node for node in plan.nodes.values() if is_name_behind(plan, node)]
-            if moved:
-                names = _first([plan.run_dir(node).as_posix() for node in moved])
-                self._logger.info(f"{'shows' if does_run else 'will show'} the wanted result again: {names}")
+            report("stale", plan.stale(), plan, self._logger.info)
+            behind = dict.fromkeys((key for key in plan.nodes if is_name_behind(plan, key)), "the wanted one is there")
+            report("shows another result", behind, plan, self._logger.info)
             if does_run:
-                show_results(plan, moved)
+                show_results(plan, behind)
         return found
 
     @property
@@ -137,27 +133,20 @@ class Driver:
             _mlflow(["implicit_llm_jobs.tracking.mlflow_writer", str(self._plan.root)], self._logger)
 
 
-def is_name_behind(plan: Plan, node: Node) -> bool:
+def is_name_behind(plan: Plan, key: str) -> bool:
     """Whether the wanted result is there and the readable names of its run directory show another one."""
-    status = plan.statuses[node.key]
-    if status.state != "fresh" or status.recorded is None:
-        return False
-    is_shown = status.is_shown or not status.is_declared
-    return not is_shown or (node.stage in PAGES and not is_result_shown(plan.run_dir(node), status.recorded))
+    status = plan.statuses[key]
+    is_there = status.state == "fresh" and status.is_declared
+    return is_there and not is_result_shown(plan.root / key, Path(plan.work[key]))
 
 
-def show_results(plan: Plan, moved: Iterable[Node]) -> None:
-    """Let the readable names of these jobs show the wanted results; and prepare the jobs that look at theirs again."""
-    for node in moved:
-        recorded = plan.statuses[node.key].recorded
-        if recorded is not None:
-            show_result(plan.run_dir(node), recorded)
-    for node in plan.nodes.values():
-        status, manifest = plan.statuses[node.key], Path(plan.manifest(node))
-        if status.is_declared and not manifest.with_name(COMMIT).exists():  # made before there was a commit beside it
-            write_atomic(manifest.with_name(COMMIT), manifest.read_bytes())
+def show_results(plan: Plan, behind: Iterable[str]) -> None:
+    """Let the readable names of these jobs show the wanted results; start the jobs that are to look at theirs."""
+    for key in behind:
+        show_result(plan.root / key, Path(plan.work[key]))
+    for key, status in plan.statuses.items():
         if status.is_looked_at:
-            os.utime(plan.run_dir(node))  # newer than the declared manifest, also after a copy
+            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))  # equal; Snakemake misses the first
 
 
 def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:
@@ -172,11 +161,11 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
             f"{accepted[0]}: its result was accepted with other code, but only the present code can compute it again; "
             f"type `implicit-llm accept {plan.argument} {shlex.quote(accepted[0])} --revoke`, then run this again"
         )
-    for node in found:
-        manifest = Path(plan.manifest(node))
-        if manifest.with_name(COMMIT).exists():
-            manifest.with_name(AGAIN).touch()
-            manifest.unlink(missing_ok=True)
+    for work in (Path(plan.work[node.key]) for node in found):
+        if committed(work) is not None:
+            (work / AGAIN).touch()
+            with suppress(FileNotFoundError):
+                (work / MANIFEST).replace(work / COMMIT)  # equal; an old result has only the first
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -307,17 +296,12 @@ def check_disk(plan: Plan) -> None:
             )
 
 
-def report_stale(stale: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
-    """One line for each stale result, the first ones of many."""
-    for key, why in list(stale.items())[:SHOWN_STALE]:
-        say(f"stale: {plan.root / key} ({why})")
-    if len(stale) > SHOWN_STALE:
-        say(f"stale: {len(stale) - SHOWN_STALE} more; `{plan.list_command}` lists them")
-
-
-def _first(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN_STALE} more" if len(names) > SHOWN_STALE else ""
-    return f"{', '.join(names[:SHOWN_STALE])}{more}"
+def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
+    """One line for each of these jobs, with the reason; the first ones of many."""
+    for key, why in list(jobs.items())[:SHOWN]:
+        say(f"{what}: {plan.root / key} ({why})")
+    if len(jobs) > SHOWN:
+        say(f"{what}: {len(jobs) - SHOWN} more; `{plan.list_command}` lists them")
 
 
 def hold_lock(path: Path) -> AbstractContextManager[None]:
