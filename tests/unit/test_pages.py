@@ -335,6 +335,16 @@ def test_the_card_of_a_packaged_model_has_its_numbers_by_the_protocol_and_by_the
         assert f"| {cells} | {100 * row['share_at_cap']:.2f} % | {row['seconds']:.0f} |" in card
 
 
+def test_the_table_of_the_demo_is_the_measured_one() -> None:
+    frame = pd.read_csv(ROOT / "results/reference/demo/accuracy.csv")
+    frame = frame[frame["mode"].isin(["blockwise-8-token", "parallel"])].sort_values("length")
+    for (name, hard), of in frame.groupby(["name", "hard_fraction"]):
+        group, kind = name.split("-")
+        cells = " | ".join(f"{100 * accuracy:.1f} %" for accuracy in of.accuracy_last10)
+        assert f"| {group.upper()} | {hard} | {kind}, 1 layer | {cells} |" in read("docs/demo.md")
+    assert len(frame) == 18
+
+
 def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
     page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
     for shown, row, key, precision in (

@@ -21,7 +21,7 @@ COUPLED_BATCH_SIZE = 64
 # Draws behind the standard error of a perplexity; the harness's own number.
 BOOTSTRAP_DRAWS = 100_000
 AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
-EXAMPLE = "{name: blockwise, eval_mode: blockwise}"
+EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
 
 
 class EvaluateConfigError(UserError):
