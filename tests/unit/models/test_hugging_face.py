@@ -231,7 +231,9 @@ def test_every_named_implicit_configuration_is_evaluated_until_each_token_of_a_b
     assert len(implicit) == 17
 
 
-@pytest.mark.parametrize("name", ["a5-monoid-released-s0", "catbabi-implicit-s0", "s5-state-passing-s0"])
+@pytest.mark.parametrize(
+    "name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0", "s5-state-passing-s0"]
+)
 def test_a_packaged_model_is_evaluated_in_blocks_of_8_until_each_token_has_converged(name: str) -> None:
     assert protocol_of(implicit_llm.trained_model(name)) == {
         "eval_mode": "blockwise",
