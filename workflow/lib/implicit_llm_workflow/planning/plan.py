@@ -274,8 +274,9 @@ class Plan:
 
     def recorded(self, node: Node) -> Path | None:
         """The manifest of the wanted result, or else of the one that the run directory shows."""
-        manifest = self.statuses[node.key].recorded
-        return None if manifest is None else committed(work_directory(self.run_dir(node), manifest.fingerprint))
+        found = self.statuses[node.key].recorded
+        work = Path(self.work[node.key]) if found is None else work_directory(self.run_dir(node), found.fingerprint)
+        return committed(work)
 
 
 def _write_once(path: Path, text: str) -> None:
