@@ -160,6 +160,8 @@ FORCED = "forced, or made from what was forced"
 
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
+    if not run_dir.exists():  # thousands of times before the first run
+        return Status("missing", "never finished", None, is_declared=False)
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
     path, is_declared = committed(work), (work / MANIFEST).exists()
     try:

@@ -218,10 +218,12 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
     Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
     target and with all that have a name, or with the path to type after an option that takes no readable one.
     """
-    readable = {name: path for node in plan.nodes.values() for name, path in plan.outputs(node).items()}
-    declared, found = set(readable.values()), {}
     options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize}
     options["-f"] = call.targets if call.force else ()
+    if not call.targets and not any(options.values()):
+        return {}
+    readable = {name: path for node in plan.nodes.values() for name, path in plan.outputs(node).items()}
+    declared, found = set(readable.values()), {}
     for option, words in options.items():
         for word in words:
             if path := readable.get(os.path.normpath(word)):
