@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
-from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs import COMMIT, Manifest, work_directory
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import import_checkpoint, save_foreign
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
@@ -111,10 +111,11 @@ def test_another_wording_of_cards_makes_no_model_stale(stage: str) -> None:
 
 
 def test_text_of_the_hub_is_named_in_the_head(tmp_path: Path) -> None:
-    manifest = make_rows(tmp_path / "text-train") / "manifest.json"
+    data = make_rows(tmp_path / "text-train")
     summary = {"corpus": {"source": "hub", "dataset": "owner/texts"}}
-    replace(Manifest.read(manifest), summary=summary).write(manifest)
-    card = train_one_step(tmp_path / "text-s0" / "only", manifest.parent, model={**LLAMA, "vocab_size": 16})
+    found = replace(Manifest.read(data / "manifest.json"), summary=summary)
+    found.write(work_directory(data, found.fingerprint) / COMMIT)
+    card = train_one_step(tmp_path / "text-s0" / "only", data, model={**LLAMA, "vocab_size": 16})
     assert card.data.datasets == ["owner/texts"]
     assert card.data.tags == ["llama", "language-model"]
     assert "import implicit_llm" not in card.text

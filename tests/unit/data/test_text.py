@@ -206,12 +206,12 @@ def test_the_python_library_is_a_corpus_without_tests_packages_and_machine_facts
 def test_a_data_set_that_was_not_fetched_says_what_to_type(tmp_path: Path) -> None:
     message = refusal(HubCorpus("hub", dataset="who/what"), tmp_path)
     assert message.startswith(f"who/what: it has not been fetched to {tmp_path / 'hub' / 'who' / 'what'}")
-    assert "`implicit-llm prefetch --config FILE`" in message
+    assert "`implicit-llm prefetch EXPERIMENT`" in message
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NEED = {"kind": "dataset", "name": "who/what", "revision": "v1", "split": "train"}
-AGAIN = "type `implicit-llm prefetch --config FILE` with the experiment's FILE where there is a network"
+AGAIN = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ def test_a_changed_number_stops_the_report(tmp_path: Path) -> None:
     metrics = work_directory(producer, evaluation.fingerprint) / "metrics.json"
     metrics.parent.mkdir(parents=True)
     metrics.write_text('{"records": [{"accuracy": 0.5}]}')
-    Manifest.of(evaluation, [FileRecord.of(metrics, producer)], {}).write(producer / "manifest.json")
+    for folder in (metrics.parent, producer):
+        Manifest.of(evaluation, [FileRecord.of(metrics, producer)], {}).write(folder / "manifest.json")
     metrics.write_text(metrics.read_text().replace("0.5", "0.9"))
     code = job_digest(JobCode("implicit_llm_report.stage"))
     role = "evaluate:a5-explicit-s0/explicit/word-problem"

@@ -161,8 +161,7 @@ def test_an_evaluation_on_a_gpu_that_is_not_there_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    file = SimpleNamespace(path="work/model/config.json")
-    trained: Any = SimpleNamespace(dir=tmp_path, manifest=SimpleNamespace(files=[file]))
+    trained: Any = SimpleNamespace(dir=tmp_path, manifest=SimpleNamespace(model_folder="work/model"))
     with pytest.raises(NoGpu, match="use --device auto or cpu") as caught:
         load_model(trained, {"device": "cuda"})
     assert caught.value.exit_code == 2
