@@ -30,6 +30,11 @@ def package_dir(package: str = LIBRARY) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def trained_models() -> Path:
+    """The folder of the library with a folder for each trained model."""
+    return package_dir() / "trained"
+
+
 def nearest_with(name: str | Path, folder: Path) -> Path | None:
     """The folder itself, or the nearest one above it, that contains `name`."""
     return next((item for item in (folder, *folder.parents) if (item / name).exists()), None)

@@ -14,6 +14,7 @@ import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_contracts.runs import write_json
 from implicit_llm_workflow import console
+from implicit_llm_workflow.commands.evaluate import _packaged
 from implicit_llm_workflow.commands.experiments import write_project
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
@@ -201,3 +202,17 @@ def test_an_experiment_that_is_named_is_not_asked_for_its_cost(monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "2"])
     with pytest.raises(TooCostly):
         check_cost(command_line(), plan)
+
+
+@pytest.mark.parametrize("command", ["gc", "accept"])
+def test_the_help_of_a_command_that_needs_the_experiment_promises_no_default(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert "if none is given, else demo" not in " ".join(output(capsys, command, "--help").replace("│", " ").split())
+    assert "if none is given, else demo" in " ".join(output(capsys, "status", "--help").replace("│", " ").split())
+
+
+def test_a_folder_that_is_there_comes_before_a_model_of_the_package(tmp_path: Path) -> None:
+    assert _packaged(Path(MODEL)) == implicit_llm.trained_model(MODEL)
+    (tmp_path / MODEL).mkdir()
+    assert _packaged(Path(MODEL)) == Path(MODEL)

@@ -41,13 +41,12 @@ from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
-from implicit_llm_workflow.project_dirs import package_dir
+from implicit_llm_workflow.project_dirs import trained_models
 
 if TYPE_CHECKING:
     from implicit_llm_workflow.node import Node
     from implicit_llm_workflow.planning.plan import Plan
 
-TRAINED = "trained"  # folder of the trained models, in the package
 MODES_PANEL = "How an implicit model is solved"
 # What the name of a mode says besides its `eval_mode`.
 _OWN = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
@@ -210,9 +209,10 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
 
 
 def _packaged(model: Path) -> Path:
-    """The folder of the trained model of that name, else `model` as it is."""
-    folder = package_dir() / TRAINED / model
-    return folder if model.name == str(model) and (folder / CONFIG_FILE).is_file() else model
+    """The folder of the trained model of that name, else `model` as it is; a folder that is there comes first."""
+    folder = trained_models() / model.name
+    is_name = model.name == str(model) and not model.exists()
+    return folder if is_name and (folder / CONFIG_FILE).is_file() else model
 
 
 def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:

@@ -148,7 +148,7 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by the estimate of `implicit-llm estimate`.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash: of some jobs they are not known.
 
     **Example**
 

@@ -35,11 +35,12 @@ _METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
 
 def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
-    """The arguments of a command: an experiment, which may be left out where the command only reads, and its targets.
+    """The arguments of a command: an experiment, which may be left out where it stands in brackets, and its targets.
 
     The shell completes both.
     """
-    text = f"{help_text} EXPERIMENT: its name or file; the one last run here if none is given, else {FIRST_EXPERIMENT}."
+    default = f"; the one last run here if none is given, else {FIRST_EXPERIMENT}" if metavar.startswith("[") else ""
+    text = f"{help_text} EXPERIMENT: its name or file{default}.".strip()
     return typer.Argument(help=text, metavar=metavar, show_default=False, autocompletion=complete)
 
 

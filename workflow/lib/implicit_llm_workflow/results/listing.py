@@ -16,7 +16,7 @@ from implicit_llm_workflow.estimates.cost import CostModel
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.project_dirs import package_dir
+from implicit_llm_workflow.project_dirs import trained_models
 from implicit_llm_workflow.text import MISSING, number_text, plain_table
 
 ABOUT = "about.json"  # of a trained model: what it was trained for, with which accuracy, and the run that made it
@@ -71,7 +71,7 @@ def _listed(name: str, results: Path) -> Listed:
 
 def models() -> list[TrainedModel]:
     """By name."""
-    folders = sorted(path.parent for path in (package_dir() / "trained").glob(f"*/{ABOUT}"))
+    folders = sorted(path.parent for path in trained_models().glob(f"*/{ABOUT}"))
     about = ((folder.name, json.loads((folder / ABOUT).read_text(encoding="utf-8"))) for folder in folders)
     return [TrainedModel(name, values["task"], values["kind"], values["accuracy"]) for name, values in about]
 
@@ -80,8 +80,7 @@ def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Ite
     """One of each, for people."""
     table = plain_table("experiment", "jobs", "done", "GPU-hours", "what it is", right=("jobs", "done", "GPU-hours"))
     for one in experiments:
-        hours = number_text(one.gpu_hours, 3) if one.gpu_hours else MISSING
-        hours += "+" if one.gpu_hours and one.has_unknown else ""
+        hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
         table.add_row(one.name, str(one.jobs), str(one.done), hours, escape(one.error or one.about))
     yield table
     table = plain_table("trained model", "task", "accuracy")
