@@ -383,3 +383,16 @@ def test_fingerprints_are_of_sorted_json_in_plain_letters() -> None:
 def test_a_training_job_names_its_run_without_the_seed_and_its_phase_if_it_has_one() -> None:
     assert run_and_phase("s5-implicit-s3/free", {"seed": 3}) == ("s5-implicit", "free")
     assert run_and_phase("s5-implicit-s3", {"seed": 3}) == ("s5-implicit", None)
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (["work/abc/metrics.json", "work/abc/model/config.json"], "work/abc/model"),
+        (["work/abc/submodel/config.json"], None),
+        (["work/abc/metrics.json"], None),
+    ],
+)
+def test_the_model_of_a_job_is_its_folder_of_that_name(paths: list[str], found: str | None) -> None:
+    files = [FileRecord(path, 1, "0" * 64) for path in paths]
+    assert Manifest.of(Identity("train", "x/free", {}, "c0de", {}), files, {}).model_folder == found

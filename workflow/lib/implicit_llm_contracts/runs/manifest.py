@@ -78,8 +78,8 @@ class Manifest:
     @property
     def model_folder(self) -> str | None:
         """Path of the model of a training phase or an import, relative to the run directory; None for other jobs."""
-        config = next((record.path for record in self.files if record.path.endswith(MODEL_CONFIG)), None)
-        return None if config is None else config.removesuffix("/config.json")
+        folders = (PurePosixPath(record.path).parent for record in self.files if record.path.endswith(MODEL_CONFIG))
+        return next((str(folder) for folder in folders if folder.name == "model"), None)
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys, one indent a level, newline at the end; the files in the order of their paths."""
