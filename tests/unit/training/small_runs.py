@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from implicit_llm.solver.fixed_point import Best
@@ -257,7 +258,12 @@ def poison(rank: int, step: int, what: str) -> None:
 
 def _spoil_the_loss(loop: TrainingLoop) -> None:
     compute_loss = loop.compute_loss
-    loop.compute_loss = lambda *given: compute_loss(*given) * math.nan  # type: ignore[method-assign]
+
+    def spoiled(*given: Any) -> tuple[Tensor, Any]:
+        loss, outputs = compute_loss(*given)
+        return loss * math.nan, outputs
+
+    loop.compute_loss = spoiled  # type: ignore[method-assign]
 
 
 def _let_the_solver_diverge(loop: TrainingLoop) -> None:
