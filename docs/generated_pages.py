@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from implicit_llm_contracts.config import text
+from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.config.evaluation import (
     CatbabiConfig,
     DualityConfig,
@@ -22,7 +23,7 @@ from implicit_llm_contracts.config.evaluation import (
     SweepConfig,
 )
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
+from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig, TaskConfig
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
@@ -53,13 +54,12 @@ SECTIONS: dict[str, list[type]] = {
         data_sets.TestLengths,
     ],
     "Models": [models.ConfiguredModel, models.PretrainedModel],
-    "Tasks": [runs.Task, OptimizerConfig, ScheduleConfig],
+    "Tasks": [TaskConfig, OptimizerConfig, ScheduleConfig],
     "Curricula": [curricula.CurriculumFile, curricula.PhaseEntry, SolverConfig],
     "Evaluations": EVALUATIONS,
     "Peers and excerpts": [
         evaluations.Peer,
-        evaluations.HubCheckpoint,
-        evaluations.FolderCheckpoint,
+        CheckpointConfig,
         excerpts.Excerpt,
         excerpts.Origin,
     ],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from torch import Tensor
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.passes import evaluation_pass, training_solve
-from implicit_llm.solver.stats import Blocks, SolverStats
+from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
+
+if TYPE_CHECKING:
+    from implicit_llm.solver.stats import Blocks
 
 # Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from implicit_llm_contracts.runs import WORLD_VARIABLE, UserError
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 
 
 class WrongWorld(UserError):

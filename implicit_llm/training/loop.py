@@ -45,7 +45,8 @@ from implicit_llm.training.state import (
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import StageContext, faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset
 from implicit_llm_jobs.progress import Progress
 

@@ -14,8 +14,11 @@ from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm.models.lstm import LstmForCausalLM
 from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import UserError, downloads_folder, fetched_model, local_folder, sha256_of
+from implicit_llm_contracts.runs.fetched_files import fetched_model
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import downloads_folder, local_folder
 
 SEE = "see the documentation of transformers"
 

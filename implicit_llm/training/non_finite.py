@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.training.distributed import max_tensor_over_ranks
-from implicit_llm_contracts.runs import UserError, write_json
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_json
 
 REPORT = "non_finite.json"
 

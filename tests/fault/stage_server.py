@@ -14,7 +14,8 @@ from typing import Any
 import mlflow  # noqa: F401
 from mlflow.store.tracking import sqlalchemy_store
 
-from implicit_llm_contracts.runs import StageContext, StageResult, new_directory, write_atomic
+from implicit_llm_contracts.runs.atomic import new_directory, write_atomic
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.fault.forks import exit_code_of, serve

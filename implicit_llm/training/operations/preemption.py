@@ -8,7 +8,8 @@ import threading
 import time
 from types import FrameType
 
-from implicit_llm_contracts.runs import LaunchFolder, faults, signals
+from implicit_llm_contracts.runs import faults, signals
+from implicit_llm_contracts.runs.launched import LaunchFolder
 
 log = logging.getLogger(__name__)
 

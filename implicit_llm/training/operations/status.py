@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from implicit_llm.training.metrics import Totals
-from implicit_llm_contracts.runs import Journal
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
-from implicit_llm_contracts.runs import COMMIT, Manifest, work_directory
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import COMMIT, work_directory
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import import_checkpoint, save_foreign
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config

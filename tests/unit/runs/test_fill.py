@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from implicit_llm_contracts.runs import ConfigError, fill
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,11 @@ import pytest
 
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm_contracts.config.tasks import TASKS
-from implicit_llm_contracts.runs import Identity, Journal, Manifest, StageContext, StageResult, faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten
 from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, TRAINING, Trajectory, in_one_column, mlflow_key

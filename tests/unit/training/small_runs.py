@@ -29,7 +29,10 @@ from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training import stage as train_stage
 from implicit_llm.training.loop import TrainingLoop
-from implicit_llm_contracts.runs import Identity, Manifest, StageContext, StageResult, faults, journal
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from implicit_llm_contracts.runs import UserError, fill
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
 
 T = TypeVar("T")
 VALIDATION = "validation"  # the split of word problems on which one chooses, and the kind of its numbers

@@ -35,7 +35,11 @@ KILLED, ENDED_BY_TORCHRUN = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SI
 
 @pytest.mark.parametrize(("parent", "code"), [(None, 0), (1, -signal.SIGKILL)])
 def test_a_process_whose_parent_is_gone_before_it_is_ready_ends(parent: int | None, code: int) -> None:
-    ready = [sys.executable, "-c", "from implicit_llm_contracts.runs import die_with_parent; die_with_parent()"]
+    ready = [
+        sys.executable,
+        "-c",
+        "from implicit_llm_contracts.runs.launched import die_with_parent; die_with_parent()",
+    ]
     environment = os.environ | {PARENT_VARIABLE: str(parent or os.getpid())}
     assert subprocess.run(ready, env=environment, check=False).returncode == code
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import config_differences, write_json
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.identity import config_differences
 from implicit_llm_workflow.estimates.cost import Cost, total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable

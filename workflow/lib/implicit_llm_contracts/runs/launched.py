@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.errors import Preempted, failure_class_of
 from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_json
-from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
 WORLD_VARIABLE, PARENT_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE", "IMPLICIT_LLM_LAUNCH_PARENT"

@@ -23,17 +23,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import (
-    JOURNAL,
-    MLFLOW,
-    JournalTail,
-    Point,
-    committed,
-    faults,
-    point_of,
-    read_object,
-    write_json,
-)
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import read_object, write_json
+from implicit_llm_contracts.runs.journal import JournalTail, Point, point_of
+from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW, committed
 from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
 from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun

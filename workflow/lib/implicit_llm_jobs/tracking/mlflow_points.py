@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL
-from implicit_llm_contracts.runs import Point, point_of
+from implicit_llm_contracts.runs.journal import Point, point_of
 
 # Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key, once
 # given, stays: charts, searches and stores of earlier runs name it. What is not listed keeps the journal's name, in the

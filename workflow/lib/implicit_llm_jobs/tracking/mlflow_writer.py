@@ -20,7 +20,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import Journal, read_records, without_password
+from implicit_llm_contracts.runs.journal import Journal, read_records
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
 from implicit_llm_jobs.tracking.mlflow_points import SYSTEM
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment

@@ -14,18 +14,16 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_contracts.runs import (
-    IDENTITY_KEYS,
+from implicit_llm_contracts.runs.identity import run_and_phase
+from implicit_llm_contracts.runs.journal import JournalError, read_records
+from implicit_llm_contracts.runs.manifest import IDENTITY_KEYS, Manifest
+from implicit_llm_contracts.runs.run_directory import (
     JOURNAL,
     WORK,
-    JournalError,
-    Manifest,
     committed,
     experiment_folder,
     find_committed,
     job_key,
-    read_records,
-    run_and_phase,
     run_directories,
 )
 from implicit_llm_jobs.tracking.mlflow_store import default_uri

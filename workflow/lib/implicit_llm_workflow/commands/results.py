@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.runs import without_password
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
 

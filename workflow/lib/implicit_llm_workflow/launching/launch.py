@@ -24,17 +24,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import launched
+from implicit_llm_contracts.runs.launched import (
     FOLDER_VARIABLE,
     NODE_VARIABLE,
     PARENT_VARIABLE,
     WORLD_VARIABLE,
     Death,
     LaunchFolder,
-    UserError,
     die_with_parent,
-    fill,
-    launched,
 )
 
 MODULE = "implicit_llm_workflow.launching.launch"

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import (
     JOURNAL,
     LOG,
     MLFLOW,
     PROVENANCE,
     WORK,
-    Manifest,
     committed,
     is_done,
-    journal,
-    read_object,
     work_directory,
 )
 from implicit_llm_workflow.node import Node

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from implicit_llm_contracts.runs import Identity
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_report.config import MissingResult
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
