@@ -22,6 +22,7 @@ from implicit_llm_contracts.config.evaluation import (
     PerplexityConfig,
     SweepConfig,
 )
+from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig, TaskConfig
 from implicit_llm_report.config import MinimumLayersConfig
@@ -77,7 +78,8 @@ NAMED = (
 
 def write_generated_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in {"cli": cli(typer.main.get_command(app)), "keys": keys()}.items():
+    pages = {"cli": cli(typer.main.get_command(app)), "keys": keys(), "training-metrics": training_metrics()}
+    for name, lines in pages.items():
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -109,6 +111,12 @@ def keys() -> Iterator[str]:
                 if item.name != "name" or cls not in NAMED:
                     yield f"| `{item.name.rstrip('_')}` | `{type_of(hints[item.name])}` | {default_of(item)} |"
             yield ""
+
+
+def training_metrics() -> Iterator[str]:
+    yield from ("| key in MLflow | meaning |", "|---|---|")
+    for metric in METRICS.values():
+        yield f"| `{metric.mlflow_key}` | {metric.meaning} |"
 
 
 def type_of(hint: Any) -> str:

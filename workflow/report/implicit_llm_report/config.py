@@ -40,7 +40,7 @@ class MinimumLayersConfig:
 
 @dataclass(frozen=True)
 class MissingResult:
-    """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
+    """A result that is not there: `state` is the word of `implicit-llm status` for its job, `command` makes it.
 
     `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
     """

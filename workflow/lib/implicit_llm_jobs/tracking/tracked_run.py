@@ -104,11 +104,6 @@ class TrackedRun:
         return self.work / JOURNAL
 
     @property
-    def machine_journal(self) -> Path:
-        """Metrics of the machine."""
-        return self.work / "machine.jsonl"
-
-    @property
     def starts(self) -> list[dict[str, Any]]:
         """Read again until there is one, for which the journal waits while the disk is full."""
         if not self._starts:

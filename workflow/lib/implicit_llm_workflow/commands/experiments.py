@@ -263,7 +263,7 @@ def explain(
         options.show(why.running_table(found))
     for line in why.lines_below(found):
         typer.echo(line)
-    if any(job.status.why == FORCED for job in found):
+    if any(job.result.why == FORCED for job in found):
         typer.echo(f"To keep what was forced: `implicit-llm accept {plan.argument} '*' --forced`")
 
 
