@@ -38,7 +38,10 @@ class Only:
 class AsGiven:
     """A base of settings whose identity has only the keys that were given, so that it does not repeat the defaults."""
 
-    given: tuple[str, ...] = ()
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The keys that `fill` was given; all of settings that were made without it."""
+        return self.__dict__.get("_given", tuple(fill_keys(type(self))))
 
 
 # In `Annotated[...]`: an identity leaves the field out while it has its default. Results from before it stay fresh.
@@ -72,7 +75,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
         key = path.rpartition(".")[2]
         raise ConfigError(f"{below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
     if isinstance(found, AsGiven):
-        object.__setattr__(found, "given", tuple(mapping))
+        found.__dict__["_given"] = tuple(mapping)
     return found
 
 
