@@ -157,7 +157,7 @@ def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_pa
 
 def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) -> None:
     save_foreign("gpt_neox", tmp_path / "downloads" / "models" / "owner" / "neox" / "main")
-    card = ModelCard.load(card_of(import_checkpoint(tmp_path, hub="owner/neox")))
+    card = ModelCard.load(card_of(import_checkpoint(tmp_path, hub="owner/neox", revision=None)))
     assert card.data.base_model == "owner/neox"
     assert "`owner/neox` of Hugging Face's hub, commit not known." in card.text
 
