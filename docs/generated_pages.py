@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from implicit_llm_contracts.config import text
+from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.config.evaluation import (
     CatbabiConfig,
     DualityConfig,
@@ -21,8 +22,9 @@ from implicit_llm_contracts.config.evaluation import (
     PerplexityConfig,
     SweepConfig,
 )
+from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
+from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig, TaskConfig
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
@@ -53,13 +55,12 @@ SECTIONS: dict[str, list[type]] = {
         data_sets.TestLengths,
     ],
     "Models": [models.ConfiguredModel, models.PretrainedModel],
-    "Tasks": [runs.Task, OptimizerConfig, ScheduleConfig],
+    "Tasks": [TaskConfig, OptimizerConfig, ScheduleConfig],
     "Curricula": [curricula.CurriculumFile, curricula.PhaseEntry, SolverConfig],
     "Evaluations": EVALUATIONS,
     "Peers and excerpts": [
         evaluations.Peer,
-        evaluations.HubCheckpoint,
-        evaluations.FolderCheckpoint,
+        CheckpointConfig,
         excerpts.Excerpt,
         excerpts.Origin,
     ],
@@ -77,7 +78,8 @@ NAMED = (
 
 def write_generated_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in {"cli": cli(typer.main.get_command(app)), "keys": keys()}.items():
+    pages = {"cli": cli(typer.main.get_command(app)), "keys": keys(), "training-metrics": training_metrics()}
+    for name, lines in pages.items():
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -109,6 +111,12 @@ def keys() -> Iterator[str]:
                 if item.name != "name" or cls not in NAMED:
                     yield f"| `{item.name.rstrip('_')}` | `{type_of(hints[item.name])}` | {default_of(item)} |"
             yield ""
+
+
+def training_metrics() -> Iterator[str]:
+    yield from ("| key in MLflow | meaning |", "|---|---|")
+    for metric in METRICS.values():
+        yield f"| `{metric.mlflow_key}` | {metric.meaning} |"
 
 
 def type_of(hint: Any) -> str:

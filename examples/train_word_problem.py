@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
+from implicit_llm_data.stages.word_problem import generate
 
 GROUP, ORDER = "S3", 6
 TRAIN_LENGTH, BATCH = 16, 32

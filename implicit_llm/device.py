@@ -4,7 +4,7 @@ import torch
 from transformers.utils import logging
 
 from implicit_llm.kernels.selection import KernelChoice, select_kernels_for
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 
 
 class NoGpu(UserError):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.errors import UserError
+from implicit_llm_contracts.errors import UserError
 
 
 def refused(message: str, error: type[Exception] | tuple[type[Exception], ...] = UserError) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, open_dataset

@@ -18,7 +18,7 @@ from huggingface_hub import ModelCardData
 
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
-from implicit_llm_contracts.runs import StageContext
+from implicit_llm_contracts.runs.stage_context import StageContext
 
 FILE_NAME = "README.md"
 PAPER = {

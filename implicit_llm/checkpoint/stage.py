@@ -24,21 +24,13 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import load_errors, load_foreign
 from implicit_llm.models.loading.original_mamba2 import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published import is_published
-from implicit_llm_contracts.runs import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    PICKLE_FILE,
-    StageContext,
-    StageResult,
-    UserError,
-    downloads_folder,
-    fetched_model,
-    local_folder,
-    new_directory,
-    read_object,
-    sha256_of,
-    weight_files,
-)
+from implicit_llm_contracts.config.checkpoint import CheckpointConfig
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import new_directory, read_object
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, fetched_model, weight_files
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import downloads_folder, local_folder
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 
 TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba2"
 
@@ -123,27 +115,6 @@ class CheckpointError(UserError):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
-    """Where it comes from. Exactly one of path and hub; revision (of the hub) None takes what was fetched, unpinned.
-
-    sha256: digests that the files named must have. A pickle (pytorch_model.bin) is read only if it is among them.
-    """
-
-    path: str | None = None
-    hub: str | None = None
-    revision: str | None = None
-    sha256: dict[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError("needs either path (a directory) or hub (a name), not both")
-
-    @property
-    def digests(self) -> dict[str, str]:
-        return self.sha256 or {}
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """The files of a checkpoint that is there; `about` is what records say of where it comes from."""
 
@@ -176,7 +147,7 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
         )
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
-    _compare(folder, wanted.digests, digests)
+    _compare(folder, wanted.sha256, digests)
     about["sha256"] = digests
     others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
     return Checkpoint(folder, config, weights, others, about)
@@ -190,7 +161,7 @@ def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
         return names
     if INDEX_FILE in names or not path.is_file():
         raise CheckpointError(f"{folder}: has no {missing[0]}; give a checkpoint in that format, or fetch it again")
-    if PICKLE_FILE not in wanted.digests:
+    if PICKLE_FILE not in wanted.sha256:
         raise CheckpointError(
             f"{path}: is a pickle; if it comes from whom you trust, name its digest, in the experiment file as "
             f"`checkpoint: {{..., sha256: {{{PICKLE_FILE}: {sha256_of(path)}}}}}`, manually as "

@@ -17,11 +17,11 @@ from torch import Tensor
 from implicit_llm.cuda_graphs.blocks import BlockGraph, BlockSetting, empty_prefix
 from implicit_llm.cuda_graphs.capture import CaptureFailed, autocast_dtype
 from implicit_llm.cuda_graphs.training_step import StepGraph, StepSetting
-from implicit_llm.models.backbone import ImplicitModel
+from implicit_llm.models.backbone import ImplicitModel, StackMap
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import Runner, Token, TrainingStep
-from implicit_llm.models.stack import Prefix, StackMap
+from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig

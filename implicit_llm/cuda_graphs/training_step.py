@@ -24,17 +24,16 @@ from torch.func import functional_call
 
 from implicit_llm.cuda_graphs.blocks import empty_prefix, rounded_dtype
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
+from implicit_llm.models.backbone import ImplicitModel, StackMap
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.models.runner import TrainingStep
-from implicit_llm.models.stack import LayerState, Prefix, StackInput, StackMap
+from implicit_llm.models.runner import Reducer, TrainingStep
+from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass
 from implicit_llm.solver.stats import SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 if TYPE_CHECKING:
-    from implicit_llm.models.backbone import ImplicitModel
     from implicit_llm.solver.stats import Blocks
-    from implicit_llm.training.gradients import GradientReducer
 
     Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, Blocks]]
 
@@ -53,7 +52,7 @@ class StepSetting:
     return_logits: bool
     with_state: bool
     parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
-    reducer: GradientReducer | None
+    reducer: Reducer | None
 
     @classmethod
     def of(
@@ -148,7 +147,7 @@ class StepGraph:
         with torch.no_grad():
             self._masks = self._model.base.draw_dropout(self._z)
 
-    def _learn(self, reducer: GradientReducer | None) -> None:
+    def _learn(self, reducer: Reducer | None) -> None:
         # Of tensors in the parameters' memory, since what others keep of the parameters' autograd nodes (DDP does) ties
         # them to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)

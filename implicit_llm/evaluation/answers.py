@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 from implicit_llm_jobs.progress import Progress
 

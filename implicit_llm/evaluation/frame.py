@@ -19,16 +19,11 @@ from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
 from implicit_llm_contracts.config.solver import solver_of
-from implicit_llm_contracts.runs import (
-    METRICS,
-    Input,
-    StageContext,
-    StageResult,
-    UserError,
-    run_and_phase,
-    write_atomic,
-    write_json,
-)
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic, write_json
+from implicit_llm_contracts.runs.identity import run_and_phase
+from implicit_llm_contracts.runs.run_directory import METRICS
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.shard_writer import write_array
 from implicit_llm_data.shards import Sequences
 

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 
 Backend = Literal["torch", "triton", "mamba_ssm", "reference"]
 KernelChoice = Literal["auto", "torch", "triton", "mamba_ssm", "reference"]

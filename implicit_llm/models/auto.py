@@ -19,7 +19,7 @@ from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import MANIFEST, Manifest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 
 CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
 TRAINED = CONFIGS.with_name("trained")  # a directory for each trained model

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.selection import is_reference
-from implicit_llm.models.cache import ConvergedStateCache, joined_cache
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.errors import PACKED
 from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
@@ -21,7 +21,7 @@ from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer, solve_layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
-from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, StackMap, refuse_lost_gradient
+from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
@@ -40,6 +40,43 @@ class ImplicitModelOutput(ModelOutput):
     past_key_values: ConvergedStateCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     solver_stats: SolverStats | None = None
+
+
+class StackMap:
+    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap)."""
+
+    def __init__(self, model: "ImplicitModel", x: StackInput) -> None:
+        self.model, self.x = model, x
+
+    @property
+    def valid_BL(self) -> Tensor | None:
+        return self.x.valid_BL
+
+    def __call__(self, z_BLD: Tensor) -> Tensor:
+        if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
+            fz_BLD = self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
+            refuse_lost_gradient(fz_BLD, self.model, self.x)
+            return fz_BLD
+        return self.model.apply_stack(z_BLD, self.x)[0]
+
+    def select(self, index_B: Tensor) -> "StackMap":
+        return StackMap(self.model, self.x.select(index_B))
+
+    def is_wanted(self, num_open: int) -> bool:
+        """Sharded layers are gathered at each call, so every process has to call them until none needs them."""
+        if self.x.mesh is None:
+            return num_open > 0
+        most = torch.tensor(num_open, device=self.x.mesh.device_type)
+        for group in self.x.mesh.get_all_groups():
+            distributed.all_reduce(most, distributed.ReduceOp.MAX, group)
+        return bool(most)
+
+    def block(self, start: int, end: int, state: Prefix | None) -> "StackMap":
+        return StackMap(self.model, self.x.block(start, end, state))
+
+    def close(self, z_BLD: Tensor) -> tuple[Tensor, Prefix]:
+        out_BLD, layers = self.model.apply_stack(z_BLD, self.x, return_states=True)
+        return out_BLD, self.x.extend_prefix(layers, z_BLD.shape[1])
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
@@ -118,7 +155,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
-        cache = joined_cache(self, len(h_BLD), past_key_values, use_cache)
+        cache = self.joined_cache(len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
         stats: SolverStats | None
         is_plain = not output_hidden_states and eval_mode is None
@@ -157,6 +194,27 @@ class ImplicitModel(ImplicitPreTrainedModel):
             if stats is not None and stats.unconverged_BL is not None:
                 stats = replace(stats, unconverged_BL=padding.move_back(stats.unconverged_BL))
         return ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
+
+    def joined_cache(self, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
+        """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
+
+        Raises: ValueError for any other kind of cache, and for a cache of another model or number of sequences.
+        """
+        if cache is None and not use_cache:
+            return None
+        cache = ConvergedStateCache() if cache is None else cache
+        if not isinstance(cache, ConvergedStateCache):
+            raise ValueError(
+                f"past_key_values: a {type(cache).__name__} holds no converged states; call the model with "
+                "use_cache=True and give back the past_key_values that it returns"
+            )
+        config = self.config
+        cache.join(
+            f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}",
+            batch,
+            is_growing=self.has_growing_state,
+        )
+        return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
         """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""

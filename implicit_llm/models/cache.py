@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from implicit_llm.models.stack import Prefix
-
-if TYPE_CHECKING:
-    from implicit_llm.models.backbone import ImplicitModel
 
 
 class ConvergedStateCache(Cache):
@@ -68,29 +63,17 @@ class ConvergedStateCache(Cache):
             )
         self.prefix = before.first(length)
 
+    def join(self, model: str, batch: int, *, is_growing: bool) -> None:
+        """Begin with a forward pass of this model over so many sequences, or go on with one.
 
-def joined_cache(model: ImplicitModel, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
-    """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
-
-    Raises: ValueError for any other kind of cache, and for a cache of another model or number of sequences.
-    """
-    if cache is None and not use_cache:
-        return None
-    cache = ConvergedStateCache() if cache is None else cache
-    if not isinstance(cache, ConvergedStateCache):
-        raise ValueError(
-            f"past_key_values: a {type(cache).__name__} holds no converged states; call the model with use_cache=True "
-            "and give back the past_key_values that it returns"
-        )
-    config = model.config
-    name = f"{config.model_type} of {config.num_hidden_layers} layers and width {config.hidden_size}"
-    if cache.prefix is None:
-        cache.made_by, cache.is_growing = name, model.has_growing_state
-    elif cache.made_by != name:
-        raise ValueError(f"past_key_values: the cache comes from {cache.made_by}, but the model is {name}")
-    elif (held := len(cache.prefix.layers[0][0])) != batch:
-        raise ValueError(
-            f"past_key_values: the cache holds {held} sequences, but the input has {batch}; "
-            "reorder them with batch_select_indices"
-        )
-    return cache
+        Raises: ValueError for states of another model or of another number of sequences.
+        """
+        if self.prefix is None:
+            self.made_by, self.is_growing = model, is_growing
+        elif self.made_by != model:
+            raise ValueError(f"past_key_values: the cache comes from {self.made_by}, but the model is {model}")
+        elif (held := len(self.prefix.layers[0][0])) != batch:
+            raise ValueError(
+                f"past_key_values: the cache holds {held} sequences, but the input has {batch}; "
+                "reorder them with batch_select_indices"
+            )

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
-from implicit_llm.models.cache import ConvergedStateCache, joined_cache
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
@@ -92,7 +92,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
         if labels is not None and input_ids is not None and is_bare:
             how = {"aligned": aligned, "return_logits": return_logits}
-            cache = joined_cache(self.base, len(input_ids), past_key_values, None)
+            cache = self.base.joined_cache(len(input_ids), past_key_values, None)
             step = self.base.runner.training_step(self, input_ids, labels, cache, **how)
             if step is not None:
                 total, logits_BLV, hidden_BLD, stats = step

@@ -1,6 +1,6 @@
 """Errors of the model library."""
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 
 
 class ModelConfigError(UserError, ValueError):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.stack import Prefix, StackMap
+from implicit_llm.models.stack import Prefix
 from implicit_llm_contracts.config.flops import FAMILIES
 
 BATCH, LENGTH, SPLIT = 2, 12, 7

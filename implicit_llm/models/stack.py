@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from implicit_llm.kernels.selection import is_reference
@@ -19,8 +19,6 @@ from implicit_llm.models.errors import REENTRANT, LostGradient
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from implicit_llm.models.backbone import ImplicitModel
 
 LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor with the batch first
 Mixed = tuple[Tensor, LayerState | None]  # what a layer makes of a block, and its state after it if asked for
@@ -208,40 +206,3 @@ def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> N
         injection_BLE.requires_grad or any(weight.requires_grad for weight in module.parameters())
     ):
         raise LostGradient(REENTRANT)
-
-
-class StackMap:
-    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap)."""
-
-    def __init__(self, model: ImplicitModel, x: StackInput) -> None:
-        self.model, self.x = model, x
-
-    @property
-    def valid_BL(self) -> Tensor | None:
-        return self.x.valid_BL
-
-    def __call__(self, z_BLD: Tensor) -> Tensor:
-        if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
-            fz_BLD = self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
-            refuse_lost_gradient(fz_BLD, self.model, self.x)
-            return fz_BLD
-        return self.model.apply_stack(z_BLD, self.x)[0]
-
-    def select(self, index_B: Tensor) -> StackMap:
-        return StackMap(self.model, self.x.select(index_B))
-
-    def is_wanted(self, num_open: int) -> bool:
-        """Sharded layers are gathered at each call, so every process has to call them until none needs them."""
-        if self.x.mesh is None:
-            return num_open > 0
-        most = torch.tensor(num_open, device=self.x.mesh.device_type)
-        for group in self.x.mesh.get_all_groups():
-            distributed.all_reduce(most, distributed.ReduceOp.MAX, group)
-        return bool(most)
-
-    def block(self, start: int, end: int, state: Prefix | None) -> StackMap:
-        return StackMap(self.model, self.x.block(start, end, state))
-
-    def close(self, z_BLD: Tensor) -> tuple[Tensor, Prefix]:
-        out_BLD, layers = self.model.apply_stack(z_BLD, self.x, return_states=True)
-        return out_BLD, self.x.extend_prefix(layers, z_BLD.shape[1])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 
 

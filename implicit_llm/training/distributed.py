@@ -2,13 +2,17 @@
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from implicit_llm_contracts.runs import WORLD_VARIABLE, UserError
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
+
+JOIN_TIMEOUT = timedelta(seconds=300)  # from the first process's start to the last one's: each has to import torch
 
 
 class WrongWorld(UserError):
@@ -33,16 +37,25 @@ def is_main() -> bool:
 
 
 def join_world(device_type: str) -> torch.device:
-    """Join the process group if torchrun started several processes; return this process's device.
+    """Join the process group if several processes were started, by the launcher or torchrun; return this one's device.
 
     Numbers in host memory are exchanged by gloo: by NCCL each would make the host wait for all work of its GPU.
+    Raises: WrongWorld when the processes do not come together in time.
     """
     has_gpu = device_type == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
     if has_gpu:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", device_id=device if has_gpu else None)
+        try:
+            store, number, size = next(dist.rendezvous("env://", timeout=JOIN_TIMEOUT))
+        except dist.DistError as error:
+            raise WrongWorld(
+                f"the processes did not come together ({type(error).__name__}); see that all nodes can reach "
+                f"{os.environ.get('MASTER_ADDR')}: {_shown_variables()}"
+            ) from error
+        backend, device_id = ("cpu:gloo,cuda:nccl", device) if has_gpu else ("gloo", None)
+        dist.init_process_group(backend, store=store, rank=number, world_size=size, device_id=device_id)
     return device
 
 

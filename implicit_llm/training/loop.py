@@ -45,7 +45,8 @@ from implicit_llm.training.state import (
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import StageContext, faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset
 from implicit_llm_jobs.progress import Progress
 
@@ -163,9 +164,12 @@ class TrainingLoop:
             faults.point("train.micro_step")
             is_last = number == len(batches)
             try:
-                loss = self.compute_loss(batch, num_labels)
+                loss, outputs = self.compute_loss(batch, num_labels)
             except FloatingPointError as error:
                 raise self._non_finite(step + 1, str(error)) from error
+            if number == 1 and is_due(step + 1, config.total_steps):
+                self.probe(batch, outputs)
+            del outputs  # its logits are large
             with self._reducer.over_ranks() if self._reducer is not None and is_last else nullcontext():
                 self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
@@ -176,8 +180,8 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         self.global_step = step + 1
 
-    def compute_loss(self, batch: dict[str, Any], num_labels: int) -> Tensor:
-        """Cross entropy in fp32 of the logits at each position against the label at that position.
+    def compute_loss(self, batch: dict[str, Any], num_labels: int) -> tuple[Tensor, Any]:
+        """Cross entropy in fp32 of the logits at each position against the label at that position; the model's outputs.
 
         The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
         change nothing. A batch without any label has the loss zero.
@@ -192,18 +196,15 @@ class TrainingLoop:
         loss = loss / num_labels
         if self._passing is not None:
             self._passing.leave(batch, outputs.logits)
-        # Of the first micro-batch of a step; its words must start from the empty state, as those of an evaluation.
-        is_comparable = self.metrics.is_between_steps and self._passing is None
-        if is_comparable and self._is_implicit and is_due(self.global_step + 1, self.job.config.total_steps):
-            failures = self._solver_failures
-            message = None if failures is None else failures.message
-            self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
-            if failures is not None:
-                failures.message = message  # a failure of the evaluation is no failure of the step
         share = loss.detach() * world_size()  # metrics are means over ranks
         stats = getattr(outputs, "solver_stats", None)
         self.metrics.add(share, outputs.logits, labels_BL, stats, batch.get("carried_share"))
-        return loss
+        return loss, outputs
+
+    def probe(self, batch: dict[str, Any], outputs: Any) -> None:
+        """Measure the fixed point of an implicit model whose sequences start, as in evaluation, in the empty state."""
+        if solver_of(self.model) is not None and self._passing is None:
+            self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
 
     def clip_gradients(self) -> Tensor:
         """Divide the gradients by the loss scale and clip their norm; return the norm before clipping."""
@@ -255,10 +256,6 @@ class TrainingLoop:
         found = start.random(rank())
         if found is not None:
             set_random_state(*found)
-
-    @property
-    def _is_implicit(self) -> bool:
-        return solver_of(self.model) is not None
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Ask our models for the summed loss, without the large logits unless accuracy is measured."""

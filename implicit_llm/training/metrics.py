@@ -81,11 +81,6 @@ class StepMetrics:
         """Whether the task has one; without it no logits are needed."""
         return self._last_tokens != 0
 
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether no micro-batch was counted since the last step was closed."""
-        return not self._micro
-
     @torch.no_grad()
     def add(
         self,

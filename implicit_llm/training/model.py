@@ -14,8 +14,11 @@ from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm.models.lstm import LstmForCausalLM
 from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import UserError, downloads_folder, fetched_model, local_folder, sha256_of
+from implicit_llm_contracts.runs.fetched_files import fetched_model
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import downloads_folder, local_folder
 
 SEE = "see the documentation of transformers"
 
@@ -32,16 +35,14 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
     try:
-        model = _pretrained(fields, where) if "pretrained" in fields else _from_config(fields, solver, where)
+        model = _pretrained(fields, solver, where) if "pretrained" in fields else _from_config(fields, solver, where)
     except (ValueError, TypeError, OSError) as error:
         if hasattr(error, "exit_code"):
             raise
         raise ModelError(f"{where}.model: {' '.join(str(error).split())[:300]}") from error
     if solver is not None and solver_of(model) is None:
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
-    if solver is not None:
-        cast("HasSolver", model).solver = solver
-    elif solver_of(model) is not None:
+    if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
     if config.phase.state_passing is not None and not _passes_states(model):
         raise ModelError(
@@ -82,8 +83,11 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
         model.disable_input_require_grads()  # a hook for the other way, which would rule out fused products and graphs
 
 
-def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
-    """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network."""
+def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
+    """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network.
+
+    An implicit model gets the phase's solver in place of the one that it was saved with.
+    """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None
     folder = local_folder(Path(given), downloads) if is_local else fetched_model(given, revision, downloads)[0]
@@ -100,9 +104,12 @@ def _pretrained(fields: dict[str, Any], where: str) -> PreTrainedModel:
                 "that file"
             )
     try:
-        return load_foreign(folder)
+        model = load_foreign(folder)
     except ModelConfigError as error:
         raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
+    if solver is not None and solver_of(model) is not None:
+        cast("HasSolver", model).solver = solver
+    return model
 
 
 def _from_config(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:

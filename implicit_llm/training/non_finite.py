@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.training.distributed import max_tensor_over_ranks
-from implicit_llm_contracts.runs import UserError, write_json
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_json
 
 REPORT = "non_finite.json"
 
@@ -53,7 +54,8 @@ class UpdateGuard:
 class SolverFailures:
     """Where a rank's own solver fails while others wait for its gradients: it goes on with a loss of NaN.
 
-    So the step ends on every rank, the guard leaves out the update on every rank, and all of them say why.
+    So the step ends on every rank, the guard leaves out the update on every rank, and all of them say why. A failure in
+    evaluation mode is raised: the probes of a training step are of one rank alone, and no failure of the step.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -66,6 +68,8 @@ class SolverFailures:
             try:
                 return forward(*arguments, **options)
             except FloatingPointError as error:
+                if not model.training:
+                    raise
                 self.message = self.message or str(error)
             # Every parameter takes part: all sums over ranks become NaN.
             touched = torch.stack([parameter.float().sum() for parameter in model.parameters()]).sum()

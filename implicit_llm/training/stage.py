@@ -32,18 +32,13 @@ from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.status import shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
-from implicit_llm_contracts.runs import (
-    Preempted,
-    StageContext,
-    StageResult,
-    UserError,
-    faults,
-    fill,
-    new_directory,
-    write_json,
-)
+from implicit_llm_contracts.errors import Preempted, UserError
+from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs import journal as journals
+from implicit_llm_contracts.runs.atomic import new_directory, write_json
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
 
 MODEL_DIR, SUMMARY_FILE = "model", "training.json"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from implicit_llm.training.distributed import gather_on_main
 from implicit_llm.training.optimizer import local_part
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 
 _SAME_MODEL = "all phases of a curriculum need the same model"
 

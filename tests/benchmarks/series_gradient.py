@@ -28,12 +28,14 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm
 from implicit_llm.training.model import apply_runtime
+from implicit_llm_contracts.config.text import CatbabiConfig
 from implicit_llm_contracts.config.training import Runtime
-from implicit_llm_contracts.runs import downloads_folder
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
+from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.catbabi import PAD_ID, CatbabiConfig, TaskStory, join, rows
+from implicit_llm_data.babi.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.babi.stories import parse_stories, vocabulary_of, words_of
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import generate
 from tests.measuring import keep, options_of, show
 
 VOCABULARY = 16384  # as language-models.yaml: the most frequent tokens; all others are the last one

@@ -28,7 +28,8 @@ from implicit_llm.training.model import apply_runtime
 from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import OptimizerConfig, PhaseConfig, Runtime
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
+from implicit_llm_data.stages.word_problem import generate
 from tests.benchmarks.training_step import show_profile
 from tests.measuring import card, keep, milliseconds, options_of, show, spread
 

@@ -24,7 +24,9 @@ import torch  # noqa: E402
 
 import implicit_llm  # noqa: E402
 from implicit_llm.training import stage  # noqa: E402
-from implicit_llm_contracts.runs import Identity, StageContext, StageResult, journal  # noqa: E402
+from implicit_llm_contracts.runs import journal  # noqa: E402
+from implicit_llm_contracts.runs.identity import Identity  # noqa: E402
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult  # noqa: E402
 from implicit_llm_data.shard_writer import write_shards  # noqa: E402
 from implicit_llm_data.shards import DatasetSpec, token_dtype  # noqa: E402
 from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402

@@ -17,8 +17,9 @@ from typing import Literal
 
 import numpy as np
 
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_data.stages import word_problem as stage
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import generate
 from tests.measuring import seconds, show, spread
 from tests.unit.data.text_samples import context_in
 

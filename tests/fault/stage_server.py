@@ -14,7 +14,8 @@ from typing import Any
 import mlflow  # noqa: F401
 from mlflow.store.tracking import sqlalchemy_store
 
-from implicit_llm_contracts.runs import StageContext, StageResult, new_directory, write_atomic
+from implicit_llm_contracts.runs.atomic import new_directory, write_atomic
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.fault.forks import exit_code_of, serve
@@ -48,7 +49,6 @@ def run(order: dict[str, Any]) -> None:
 
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # its threads would not live on in the forks
-os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"  # each attempt has points of its own
 first = json.loads(sys.argv[1])
 sqlalchemy_store.SqlAlchemyStore.__init__ = copying(Path(first["store"]))  # type: ignore[method-assign]
 provenance.PACKAGES = ("mlflow",)  # looking for all takes longer than the whole stage

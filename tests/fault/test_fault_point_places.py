@@ -27,7 +27,7 @@ WITHOUT = {
     "runs/atomic.py:fsync_file": "also for reading; those who commit by it pass a point right before",
     "runs/faults.py:_inject": "is what a point does",
     "runs/faults.py:point": "writes the names of the points that a test passes",
-    "runs/launched.py:die_with_parent": "ends as the death of the parent, which it missed, would have ended it",
+    "runs/launched.py:die_with": "ends as the death of the parent, which it missed, would have ended it",
     "runs/signals.py:handle": "those who call it set a handler, which has the point",
     "runs/signals.py:restore": "takes the handler away again",
     "runs/signals.py:_leave_to_parent": "in a fork, which goes on without handlers",

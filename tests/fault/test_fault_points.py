@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import pytest
 
-from implicit_llm_contracts.runs import Identity, Manifest, faults, journal
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from tests.fault.forks import CONTRACTS, DATA, JOBS, Server
 from tests.fault.points import passage, registered, sample

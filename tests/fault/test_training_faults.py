@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from implicit_llm.training.operations.checkpoint import Checkpoint, CorruptCheckpoint, read_checkpoint
-from implicit_llm_contracts.runs import Manifest, faults, journal
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.manifest import Manifest
 from tests.fault.conftest import Trainer
 from tests.fault.forks import LIBRARY
 from tests.fault.points import passage, registered, sample

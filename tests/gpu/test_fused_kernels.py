@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
+from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
-from implicit_llm.models.stack import StackMap
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search, solve_blocks
 from implicit_llm.solver.residual import make_rule

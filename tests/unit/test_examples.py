@@ -24,8 +24,8 @@ import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.solver.methods import make_update
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
+from implicit_llm_contracts.errors import ConfigError, InvalidValue
 from implicit_llm_contracts.plugins import load_plugin
-from implicit_llm_contracts.runs.errors import ConfigError, InvalidValue
 from implicit_llm_data.groups import InvalidTable, load_group, register_group
 from implicit_llm_workflow.planning.code_digest import job_sources
 from tests.pages import ROOT

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from implicit_llm_contracts.runs import ManifestError, write_json
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of

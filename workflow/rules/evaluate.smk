@@ -1,7 +1,5 @@
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-
 # A rule for each kind, evaluate_word_problem and so on, so that a profile can give each its own machines.
-for kind in EVALUATION_KINDS:
+for kind, about in job.evaluations.items():
 
     rule:
         """Evaluate one phase of one run, or an imported model, on its test sets, in every mode of solving."""
@@ -22,8 +20,8 @@ for kind in EVALUATION_KINDS:
             job.conda_env("evaluate", workflow)
         threads: 4
         resources:
-            mem_mb=64000 if EVALUATION_KINDS[kind].is_large else 16000,
-            runtime=720 if EVALUATION_KINDS[kind].is_large else 240,
+            mem_mb=64000 if about.is_large else 16000,
+            runtime=720 if about.is_large else 240,
             device="auto",
             batch_size=0,
         shell:

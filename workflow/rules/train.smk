@@ -1,7 +1,5 @@
-from implicit_llm_contracts.config.tasks import TASKS
-
 # A rule for each task, train_word_problem and so on, so that a profile can give each its own machines.
-for task in TASKS:
+for task in job.tasks:
 
     rule:
         """Train one phase of one run; a later phase starts from the checkpoint of the one before it."""

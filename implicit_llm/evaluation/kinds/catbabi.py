@@ -38,7 +38,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
-from implicit_llm_contracts.runs import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset, open_dataset

@@ -49,8 +49,9 @@ from implicit_llm_contracts.config.evaluation import (
     ModeConfig,
     pairs_of,
 )
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
-from implicit_llm_contracts.runs import StageContext, StageResult, fill
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress
 

@@ -40,7 +40,7 @@ from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import JacobianConfig
-from implicit_llm_contracts.runs import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import Progress

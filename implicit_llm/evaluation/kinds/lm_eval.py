@@ -24,7 +24,7 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
 )
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 
 TOKENIZER_ROLE = "tokenizer"
 

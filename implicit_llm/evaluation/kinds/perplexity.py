@@ -39,7 +39,7 @@ from implicit_llm.evaluation.answers import (
 from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm_contracts.config.evaluation import PerplexityConfig
-from implicit_llm_contracts.runs import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def run(context: StageContext) -> StageResult:
         place=lambda record: (f"{record['data']}.L{record['length']}", record["mode"]),
     )
     for role, source in test_sets.items():
-        for length in sorted(config.lengths):
+        for length in sorted(config.lengths or (open_dataset(source.work).length,)):
             rows, size, limit = TextRows(source.work, length), rows_of(BATCH_TOKENS, length), config.max_tokens
             if rows.num_full_rows == 0:
                 log.warning(

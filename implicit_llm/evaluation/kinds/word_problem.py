@@ -38,7 +38,8 @@ from implicit_llm.solver.stats import SolverStats, gather_blocks
 from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
-from implicit_llm_contracts.runs import Input, StageContext, StageResult, write_atomic
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
 

@@ -29,7 +29,10 @@ from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
 from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
-from implicit_llm_contracts.runs import MANIFEST, Input, Manifest, UserError, wants_bar
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.stage_context import Input
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_contracts.runs import ConfigError
+from implicit_llm_contracts.errors import ConfigError
 
 
 def import_package_of(fields: Mapping[str, Any]) -> None:

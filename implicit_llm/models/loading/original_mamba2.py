@@ -20,7 +20,8 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.configuration import ImplicitMamba2Config
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.published import read_pickle
-from implicit_llm_contracts.runs import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, sha256_of
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
+from implicit_llm_contracts.runs.manifest import sha256_of
 
 DEFAULT_PAD_MULTIPLE = 8
 

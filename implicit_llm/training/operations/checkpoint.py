@@ -29,21 +29,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from implicit_llm_contracts.runs import (
-    ConfigError,
-    FileRecord,
-    Journal,
-    UserError,
-    commit_directory,
-    config_differences,
-    faults,
-    fill,
-    new_directory,
-    refuse_if,
-    require_space,
-    retried,
-    temporary_name,
-)
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import ConfigError, UserError, refuse_if
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import commit_directory, new_directory, require_space, retried, temporary_name
+from implicit_llm_contracts.runs.identity import config_differences
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import FileRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import threading
 import time
 from types import FrameType
 
-from implicit_llm_contracts.runs import LaunchFolder, faults, signals
+from implicit_llm_contracts.runs import faults, signals
+from implicit_llm_contracts.runs.launched import LaunchFolder
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class StopRequest:
     def let_main_end_first(self) -> None:
         """On a rank above 0, when all ranks end early: wait until rank 0 has written down why.
 
-        torchrun kills those that are left when the first of them goes. Without a launcher nobody tells of rank 0, so
-        the wait ends with torchrun's signal.
+        The launcher, or torchrun, kills those that are left when the first of them goes. Under torchrun nobody tells of
+        rank 0, so the wait ends with its signal.
         """
         folder = LaunchFolder.of_this_process()
         if folder is None:

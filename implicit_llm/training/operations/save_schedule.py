@@ -13,7 +13,9 @@ from implicit_llm.training.distributed import is_main, max_over_ranks
 from implicit_llm.training.operations.checkpoint import CheckpointStore, Staging, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm_contracts.config.training import Runtime
-from implicit_llm_contracts.runs import Journal, StorageError, faults, launched
+from implicit_llm_contracts.runs import faults, launched
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
 

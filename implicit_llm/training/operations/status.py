@@ -13,31 +13,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from implicit_llm.training.metrics import Totals
-from implicit_llm_contracts.runs import Journal
+from implicit_llm_contracts.config.metrics import METRICS
+from implicit_llm_contracts.runs.journal import Journal
 
 log = logging.getLogger(__name__)
-
-_SHOWN = (
-    ("loss", "loss {:.4f}"),
-    ("accuracy_last10", "last-10 {:.3f}"),
-    ("accuracy", "accuracy {:.3f}"),
-    ("f_evaluations", "f-evaluations {:.1f}"),
-    ("tokens_per_s", "{:,.0f} tokens/s"),
-    ("mfu", "mfu {:.1%}"),
-    ("residual", "residual {:.2g}"),
-    ("unconverged_share", "unconverged {:.0%}"),
-    ("carried_share", "carried {:.0%}"),
-    ("mode_gap", "mode gap {:+.3f}"),
-    ("spectral_radius", "spectral radius {:.3f}"),
-    ("grad_norm", "gradient {:.2g}"),
-    ("learning_rate", "rate {:.2g}"),
-    ("memory_gib", "{:.1f} GiB"),
-)
 
 
 def shown(values: Mapping[str, float]) -> str:
     """The metrics worth a place in one line, those first for which a narrow terminal has room."""
-    return ", ".join(text.format(values[key]) for key, text in _SHOWN if key in values)
+    return ", ".join(f"{it.head} {it.text(values[key])}" for key, it in METRICS.items() if it.head and key in values)
 
 
 class SpeedMeter:

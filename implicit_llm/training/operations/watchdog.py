@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from implicit_llm_contracts.runs import UserError, launched
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import launched
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from huggingface_hub import ModelCard
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
-from implicit_llm_contracts.runs import COMMIT, Manifest, work_directory
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import COMMIT, work_directory
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
 from tests.unit.checkpoint.foreign import import_checkpoint, save_foreign
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
@@ -156,7 +157,7 @@ def test_the_card_of_an_imported_model_names_its_files_and_claims_nothing(tmp_pa
 
 def test_an_imported_model_of_the_hub_is_the_base_of_its_copy(tmp_path: Path) -> None:
     save_foreign("gpt_neox", tmp_path / "downloads" / "models" / "owner" / "neox" / "main")
-    card = ModelCard.load(card_of(import_checkpoint(tmp_path, hub="owner/neox")))
+    card = ModelCard.load(card_of(import_checkpoint(tmp_path, hub="owner/neox", revision=None)))
     assert card.data.base_model == "owner/neox"
     assert "`owner/neox` of Hugging Face's hub, commit not known." in card.text
 

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from implicit_llm.checkpoint.stage import CheckpointError
-from implicit_llm_contracts.runs import ConfigError, Fetched, FetchedFilesError, HubFiles, Manifest, sha256_of
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.fetched_files import Fetched, FetchedFilesError, HubFiles
+from implicit_llm_contracts.runs.manifest import Manifest, sha256_of
 from tests.refusals import refused
 from tests.unit.checkpoint.foreign import VOCAB, import_checkpoint, save_foreign, save_original_mamba2
 from tests.unit.evaluation.finished_runs import train_nothing, word_problems

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import yaml
 
-from implicit_llm_contracts.config.text import SIMULATED_FAMILIES, SimulatedText, Stories
-from implicit_llm_contracts.runs.fill import fill
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.text import SIMULATED_FAMILIES, CatbabiConfig, SimulatedText, Stories
 from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_data.babi.archive import (
     ARCHIVES,
@@ -31,7 +31,6 @@ from implicit_llm_data.babi.archive import (
     read_archive,
 )
 from implicit_llm_data.babi.catbabi import (
-    CatbabiConfig,
     InvalidCatbabi,
     TaskStory,
     join,

@@ -16,8 +16,9 @@ import pyarrow.parquet
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs import Fetched, HubFiles, fetched_files, fill
+from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
 from implicit_llm_data.stages import tokenizer as stage
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
 from implicit_llm_data.text import encoding

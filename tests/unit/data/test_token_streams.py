@@ -15,7 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from implicit_llm_contracts.config.text import CorpusFiles
-from implicit_llm_contracts.runs import MANIFEST, StorageError, UserError, journal
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
+from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, TokenDataset, open_dataset, token_dtype
 from implicit_llm_data.stages import token_shard, token_stream

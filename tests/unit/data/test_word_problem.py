@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.groups import UnknownGroup, load_group, load_monoid, load_product
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages import word_problem as stage
-from implicit_llm_data.stages.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import BLOCK_SAMPLES, STRIP_POSITIONS, generate
 from tests.refusals import refused
 from tests.unit.data import text_samples
 from tests.unit.data.text_samples import contents, real_file

@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import (
-    MANIFEST,
-    Identity,
-    Input,
-    Journal,
-    Manifest,
-    RunDirectory,
-    StageContext,
-    StageResult,
-)
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.run_directory import RunDirectory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.stages import babi_text, catbabi, token_shard, token_stream, tokenizer
 
 BOOKS = "public_domain_books.jsonl.gz"

@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig
 import implicit_llm
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.runs import FileRecord, Identity, Manifest, StageResult, sha256_of
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, sha256_of
+from implicit_llm_contracts.runs.stage_context import StageResult
 from implicit_llm_data.shard_writer import write_index
 from implicit_llm_data.shards import DatasetSpec, Index
 from implicit_llm_data.stages import word_problem

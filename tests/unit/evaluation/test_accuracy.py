@@ -39,12 +39,15 @@ from implicit_llm.evaluation.kinds.word_problem import (
     match,
 )
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm_contracts.runs import Manifest, journal, work_directory
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_contracts.runs.stage_context import InputMissing
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 from implicit_llm_data.stages import babi_text
 from implicit_llm_data.stages import catbabi as data_stage
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_data.stages.word_problem import generate
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs

@@ -12,8 +12,9 @@ from implicit_llm_contracts.config.evaluation import (
     swept_modes,
 )
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.runs import ConfigError, fill
+from implicit_llm_contracts.errors import ConfigError
 
 MODE = {"name": "a", "eval_mode": "blockwise"}
 

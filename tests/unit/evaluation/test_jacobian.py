@@ -25,7 +25,8 @@ from implicit_llm.analysis.jacobian import (
 from implicit_llm.evaluation.frame import EvaluateInputError
 from implicit_llm.evaluation.kinds import jacobian as stage
 from implicit_llm.evaluation.kinds.jacobian import measure, random_layer, steps
-from implicit_llm_contracts.runs import Input, Manifest
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import records, train_nothing, word_problems

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaCo
 import implicit_llm
 from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
-from implicit_llm_contracts.runs import ConfigError
+from implicit_llm_contracts.errors import ConfigError
 from tests.pages import ROOT
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm.evaluation.kinds.word_problem import chance_per_position
-from implicit_llm_contracts.runs import (
-    FileRecord,
-    Input,
-    Journal,
-    Manifest,
-    StageContext,
-    compute_fingerprint,
-    fill,
-    work_directory,
-)
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
+from implicit_llm_contracts.runs.run_directory import work_directory
+from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of

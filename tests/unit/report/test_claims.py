@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import ConfigError, Point
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report.claims import claims
 from implicit_llm_report.claims.claims import Claim, Judgement
 from implicit_llm_report.claims.measure import Measure

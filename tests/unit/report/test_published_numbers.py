@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.errors import ConfigError
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_report.inputs.published import MARK_WORDS, load_published
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Solver

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from implicit_llm_contracts.runs import FileRecord, Identity, Manifest, ManifestError, work_directory
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import work_directory
 from implicit_llm_workflow.commands.jobs import run_job
 from implicit_llm_workflow.planning.code_digest import JobCode, job_digest
 from tests.refusals import refused

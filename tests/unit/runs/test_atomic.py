@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from implicit_llm_contracts.runs import Journal, JournalError, ManifestError, StageContext, StageResult, atomic, journal
+from implicit_llm_contracts.runs import atomic, journal
 from implicit_llm_contracts.runs.atomic import (
     WAIT,
     StorageError,
@@ -20,6 +20,9 @@ from implicit_llm_contracts.runs.atomic import (
     wait_for_files,
     write_atomic,
 )
+from implicit_llm_contracts.runs.journal import Journal, JournalError
+from implicit_llm_contracts.runs.manifest import ManifestError
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.limits import file_size_limit
 from tests.refusals import refused

@@ -1,10 +1,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from implicit_llm_contracts.runs import ConfigError, fill
+from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, AsGiven, as_config, fill
+from implicit_llm_contracts.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,36 @@ def test_a_wrong_key_or_value_is_named_with_the_way_out(values: dict[str, Any], 
 def test_what_is_not_a_mapping_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"demo\.yaml: expected a mapping, found a list"):
         fill(Example, [1], "demo.yaml")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Solver(AsGiven):
+    tol: float = 0.05
+    max_iter: int = 32
+    parts: tuple[Phase, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    solver: Solver | None
+    rates: tuple[float, ...] = (1.0,)
+    keep: Annotated[tuple[int, ...], UNLESS_DEFAULT] = ()
+    from_: Annotated[str | None, UNLESS_DEFAULT] = None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"solver": None, "rates": [1.0]},
+        {"solver": {}, "rates": [0.5, 1.0], "keep": [3]},
+        {"solver": {"tol": 0.05, "parts": [{"num_unroll": 2, "method": "plain"}]}, "rates": [], "from": "start"},
+    ],
+)
+def test_the_config_of_settings_is_what_makes_them_again(config: dict[str, Any]) -> None:
+    assert as_config(fill(Job, config, "job")) == config
+
+
+def test_a_config_has_values_as_the_settings_have_them_and_leaves_out_what_an_identity_does_not_name() -> None:
+    settings = fill(Job, {"solver": {"tol": "1e-3"}, "keep": []}, "job")
+    assert as_config(settings) == {"solver": {"tol": 0.001}, "rates": [1.0]}
+    assert as_config(Solver(tol=0.1)) == {"tol": 0.1, "max_iter": 32, "parts": []}

@@ -13,19 +13,16 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import (
-    FileRecord,
-    Identity,
-    Manifest,
-    ManifestError,
-    canonical_json,
-    compute_fingerprint,
+from implicit_llm_contracts.runs import signals
+from implicit_llm_contracts.runs.identity import Identity, canonical_json, compute_fingerprint, run_and_phase
+from implicit_llm_contracts.runs.manifest import FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import (
+    ResultError,
+    RunDirectory,
+    RunDirectoryBusy,
     is_result_shown,
-    run_and_phase,
     show_result,
-    signals,
 )
-from implicit_llm_contracts.runs.run_directory import ResultError, RunDirectory, RunDirectoryBusy
 from tests.refusals import refused
 
 

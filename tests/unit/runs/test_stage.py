@@ -19,23 +19,14 @@ import pytest
 
 from implicit_llm.kernels.selection import KernelsUnavailable
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_contracts.runs import (
-    PROJECT_DIR,
-    ConfigError,
-    Identity,
-    IdentityError,
-    Manifest,
-    ManifestError,
-    Preempted,
-    StageContext,
-    StageResult,
-    StorageError,
-    UserError,
-    journal,
-    launched,
-    read_object,
-    wants_bar,
-)
+from implicit_llm_contracts.errors import ConfigError, Preempted, UserError
+from implicit_llm_contracts.runs import journal, launched
+from implicit_llm_contracts.runs.atomic import StorageError, read_object
+from implicit_llm_contracts.runs.identity import Identity, IdentityError
+from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
+from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.progress import Progress
 from implicit_llm_jobs.provenance import attempts, git_state

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import Identity, Manifest, StageContext, StageResult
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.stage import Body, StageRequest, run_stage
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 

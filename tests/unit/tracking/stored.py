@@ -43,7 +43,7 @@ class Stored:
         name = run.info.run_name
         upstream = {key: self._names.get(tag) for key, tag in run.data.tags.items() if key.startswith("upstream.")}
         times = (run.info.start_time, run.info.end_time)
-        keys = sorted(key for key in run.data.metrics if not key.startswith("system/"))
+        keys = sorted(run.data.metrics)
         models = [model for model in self.models() if model.source_run_id == run.info.run_id]
         return {
             "status": (run.info.status, *times),

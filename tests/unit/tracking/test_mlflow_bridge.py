@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from implicit_llm.training.metrics import StepMetrics
+from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.tasks import TASKS
-from implicit_llm_contracts.runs import Identity, Journal, Manifest, StageContext, StageResult, faults
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten
-from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, TRAINING, Trajectory, in_one_column, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun, in_order, model_labels, works_below
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train
@@ -276,7 +281,7 @@ def test_data_and_reports_are_labelled_by_their_kind(
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_every_metric_of_training_is_in_the_list(task: str) -> None:
-    assert set(StepMetrics(task).columns) <= {key for section in TRAINING.values() for key in section}
+    assert set(StepMetrics(task).columns) <= METRICS.keys()
 
 
 def test_an_explicit_and_an_implicit_model_are_compared_in_one_column_of_a_table(results: Path) -> None:

@@ -1,22 +1,19 @@
-"""The thread that brings a journal to MLflow beside a stage, its store and how that is rebuilt, and the machine."""
+"""The thread that brings a journal to MLflow beside a stage, and its store and how that is rebuilt."""
 
 import logging
 import multiprocessing
 import shutil
 import sqlite3
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from mlflow.system_metrics.metrics import cpu_monitor
 
-from implicit_llm_contracts.runs.journal import Journal, read
+from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, BridgeState
 from implicit_llm_jobs.tracking.mlflow_store import (
@@ -26,7 +23,7 @@ from implicit_llm_jobs.tracking.mlflow_store import (
     prepare_environment,
     sqlite_path,
 )
-from implicit_llm_jobs.tracking.mlflow_writer import MachineMonitor, MlflowWriter, catch_up, open_run
+from implicit_llm_jobs.tracking.mlflow_writer import MlflowWriter, catch_up, open_run
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 from tests.limits import wait_until
 from tests.store_copies import copying
@@ -211,62 +208,6 @@ def test_a_transaction_that_a_killed_process_left_is_rolled_back(tmp_path: Path,
     with closing(sqlite3.connect(left)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master WHERE name = 'half_made'").fetchall() == []
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-def measured(path: Path, num_points: int) -> None:
-    monitor = MachineMonitor(path)
-    monitor.start()
-    wait_until(lambda: len(read(path)) >= num_points)
-    monitor.stop()
-
-
-def is_running() -> bool:
-    return any(thread.name == "machine" for thread in threading.enumerate())
-
-
-def test_the_machine_is_measured_until_the_end_and_counted_on_in_the_next_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "machine.jsonl"
-    measured(path, 3)
-    assert not is_running()
-    before = len(read(path))
-    measured(path, before + 2)
-    points = read(path)
-    assert [point.step for point in points] == list(range(len(points)))
-    for point in points:
-        assert 0 < point.values["system/system_memory_usage_percentage"] < 100
-        assert all(key.startswith("system/") for key in point.values)
-    assert list(tmp_path.iterdir()) == [path], "to measure needs no store"
-
-
-def start_and_stop(path: Path) -> None:
-    monitor = MachineMonitor(path)
-    monitor.start()
-    monitor.stop()
-    assert not is_running()
-
-
-def test_a_run_that_ends_at_once_has_one_point_unless_it_is_switched_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1000")
-    start_and_stop(tmp_path / "machine.jsonl")
-    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
-    start_and_stop(tmp_path / "off.jsonl")
-    assert (len(read(tmp_path / "machine.jsonl")), read(tmp_path / "off.jsonl")) == (1, [])
-
-
-def test_what_cannot_be_measured_or_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    start_and_stop(tmp_path / "file" / "machine.jsonl")
-    broken = mock.Mock(side_effect=RuntimeError("no such driver"))
-    monkeypatch.setattr(cpu_monitor, "CPUMonitor", broken)
-    start_and_stop(tmp_path / "machine.jsonl")
-    assert not (tmp_path / "machine.jsonl").exists()
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,6 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_labels_and_metrics(res
     assert stored.history(TRAINED, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert [step for step, _ in stored.history(TRAINED, "solver/residual")] == [1, 2, 3]
     assert [step for step, _ in stored.history(TRAINED, "cost/tokens_per_s")] == [1, 2, 3]
-    assert [step for step, _ in stored.history(TRAINED, "system/cpu_utilization_percentage")] == [0]
 
 
 def test_the_jobs_of_one_invocation_lie_below_one_run(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

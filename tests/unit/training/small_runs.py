@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from implicit_llm.solver.fixed_point import Best
@@ -28,7 +29,10 @@ from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
 from implicit_llm.training import stage as train_stage
 from implicit_llm.training.loop import TrainingLoop
-from implicit_llm_contracts.runs import Identity, Manifest, StageContext, StageResult, faults, journal
+from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage
@@ -257,7 +261,12 @@ def poison(rank: int, step: int, what: str) -> None:
 
 def _spoil_the_loss(loop: TrainingLoop) -> None:
     compute_loss = loop.compute_loss
-    loop.compute_loss = lambda *given: compute_loss(*given) * math.nan  # type: ignore[method-assign]
+
+    def spoiled(*given: Any) -> tuple[Tensor, Any]:
+        loss, outputs = compute_loss(*given)
+        return loss * math.nan, outputs
+
+    loop.compute_loss = spoiled  # type: ignore[method-assign]
 
 
 def _let_the_solver_diverge(loop: TrainingLoop) -> None:

@@ -351,7 +351,7 @@ def test_lines_say_where_training_is_and_how_long_it_takes(
         progress.tell(step, lambda: shown(values))
     lines = [record.message for record in caplog.records]
     assert lines[-1] == (
-        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, 12,346 tokens/s, mfu 41.0%, "
+        "a5/free: step 1280/2400, loss 0.5000, last-10 0.750, f-evaluations 11.5, tokens/s 12,346, mfu 41.0%, "
         "8.00step/s, 02:20 left"
     )
     assert len(lines) == 2  # one every five seconds at first

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm_contracts.runs import Preempted, journal
+from implicit_llm_contracts.errors import Preempted
+from implicit_llm_contracts.runs import journal
 from tests.unit.training.small_runs import (
     CONFIGS,
     IMPLICIT,

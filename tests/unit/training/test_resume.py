@@ -19,8 +19,11 @@ from transformers import AutoModelForCausalLM
 from implicit_llm.training import stage
 from implicit_llm.training.operations.checkpoint import read_checkpoint
 from implicit_llm.training.stage import TrainInputError
-from implicit_llm_contracts.runs import Manifest, Preempted, StorageError, journal
+from implicit_llm_contracts.errors import Preempted
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import InputMissing
 from tests.refusals import refused
 from tests.unit.training.small_runs import (

@@ -17,9 +17,12 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.training.model import ModelError, build_model
 from implicit_llm.training.optimizer import learning_rate
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.training import Runtime, ScheduleConfig, TrainConfig
-from implicit_llm_contracts.runs import ConfigError, FetchedFilesError, Preempted, fill, sha256_of
+from implicit_llm_contracts.errors import ConfigError, Preempted
 from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
+from implicit_llm_contracts.runs.manifest import sha256_of
 from tests.refusals import refused
 from tests.unit.data.text_samples import VOCAB_SIZE, Project, write_corpus
 from tests.unit.training.small_runs import (

@@ -20,7 +20,9 @@ from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.non_finite import NonFiniteTraining, UpdateGuard, judge
-from implicit_llm_contracts.runs import Preempted, StorageError, journal
+from implicit_llm_contracts.errors import Preempted
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from tests.refusals import refused
 from tests.unit.training.small_runs import (
     FREE,

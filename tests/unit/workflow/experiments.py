@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, Manifest
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow import console
 from implicit_llm_workflow.experiment_files.experiment import Experiment, load_experiment
 from implicit_llm_workflow.planning.code_digest import STAGES

@@ -19,11 +19,19 @@ from typing import Any
 
 from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
+from implicit_llm_contracts.config.fill import AsGiven, fill
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import NameTaken, Registry
 from implicit_llm_contracts.config.solver import METHODS, STOPS
-from implicit_llm_contracts.config.tasks import BUILTIN_GROUP, GROUP_ORDERS, TASKS, TaskKind
-from implicit_llm_contracts.runs import ConfigError, fill
+from implicit_llm_contracts.config.tasks import (
+    TASKS,
+    TaskKind,
+)
+from implicit_llm_contracts.config.word_problem import (
+    BUILTIN_GROUP,
+    GROUP_ORDERS,
+)
+from implicit_llm_contracts.errors import ConfigError
 
 LITERAL = "PLUGIN"
 KEY = "plugins"  # of a job's config: the plugins that it imports
@@ -55,7 +63,7 @@ class OwnEvaluation:
     def kind(self, name: str) -> EvaluationKind:
         """The entry of the table of kinds."""
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
-        config = settings_class(name, self.settings, [("kind", str), *modes])
+        config = settings_class(name, self.settings, [("kind", str), *modes], (AsGiven,))
         words = dict.fromkeys(self.settings, "")
         return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, settings=words)
 
@@ -93,7 +101,7 @@ class Plugin:
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
 
 
-def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any]) -> type:
+def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
     """A frozen dataclass of the settings, after the fields `others`, for `fill`. Raises: ConfigError."""
     own = []
     for key, value in defaults.items():
@@ -108,7 +116,7 @@ def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any]) ->
         kind: Any = tuple.__class_getitem__((entry_type, ...)) if is_list else entry_type
         own.append((key, kind, field(default=tuple(value) if is_list else value)))
     try:
-        return make_dataclass(name, sorted([*others, *own], key=len), frozen=True)
+        return make_dataclass(name, sorted([*others, *own], key=len), bases=bases, frozen=True)
     except TypeError as error:  # a key that is no name, or is taken
         raise ConfigError(f"{name}.settings: {error}; rename the key") from error
 

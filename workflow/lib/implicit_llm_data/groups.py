@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from implicit_llm_contracts.config.registry import NameTaken
-from implicit_llm_contracts.config.tasks import (
+from implicit_llm_contracts.config.word_problem import (
     BUILTIN_GROUP,
     GROUP_ORDERS,
     MAX_ORDER,
@@ -22,7 +22,7 @@ from implicit_llm_contracts.config.tasks import (
     group_order,
     product_order,
 )
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 
 
 class InvalidTable(UserError, ValueError):

@@ -12,16 +12,11 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import (
-    FileRecord,
-    StageContext,
-    faults,
-    fill,
-    read_object,
-    sha256_of,
-    write_atomic,
-    write_json,
-)
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_json
+from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import INDEX_NAME, DatasetSpec, Index, ShardRecord, token_dtype
 
 

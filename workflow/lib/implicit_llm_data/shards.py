@@ -21,7 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from implicit_llm_contracts.runs import FileRecord, UserError, fill, refuse_if, size_difference
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError, refuse_if
+from implicit_llm_contracts.runs.atomic import size_difference
+from implicit_llm_contracts.runs.manifest import FileRecord
 
 INDEX_NAME = "index.json"
 FORMAT = 2

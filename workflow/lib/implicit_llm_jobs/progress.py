@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tqdm.auto import tqdm
 
-from implicit_llm_contracts.runs import FILE_ONLY, wants_bar
+from implicit_llm_contracts.runs.logs import FILE_ONLY, wants_bar
 
 log = logging.getLogger(__name__)
 

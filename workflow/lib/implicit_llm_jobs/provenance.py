@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.values import COMMIT
-from implicit_llm_contracts.runs import PROJECT_DIR, UserError, faults, read_records, write_json
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.journal import read_records
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",

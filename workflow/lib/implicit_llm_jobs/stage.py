@@ -13,38 +13,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from implicit_llm_contracts.errors import Preempted, UserError, failure_class_of
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.runs import faults, launched, logs, signals
+from implicit_llm_contracts.runs.atomic import wait_for_files
+from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import IDENTITY_KEYS, Manifest, ManifestError, Reads, finite, remove_command
+from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
-    IDENTITY_KEYS,
     PROVENANCE,
     WORK,
-    Identity,
-    IdentityError,
-    Input,
-    Journal,
-    Manifest,
-    ManifestError,
-    Preempted,
-    Reads,
     RunDirectory,
-    StageContext,
-    StageResult,
-    UserError,
     committed,
-    compute_fingerprint,
-    failure_class_of,
-    faults,
     find_committed,
-    finite,
     is_done,
-    launched,
-    logs,
-    remove_command,
-    signals,
-    wait_for_files,
     work_directory,
 )
+from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
 from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun

@@ -7,7 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import CONFIG_FILE, local_folder, read_object, sha256_of, weight_files, write_once
+from implicit_llm_contracts.runs.atomic import read_object, write_once
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, weight_files
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import local_folder
 
 
 class Remembered:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from implicit_llm_contracts.runs import job_key
+from implicit_llm_contracts.runs.run_directory import job_key
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import require_space
+from implicit_llm_contracts.runs.fetched_files import (
     CONFIG_FILE,
     INDEX_FILE,
     PICKLE_FILE,
@@ -22,15 +25,12 @@ from implicit_llm_contracts.runs import (
     Fetched,
     FetchedFilesError,
     HubFiles,
-    UserError,
-    fill,
     find_fetched,
     is_text,
-    local_files,
-    require_space,
-    sha256_of,
     words_of,
 )
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import local_files
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan

@@ -3,7 +3,8 @@
 import importlib.util
 from pathlib import Path
 
-from implicit_llm_contracts.runs import PROJECT_DIR, ConfigError, UserError
+from implicit_llm_contracts.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 LIBRARY = "implicit_llm"
 REPORT = "implicit_llm_report"

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from implicit_llm_contracts.runs import UserError, fill
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
 
 T = TypeVar("T")
 VALIDATION = "validation"  # the split of word problems on which one chooses, and the kind of its numbers
@@ -39,7 +40,7 @@ class MinimumLayersConfig:
 
 @dataclass(frozen=True)
 class MissingResult:
-    """A result that is not fresh: `state` missing, stale or failed, `command` makes it.
+    """A result that is not there: `state` is the word of `implicit-llm status` for its job, `command` makes it.
 
     `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
     """

@@ -10,7 +10,9 @@ from typing import Any
 
 import typer
 
-from implicit_llm_contracts.runs import MANIFEST, Input, Journal, Manifest, StageContext
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report import stage
 
 

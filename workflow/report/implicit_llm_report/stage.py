@@ -3,7 +3,9 @@
 import json
 from pathlib import Path, PurePosixPath
 
-from implicit_llm_contracts.runs import DECLARED, StageContext, StageResult, write_atomic
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.run_directory import DECLARED
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg

@@ -381,9 +381,9 @@ def test_each_job_is_a_line_that_says_how_it_is_doing_and_why_it_is_not_done(
         out = output(capsys, "status", "--jobs", *where(failed))
     assert out.startswith("tiny: 1 of 12 jobs done, 1 running, 1 failed, 1 stale, 8 waiting; no driver")
     for line in (
-        r"job +state +step +loss +residual +iter +unconv +age +why",
+        r"job +state +step +loss +iter +residual +unconv +age +why",
         rf"{UNROLLED} +stale +4/4 +- +- +- +- +\d+ \w+ +config: phase.end_step 4 -> 5",
-        rf"{FREE} +running +7/10 +0\.5 +0\.03 +7\.25 +1\.2 % +\d+ d *$",
+        rf"{FREE} +running +7/10 +0\.5000 +7\.2 +0\.03 +1\.2% +\d+ d *$",
         r"train/implicit-s1/free +waiting +-/10 +- ",
     ):
         assert re.search(f"^{line}", out, re.MULTILINE), line

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 import implicit_llm
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm_contracts.runs import write_json
+from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.evaluate import _packaged
 from implicit_llm_workflow.commands.experiments import write_project

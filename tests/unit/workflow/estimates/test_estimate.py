@@ -10,7 +10,8 @@ import pytest
 
 from implicit_llm.training.operations.status import peak_flops
 from implicit_llm_contracts.config import flops
-from implicit_llm_contracts.runs import PROVENANCE, ConfigError
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.estimates.cost import CostModel, training_estimates
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware

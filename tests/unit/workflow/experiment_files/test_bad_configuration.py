@@ -190,7 +190,7 @@ LANGUAGE_CASES = [
     (
         "{total_steps: 1000}",
         "{labels: aligned, total_steps: 1000}",
-        "labels: kind language_model has labels 'next_token'",
+        "labels: task language_model has labels 'next_token'",
     ),
     (
         "[windowed, carried]",
@@ -282,7 +282,7 @@ PEER_CASES = [
     (PEER, "{data: text, checkpoint: {}}", "needs either path"),
     (PEER, "{data: text, checkpoint: {path: x, hub: y, revision: null}}", "needs either path"),
     (PEER, "{data: text, checkpoint: {hub: owner/other}}", "and revision (a commit, or null for the newest"),
-    (PEER, "{data: text, checkpoint: {path: x, revision: y}}", "unknown key 'revision'"),
+    (PEER, "{data: text, checkpoint: {path: x, revision: y}}", "needs either path"),
     (PEER, "{data: txt, checkpoint: {path: x}}", "did you mean 'text'"),
     (PEER, "{data: text, checkpoint: {path: x}, evaluations: [perplexty]}", "did you mean 'perplexity'"),
     (PEER, "{data: text, checkpoint: {path: x}, evaluations: [questions]}", "none fits its language_model data"),
@@ -330,7 +330,7 @@ A_COMMIT = "revision: expected a commit in 40 lower-case"
 BESIDE_CASES = [
     (
         "tasks/language-model.yaml",
-        "kind: language_model\nlabels: shifted",
+        "task: language_model\nlabels: shifted",
         "labels: the text 'shifted' is not one of aligned",
     ),
     *(

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
-from implicit_llm_contracts.config.tasks import group_order
-from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError
+from implicit_llm_contracts.config.fill import as_config
+from implicit_llm_contracts.config.training import PhaseConfig
+from implicit_llm_contracts.config.word_problem import (
+    group_order,
+)
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
 from implicit_llm_data.groups import load_group
-from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases
+from implicit_llm_workflow.experiment_files.curricula import build_phases, fill_phase
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.models import override_fields
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_path, read_yaml
@@ -30,36 +35,36 @@ def test_every_experiment_of_the_project_is_valid_and_named_like_its_file(path: 
 def test_an_override_of_a_run_wins_over_that_of_all_runs(tiny: ExperimentFile) -> None:
     tiny.edit("      model: {hidden_size: 16}", "      model: {hidden_size: 16}\n      task: {batch_size: 4}")
     runs = tiny.load().runs
-    assert (runs["implicit"].task.batch_size, runs["explicit"].task.batch_size) == (4, 8)
-    assert runs["implicit"].task.total_steps == runs["explicit"].task.total_steps == 10
+    assert (runs["implicit"].training.batch_size, runs["explicit"].training.batch_size) == (4, 8)
+    assert runs["implicit"].training.total_steps == runs["explicit"].training.total_steps == 10
 
 
 def test_a_model_file_can_hold_the_fields_of_any_model_and_the_package_that_knows_it(tiny: ExperimentFile) -> None:
     tiny.beside("models/other.yaml", "config: {model_type: other, width: 8}\npackage: other.models\n")
     tiny.edit("model: mamba2-explicit", "model: other\n    override: {model: {width: 16}}")
     fields = {"model_type": "other", "width": 16, "package": "other.models", "vocab_size": 6}
-    assert tiny.load().runs["explicit"].model == fields
+    assert tiny.load().runs["explicit"].training.model == fields
 
 
 def test_the_vocabulary_follows_from_the_data(tiny: ExperimentFile) -> None:
-    assert tiny.load().runs["implicit"].model["vocab_size"] == 6
+    assert tiny.load().runs["implicit"].training.model["vocab_size"] == 6
     tiny.edit("group: S3", "group: A5\n    monoid: aperiodic")
-    assert tiny.load().runs["implicit"].model["vocab_size"] == 240
+    assert tiny.load().runs["implicit"].training.model["vocab_size"] == 240
 
 
 def test_a_solver_of_another_mode_replaces_the_one_of_the_curriculum(tiny: ExperimentFile) -> None:
     tiny.edit("solver: {tol: 0.1}", "solver: {mode: unrolled, num_unroll: 2}")
-    assert tiny.load().runs["implicit"].phases[1].solver == {"mode": "unrolled", "num_unroll": 2}
+    assert as_config(tiny.load().runs["implicit"].phases["free"].phase.solver) == {"mode": "unrolled", "num_unroll": 2}
 
 
 def test_a_file_beside_the_experiment_wins_over_that_of_the_project(tiny: ExperimentFile) -> None:
     tiny.beside("curricula/explicit.yaml", "phases: [{name: all, steps: rest, solver: null}]\n")
-    assert [phase.name for phase in tiny.load().runs["explicit"].phases] == ["all"]
+    assert [*tiny.load().runs["explicit"].phases] == ["all"]
 
 
 def test_an_entry_with_a_grid_is_a_run_at_every_point(language: ExperimentFile) -> None:
     language.edit("    task: catbabi\n", f"    task: catbabi\n{GRID}")
-    runs = {name: run.task for name, run in language.load().runs.items() if run.data == "babi"}
+    runs = {name: run.training for name, run in language.load().runs.items() if run.data == "babi"}
     assert {name: (task.schedule.peak_learning_rate, task.batch_size) for name, task in runs.items()} == {
         "babi-lr0.0001-batch128": (1e-4, 128),
         "babi-lr0.0001-batch256": (1e-4, 256),
@@ -72,17 +77,17 @@ def test_the_runs_of_a_grid_keep_the_other_changes_of_their_entry(language: Expe
     axis = "{key: override.curriculum.free-80.solver.max_iter, values: [8, 16]}"
     branches = "    curriculum: bounded-then-free-branches\n"
     run = language.edit(branches, f"{branches}    grid: {{iter: {axis}}}\n").load().runs["trunk-iter16"]
-    solvers = {phase.name: phase.solver for phase in run.phases if phase.solver}
-    assert (run.seeds, run.model["hidden_size"], run.task.total_steps) == ((0, 1), 64, 1000)
-    assert (solvers["free-70"]["tol"], solvers["free-80"]["max_iter"]) == (0.04, 16)
+    solvers = {name: job.phase.solver for name, job in run.phases.items()}
+    assert (run.seeds, run.training.model["hidden_size"], run.training.total_steps) == ((0, 1), 64, 1000)
+    assert (solvers["free-70"].tol, solvers["free-80"].max_iter) == (0.04, 16)
 
 
 def test_models_and_curricula_can_be_axes(language: ExperimentFile) -> None:
     axis = "{key: model, values: [mamba2-130m-explicit, llama3-130m-explicit]}"
     language.edit("  flat:\n    data: text\n", f"  flat:\n    grid: {{of: {axis}}}\n    data: text\n")
     runs = language.load().runs
-    assert runs["flat-ofmamba2-130m-explicit"].model["model_type"] == "implicit_mamba2"
-    assert runs["flat-ofllama3-130m-explicit"].model["model_type"] == "implicit_llama3"
+    assert runs["flat-ofmamba2-130m-explicit"].training.model["model_type"] == "implicit_mamba2"
+    assert runs["flat-ofllama3-130m-explicit"].training.model["model_type"] == "implicit_llama3"
 
 
 def test_whole_numbers_and_floats_of_a_model_are_one_identity() -> None:
@@ -139,10 +144,15 @@ def test_an_experiment_is_found_by_its_name_and_a_misspelt_one_is_named() -> Non
         load_experiment(Path("file.yaml"))
 
 
-def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
-    """Phases of explicit models, named by their letters where no name is given."""
+def built(*items: dict[str, Any], total_steps: int = 1000) -> tuple[dict[str, PhaseConfig], dict[str, str]]:
+    """Phases of explicit models, named by their letters where no name is given, and those that they go on from."""
     named = [{"name": chr(ord("a") + index), "solver": None, **item} for index, item in enumerate(items)]
-    return {phase.name: phase for phase in build_phases(named, total_steps, "x.yaml: curriculum")}
+    at = "x.yaml: curriculum"
+    return build_phases([fill_phase(item, f"{at}.{item['name']}") for item in named], total_steps, at)
+
+
+def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, PhaseConfig]:
+    return built(*items, total_steps=total_steps)[0]
 
 
 @pytest.mark.parametrize(
@@ -168,8 +178,8 @@ def phases(*items: dict[str, Any], total_steps: int = 1000) -> dict[str, Phase]:
     ids=["one after the other", "branches from kept steps", "a branch from the end, with phases of its own"],
 )
 def test_phases_follow_each_other_or_leave_the_one_they_name(items: list[dict[str, Any]], found: object) -> None:
-    made = phases(*items)
-    assert {name: (it.index, it.start_step, it.end_step, it.after) for name, it in made.items()} == found
+    made, starts = built(*items)
+    assert {name: (it.index, it.start_step, it.end_step, starts.get(name)) for name, it in made.items()} == found
     assert made["a"].keep == ((700, 900) if "keep" in items[0] else ())
 
 
@@ -181,12 +191,13 @@ def test_the_steps_of_the_published_schedule_are_rounded_alike() -> None:
 
 def test_only_what_a_phase_asks_for_is_added_to_its_identity() -> None:
     plain, kept = phases({"steps": "rest"})["a"], phases({"steps": "rest", "keep": [10]})["a"]
-    assert plain.identity() == {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
-    assert kept.identity() == {**plain.identity(), "keep": [10]}
+    bare = {"name": "a", "index": 0, "start_step": 0, "end_step": 1000, "solver": None}
+    assert as_config(plain) == bare
+    assert as_config(kept) == {**bare, "keep": [10]}
     passing = {"state_passing": 64}
     for restarts in (True, False):
-        found = phases({"steps": "rest", "restart_when_wrong": restarts, **passing})["a"].identity()
-        assert found == {**plain.identity(), **passing, **({} if restarts else {"restart_when_wrong": False})}
+        found = as_config(phases({"steps": "rest", "restart_when_wrong": restarts, **passing})["a"])
+        assert found == {**bare, **passing, **({} if restarts else {"restart_when_wrong": False})}
 
 
 CASES: list[tuple[list[dict[str, Any]], str]] = [

@@ -16,7 +16,7 @@ import torch
 from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
 from implicit_llm.kernels import chunked_scan, ssd
-from implicit_llm_contracts.runs.launched import PARENT_VARIABLE, Death, End, judge
+from implicit_llm_contracts.runs.launched import Death, End, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
@@ -30,14 +30,13 @@ def end(rank: int, code: int, failure_class: str | None = "bug") -> End:
 
 
 LOST_CONNECTION = end(1, 1)
-KILLED, ENDED_BY_TORCHRUN = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SIGTERM, "n1")
+KILLED, ENDED_BY_LAUNCHER = Death(2, -signal.SIGKILL, "n1"), Death(3, -signal.SIGTERM, "n1")
 
 
-@pytest.mark.parametrize(("parent", "code"), [(None, 0), (1, -signal.SIGKILL)])
-def test_a_process_whose_parent_is_gone_before_it_is_ready_ends(parent: int | None, code: int) -> None:
-    ready = [sys.executable, "-c", "from implicit_llm_contracts.runs import die_with_parent; die_with_parent()"]
-    environment = os.environ | {PARENT_VARIABLE: str(parent or os.getpid())}
-    assert subprocess.run(ready, env=environment, check=False).returncode == code
+@pytest.mark.parametrize(("parent", "code"), [("os.getppid()", 0), ("1", -signal.SIGKILL)])
+def test_a_process_whose_parent_is_gone_before_it_begins_ends(parent: str, code: int) -> None:
+    begin = f"import os; from implicit_llm_contracts.runs import launched; launched.die_with({parent})"
+    assert subprocess.run([sys.executable, "-c", begin], check=False).returncode == code
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,9 @@ def test_a_process_whose_parent_is_gone_before_it_is_ready_ends(parent: int | No
         ([end(0, 75, "preempted"), LOST_CONNECTION], [KILLED], 75, "preempted"),
         ([LOST_CONNECTION, end(2, 1, "hang")], [], 1, "hang"),
         ([LOST_CONNECTION, end(2, 2, "quota"), end(3, 75, "preempted")], [KILLED], 2, "quota"),
-        ([LOST_CONNECTION], [ENDED_BY_TORCHRUN, KILLED], 137, "node_fail"),
-        ([LOST_CONNECTION], [ENDED_BY_TORCHRUN], 1, "bug"),
-        ([], [ENDED_BY_TORCHRUN, Death(1, 2, "n1")], 2, None),
+        ([LOST_CONNECTION], [ENDED_BY_LAUNCHER, KILLED], 137, "node_fail"),
+        ([LOST_CONNECTION], [ENDED_BY_LAUNCHER], 1, "bug"),
+        ([], [ENDED_BY_LAUNCHER, Death(1, 2, "n1")], 2, None),
         ([], [], 1, None),
     ],
     ids=["a commit", "a hang", "a full disk", "a kill", "a bug", "a silent end", "nothing known"],
@@ -86,11 +85,10 @@ def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, m
 def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
     tmp_path: Path,
 ) -> None:
-    job = launch.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1:29500", threads=2)
+    job = launch.NodeJob(tmp_path, 0, 2, 8, ("-m", "module", "--option"), "n1", 29500, threads=2)
     words = launch._srun(job, cpus=16)
     all_cpus = "--cpus-per-task=16"  # of a node, which its processes share
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", all_cpus} <= {*words}
-    assert words[-2] == "node"
     assert launch.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
 
 

@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 from implicit_llm_contracts.config.evaluation import EvaluateConfig
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.training import TrainConfig
-from implicit_llm_contracts.runs import ConfigError, Identity, fill
-from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+from implicit_llm_contracts.config.word_problem import WordProblemConfig
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_data.stages.word_problem import generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
 from implicit_llm_workflow.experiment_files.experiment import load_experiment

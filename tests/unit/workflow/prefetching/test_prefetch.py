@@ -19,7 +19,8 @@ import pytest
 from huggingface_hub import constants
 
 from implicit_llm_contracts.config.text import HubCorpus
-from implicit_llm_contracts.runs import FetchedFilesError, HubFiles, downloads_folder
+from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
+from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_data.text.corpus import open_share
 from implicit_llm_workflow import prefetch

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs import config_differences, write_json
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.identity import config_differences
 from implicit_llm_workflow.estimates.cost import Cost, total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable
@@ -15,7 +16,8 @@ from implicit_llm_workflow.results.accept import (
     new_acceptances,
     revoke,
 )
-from implicit_llm_workflow.results.explain import ExplainedJob, as_json, explain, headline, lines_below, running_table
+from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
+from implicit_llm_workflow.results.job_states import JobView
 from tests.unit.workflow.experiments import ALL, EVALUATIONS, EXPLICIT, FREE, TEST_SETS, ExperimentFile, keys, work_of
 
 GPU = "NVIDIA H200"
@@ -27,8 +29,8 @@ def spend(plan: Plan, key: str, busy_s: list[float], device: str = "cpu", proces
     (work_of(plan, key) / "provenance.json").write_text(json.dumps(values))
 
 
-def running(jobs: list[ExplainedJob]) -> set[str]:
-    return {job.key for job in jobs if job.runs}
+def running(jobs: list[JobView]) -> set[str]:
+    return {job.node.key for job in jobs if job.runs}
 
 
 def cost_of(plan: Plan, key: str) -> Cost:
@@ -37,7 +39,7 @@ def cost_of(plan: Plan, key: str) -> Cost:
 
 def test_nothing_runs_when_all_is_fresh(finished: ExperimentFile) -> None:
     found = explain(finished.plan())
-    assert (running(found), {job.key for job in found if job.is_fresh}) == (set(), ALL)
+    assert (running(found), {job.node.key for job in found if job.has_result}) == (set(), ALL)
     assert headline(found) == f"Nothing will run: what is needed of {len(ALL)} jobs is there"
 
 
@@ -87,7 +89,7 @@ def test_a_target_is_explained_with_what_it_needs_alone(finished: ExperimentFile
     plan = finished.edit("batch_size: 8", "batch_size: 4").plan()
     found = explain(plan, ["evaluate/explicit-s0/explicit/word-problem"])
     assert running(found) == EXPLICIT
-    assert {job.key for job in found if job.is_fresh} == {"data/s3-train", *TEST_SETS}
+    assert {job.node.key for job in found if job.has_result} == {"data/s3-train", *TEST_SETS}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_another_seed_and_another_number_of_sequences_are_counted_in(finished: E
 def test_what_nothing_tells_is_not_known_and_counted(plan: Plan) -> None:
     found = explain(plan)
     unknown = [job for job in found if job.cost.hours is None]
-    assert {"data/s3-train", "report"} <= {job.key for job in unknown}
+    assert {"data/s3-train", "report"} <= {job.node.key for job in unknown}
     assert total_text(job.cost for job in unknown) == f"{len(unknown)} of unknown cost"
     total = as_json(found)["total"]
     assert (total["jobs"], total["unknown"]) == (len(ALL), len(unknown))

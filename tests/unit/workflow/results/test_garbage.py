@@ -8,9 +8,9 @@ import pytest
 from implicit_llm_workflow import console
 from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.explain import ExplainedJob, explain
+from implicit_llm_workflow.results.explain import explain
 from implicit_llm_workflow.results.garbage import find_garbage
-from implicit_llm_workflow.results.job_states import observe
+from implicit_llm_workflow.results.job_states import JobView, observe
 from implicit_llm_workflow.results.verify import with_shards
 from tests.unit.workflow.experiments import (
     TINY,
@@ -53,8 +53,8 @@ def gc(capsys: pytest.CaptureFixture[str], experiment: ExperimentFile, *words: s
     return output(capsys, "gc", *words, *where(experiment))
 
 
-def running(plan: Plan) -> dict[str, ExplainedJob]:
-    return {job.key: job for job in explain(plan) if job.runs}
+def running(plan: Plan) -> dict[str, JobView]:
+    return {job.node.key: job for job in explain(plan) if job.runs}
 
 
 def names(plan: Plan, key: str) -> set[str]:
@@ -97,8 +97,8 @@ def test_a_freed_job_is_done_and_whole_until_a_job_needs_its_files(
     (plan.run_dir(plan.nodes[EVALUATION]) / "manifest.json").unlink()
     jobs = running(real_plan(made))
     assert set(jobs) == {DATA, UNROLLED, FREE, EVALUATION, "report"}
-    assert jobs[FREE].status.why == f"its files were freed, and {EVALUATION} needs them"
-    assert jobs[UNROLLED].status.why == f"its files were freed, and {FREE} needs them"
+    assert jobs[FREE].result.why == f"its files were freed, and {EVALUATION} needs them"
+    assert jobs[UNROLLED].result.why == f"its files were freed, and {FREE} needs them"
     assert jobs[FREE].cost.basis != "done before, is taken up again"
     assert observe(real_plan(made))[FREE].state == "stale"
 

@@ -16,7 +16,7 @@ from implicit_llm_workflow.results import job_states
 from implicit_llm_workflow.results.job_states import (
     TAIL_BYTES,
     Holder,
-    ObservedJob,
+    JobView,
     Tail,
     driver_of,
     holder_of,
@@ -48,7 +48,7 @@ FREE, UNROLLED = "train/implicit-s0/free", "train/implicit-s0/unrolled"
 STARTED = event("stage_started", host="here", pid=1)
 
 
-def look(plan: Plan, key: str = FREE) -> ObservedJob:
+def look(plan: Plan, key: str = FREE) -> JobView:
     return observe(plan)[key]
 
 
@@ -424,10 +424,10 @@ def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: Ex
     failed = event("stage_failed", error="CheckpointError: no such")
     write_journal(plan, "checkpoint/other", event("stage_started"), failed, torn='{"torn')
     missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
-    assert missing.pop("train/flat-s0/explicit").state == "missing"
+    assert missing.pop("train/flat-s0/explicit").state == "waiting"
     assert {job: (item.state, item.why) for job, item in missing.items()} == {
         "checkpoint/other": ("failed", "CheckpointError: no such"),
-        "evaluate/other/checkpoint/perplexity": ("missing", "checkpoint/other failed: CheckpointError: no such"),
+        "evaluate/other/checkpoint/perplexity": ("waiting", "checkpoint/other failed: CheckpointError: no such"),
     }
     evaluated = missing["evaluate/other/checkpoint/perplexity"]
     assert (evaluated.is_implicit, evaluated.data["text-test"]["kind"]) == (None, "token_stream")

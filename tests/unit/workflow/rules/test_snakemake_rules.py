@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from implicit_llm_contracts.runs import ConfigError, Identity
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_jobs.tracking import tracked_run as jobs_side
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
@@ -87,8 +88,8 @@ def test_numbers_that_snakemake_reads_as_text_make_the_same_experiment(tiny: Exp
     assert config["override"]["task"]["optimizer"] == {"eps": "1e-9"}
     experiment = plan_from_snakemake(config, [str(tiny.path)]).experiment
     assert experiment == tiny.load()
-    assert experiment.runs["explicit-rate0.001"].task.optimizer.eps == 1e-9
-    assert experiment.runs["implicit"].model["layer_norm_epsilon"] == 1e-6
+    assert experiment.runs["explicit-rate0.001"].training.optimizer.eps == 1e-9
+    assert experiment.runs["implicit"].training.model["layer_norm_epsilon"] == 1e-6
 
 
 MANY = 2000

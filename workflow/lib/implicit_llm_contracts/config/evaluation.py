@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from implicit_llm_contracts.config.fill import AsGiven, Only
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
 from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
+from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import Only, UserError, refuse_if
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
@@ -38,7 +39,7 @@ class SweptSetting:
 
 
 @dataclass(frozen=True)
-class ModeConfig:
+class ModeConfig(AsGiven):
     """One way of solving an implicit model; None keeps what the model was saved with.
 
     "as_trained" is the pass of the phase the model was saved in, with all of its settings.
@@ -109,7 +110,7 @@ class ModeConfig:
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(AsGiven):
     """Values of a mode's fields, for test-time compute."""
 
     eval_max_iter: tuple[Count, ...] = ()
@@ -168,7 +169,7 @@ def _swept(mode: ModeConfig) -> tuple[str, float] | None:
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(AsGiven):
     """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel".
 
     `lengths` takes the test sets of these lengths (tokens) only; None takes all. precision: as for perplexity; in bf16
@@ -183,7 +184,7 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
-class CatbabiConfig:
+class CatbabiConfig(AsGiven):
     """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
 
     `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.
@@ -201,8 +202,9 @@ class CatbabiConfig:
 
 
 @dataclass(frozen=True)
-class PerplexityConfig:
-    """Perplexity of language models on the test set, cut into rows of each of `lengths` (tokens).
+class PerplexityConfig(AsGiven):
+    """Perplexity of language models on the test set, cut into rows of each of `lengths` (tokens); None takes
+    the rows as the data set has them.
 
     `max_tokens` takes the first rows only, at least one a length; None takes all. `precision` bf16 runs the model under
     autocast, which a large model on a GPU needs to finish in time; losses are fp32.
@@ -210,14 +212,14 @@ class PerplexityConfig:
 
     kind: Literal["perplexity"]
     modes: tuple[ModeConfig, ...]
-    lengths: Annotated[tuple[AtLeastTwo, ...], DISTINCT]
+    lengths: Annotated[tuple[AtLeastTwo, ...], DISTINCT] | None = None
     max_tokens: Count | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     sweep: SweepConfig | None = None
 
 
 @dataclass(frozen=True)
-class DualityConfig:
+class DualityConfig(AsGiven):
     """Whether all modes give the same answers to the same tokens, and how fast the simultaneous iteration converges.
 
     lengths: tokens of a row; None takes the rows as the data set has them, the only choice for word problems and
@@ -236,7 +238,7 @@ class DualityConfig:
 
 
 @dataclass(frozen=True)
-class JacobianConfig:
+class JacobianConfig(AsGiven):
     """Which tokens of the test rows to measure, and in which layer.
 
     `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
@@ -253,7 +255,7 @@ class JacobianConfig:
 
 
 @dataclass(frozen=True)
-class LmEvalConfig:
+class LmEvalConfig(AsGiven):
     """Tasks of the harness, by name, each with the metrics that its YAML file names.
 
     `limit` takes the first documents of each task only; None takes all. `task_path` is a folder of further tasks, whose

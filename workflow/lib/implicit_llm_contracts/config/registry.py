@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import UserError
 
 T = TypeVar("T")
 

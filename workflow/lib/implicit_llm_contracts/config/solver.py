@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Protocol
 
+from implicit_llm_contracts.config.fill import AsGiven, Only, check_fields, fill
 from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.values import Count, Share
-from implicit_llm_contracts.runs import Only, check_fields, fill, refuse_if
+from implicit_llm_contracts.errors import refuse_if
 
 Mode = Literal["unrolled", "fixed_point"]
 EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
@@ -21,7 +22,7 @@ STOPS: Registry[Any] = Registry("stopping rule", dict.fromkeys(("sequence", "tok
 
 
 @dataclass(frozen=True)
-class SolverConfig:
+class SolverConfig(AsGiven):
     """Settings of one curriculum phase; assign a new one to `model.solver` to change the phase.
 
     Training. `mode="unrolled"` differentiates through `num_unroll` iterations (the first undamped, the others damped by

@@ -1,10 +1,23 @@
-"""Where text comes from, and the tokenizer of language models: in experiment files and in the jobs alike."""
+"""Text: where it comes from, its tokenizer, and the jobs that make data sets of it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from implicit_llm_contracts.config.values import DISTINCT, Count, Digest, Names, Seed, Text, matching
-from implicit_llm_contracts.runs import Only
+from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, Only
+from implicit_llm_contracts.config.values import (
+    DISTINCT,
+    BelowOne,
+    Count,
+    Digest,
+    Length,
+    Names,
+    Number,
+    Seed,
+    Text,
+    VocabSize,
+    matching,
+)
+from implicit_llm_contracts.errors import refuse_if
 
 
 @dataclass(frozen=True)
@@ -12,7 +25,8 @@ class LibraryCorpus:
     """Documentation and sources of the standard library of the running Python."""
 
     source: Literal["python_library"]
-    max_document_bytes: Count | None = None  # a longer document stops the job; the job has a default
+    # A longer document stops the job; the job has a default.
+    max_document_bytes: Annotated[Count | None, UNLESS_DEFAULT] = None
 
 
 @dataclass(frozen=True)
@@ -26,8 +40,8 @@ class CorpusFiles:
     source: Literal["files"]
     files: Names
     field: Text = "text"
-    split_by: Text | None = None
-    max_document_bytes: Count | None = None
+    split_by: Annotated[Text | None, UNLESS_DEFAULT] = None
+    max_document_bytes: Annotated[Count | None, UNLESS_DEFAULT] = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class HubCorpus:
     revision: str | None = None
     split: Text = "train"
     field: Text = "text"
-    max_document_bytes: Count | None = None
+    max_document_bytes: Annotated[Count | None, UNLESS_DEFAULT] = None
 
 
 Corpus = LibraryCorpus | CorpusFiles | HubCorpus
@@ -126,3 +140,48 @@ class ArchiveText:
     missing_files: tuple[_BabiFile, ...] = ()
 
     collections = ("en-valid-10k", "en-valid")
+
+
+@dataclass(frozen=True)
+class CatbabiConfig:
+    """One split of CatbAbI. Every field is part of its identity.
+
+    collection: "simulated", "en-valid" (1k) or "en-valid-10k"; length: tokens of a row; vocab_size: of the model, at
+    least as large as that of the text; drop_last_story: leave out the last story of every file, as the published
+    preprocessing does.
+    """
+
+    collection: str
+    split: Literal["train", "valid", "test"]
+    mode: Literal["qa", "lm"]
+    length: Length
+    vocab_size: VocabSize
+    seed: Number
+    drop_last_story: bool
+    kind: Literal["catbabi"] = "catbabi"
+
+
+@dataclass(frozen=True)
+class TokenShardConfig:
+    """Shard `shard` of `num_shards` of a text. Every field is part of its identity."""
+
+    corpus: Corpus
+    shard: Number
+    num_shards: Count
+    vocab_size: VocabSize
+    test_fraction: BelowOne
+    seed: Seed
+    kind: Literal["token_shard"] = "token_shard"
+
+    def __post_init__(self) -> None:
+        shard, count = self.shard, self.num_shards
+        refuse_if(shard >= count, f"shard: {shard} is out of range; give less than num_shards, {count}")
+
+
+@dataclass(frozen=True)
+class TokenStreamConfig:
+    """One split of all shards; length: tokens of a row unless a reader wants another."""
+
+    split: Literal["train", "test"]
+    length: Count
+    kind: Literal["token_stream"] = "token_stream"

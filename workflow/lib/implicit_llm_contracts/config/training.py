@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, Only
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.values import COMMIT, BelowOne, Count, Fraction, Number, Seed
-from implicit_llm_contracts.runs import Only, refuse_if
+from implicit_llm_contracts.errors import refuse_if
+from implicit_llm_contracts.hints import nearest
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]
@@ -20,7 +23,7 @@ class ScheduleConfig:
     peak_learning_rate: Positive
     final_learning_rate: float
     warmup_fraction: Fraction
-    decay_fraction: Fraction | None = None  # of warmup_stable_decay, which needs it
+    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # of warmup_stable_decay, which needs it
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -63,9 +66,9 @@ class PhaseConfig:
     start_step: Number
     end_step: int
     solver: SolverConfig | None
-    keep: tuple[int, ...] = ()
-    state_passing: Count | None = None
-    restart_when_wrong: bool = True
+    keep: Annotated[tuple[int, ...], UNLESS_DEFAULT] = ()
+    state_passing: Annotated[Count | None, UNLESS_DEFAULT] = None
+    restart_when_wrong: Annotated[bool, UNLESS_DEFAULT] = True
 
     def __post_init__(self) -> None:
         start, end = self.start_step, self.end_step
@@ -77,30 +80,46 @@ class PhaseConfig:
         return self.solver is not None and self.solver.mode == "fixed_point" and self.solver.stop == "batch"
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """Identity of one phase. `batch_size` counts sequences of one optimizer step over all devices.
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """workflow/config/tasks/<name>.yaml: a training recipe. The file shows every value but `reduction`.
 
-    model: fields of a Hugging Face configuration with model_type and without solver, and "package", which is imported
-        to make the type known; or {"pretrained": folder}, with
-        sha256 by file as "sha256" where it is to be compared; or {"pretrained": name, "revision": commit} of the hub.
-    precision: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
-    reduction: in what gradients are sent between processes and summed.
+    `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
+    `total_steps`: optimizer steps of the whole curriculum. `batch_size`: sequences of one step, over all devices.
+    `precision`: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
+    `reduction`: in what gradients are sent between processes and summed.
     """
 
     task: str
     labels: Literal["aligned", "next_token"]
-    model: dict[str, Any]
-    phase: PhaseConfig
     total_steps: Count
-    schedule: ScheduleConfig
-    optimizer: OptimizerConfig
     batch_size: Count
     precision: Literal["fp32", "bf16", "fp16"]
-    seed: Seed
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
     reduction: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
+        refuse_if(self.task not in TASKS, f"task: there is no {self.task!r}; {nearest(self.task, TASKS)}")
+        labels = TASKS[self.task].labels
+        refuse_if(labels not in (None, self.labels), f"labels: task {self.task} has labels {labels!r}; give that")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(TaskConfig):
+    """One phase of a curriculum.
+
+    model: fields of a Hugging Face configuration with model_type and without solver, and "package", which is imported
+        to make the type known; or {"pretrained": folder}, with
+        sha256 by file as "sha256" where it is to be compared; or {"pretrained": name, "revision": commit} of the hub.
+    """
+
+    model: dict[str, Any]
+    phase: PhaseConfig
+    seed: Seed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         end, revision = self.phase.end_step, self.model.get("revision")
         total = self.total_steps
         refuse_if(total < end, f"total_steps: {total} is out of range; give at least phase.end_step, {end}")

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from implicit_llm_contracts.runs import Only
+from implicit_llm_contracts.config.fill import Only
 
 _MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
 

@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.atomic import read_object, size_difference, write_json
-from implicit_llm_contracts.runs.errors import ConfigError, UserError
-from implicit_llm_contracts.runs.fill import fill
 
 CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # of a model
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"

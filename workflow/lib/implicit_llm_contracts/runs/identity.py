@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import wait_for_files
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill
 
 SHOWN_CHARS = 40  # of a value in a difference
 _ABSENT = object()

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import StorageError, retried, storage_errors
-from implicit_llm_contracts.runs.errors import UserError
 
 log = logging.getLogger(__name__)
 

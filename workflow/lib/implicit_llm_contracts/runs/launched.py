@@ -2,7 +2,7 @@
 
     ready-<node>-<rank>     made by a process that can be told to stop; holds its process id
     end-<rank>.json         how a process ended that failed or was stopped
-    deaths-<node>.json      processes that a node's torchrun saw end badly, in that order
+    deaths-<node>.json      processes that a node's launcher saw end badly
 
 The folder is on a file system that all nodes share.
 
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.errors import Preempted, failure_class_of
 from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_json
-from implicit_llm_contracts.runs.errors import Preempted, failure_class_of
 
 FOLDER_VARIABLE, NODE_VARIABLE = "IMPLICIT_LLM_LAUNCH_FOLDER", "IMPLICIT_LLM_LAUNCH_NODE"
-WORLD_VARIABLE, PARENT_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE", "IMPLICIT_LLM_LAUNCH_PARENT"
+WORLD_VARIABLE = "IMPLICIT_LLM_LAUNCH_WORLD_SIZE"
 STATUS_VARIABLE = "SUBMITIT_JOB_STATUS"
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # What a process fails with when another one went away, or when it was asked to.
@@ -73,8 +73,7 @@ class LaunchFolder:
         return LaunchFolder(Path(path)) if path and "RANK" in os.environ else None
 
     def announce(self) -> None:
-        """Say that this process can be told to stop from now on; and end with the torchrun that started it."""
-        die_with_parent()
+        """Say that this process can be told to stop from now on."""
         name = f"ready-{os.environ.get(NODE_VARIABLE, '0')}-{os.environ['RANK']}"
         write_atomic(self.path / name, str(os.getpid()))
 
@@ -89,11 +88,6 @@ class LaunchFolder:
         message = " ".join(str(error).split()) or type(error).__name__
         with suppress(OSError):  # the job fails in any case
             write_json(self._end(rank), End(rank, code, failure_class_of(error), message, time.time()))
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether any process has come so far that it said something."""
-        return any(self.path.glob("ready-*")) or any(self.path.glob("end-*"))
 
     def has_ended(self, rank: int) -> bool:
         """Whether a process has said why it ends."""
@@ -113,15 +107,12 @@ class LaunchFolder:
         return self.path / f"end-{rank}.json"
 
 
-def die_with_parent() -> None:
-    """From now on this process is killed when the one that started it ends, however that ends. Linux only.
-
-    It ends here if its parent, whose process id is in PARENT_VARIABLE, is gone already: imports take seconds.
-    """
+def die_with(parent: int) -> None:
+    """From now on this process is killed when its parent, the process `parent`, ends, however that ends. Linux only."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.environ.get(PARENT_VARIABLE, str(os.getppid())) != str(os.getppid()):
+        if os.getppid() != parent:  # it is gone already
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -137,13 +128,14 @@ def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
     stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
-    unsaid = [death for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]  # torchrun's own
+    # The launcher ends those that are left by SIGTERM.
+    unsaid = [death for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]
     killed = [_killed(death) for death in unsaid if death.code < 0]
     silent = [_silent(death) for death in unsaid if death.code > 0]
     for candidates in (stopped, specific, killed, ends, silent):
         if candidates:
             return candidates[0]
-    return End(-1, code if code > 0 else 128 - code, None, f"torchrun or srun ended with code {code}", 0.0)
+    return End(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}", 0.0)
 
 
 def _killed(death: Death) -> End:

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.runs.atomic import size_difference, write_atomic
-from implicit_llm_contracts.runs.errors import UserError, refuse_if
-from implicit_llm_contracts.runs.fill import fill
 from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"

@@ -27,9 +27,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults, logs
 from implicit_llm_contracts.runs.atomic import fsync_file, is_temporary, remove_leftovers, storage_errors, write_atomic
-from implicit_llm_contracts.runs.errors import UserError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, ManifestError
 

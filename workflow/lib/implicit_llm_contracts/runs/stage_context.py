@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from implicit_llm_contracts.runs.errors import UserError
-from implicit_llm_contracts.runs.fill import fill, fill_keys
+from implicit_llm_contracts.config.fill import fill, fill_keys
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder

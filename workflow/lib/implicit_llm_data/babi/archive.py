@@ -10,7 +10,8 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-from implicit_llm_contracts.runs import FETCH, UserError
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import FETCH
 
 # The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.
 ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")

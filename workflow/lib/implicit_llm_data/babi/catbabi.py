@@ -15,12 +15,11 @@ Dimensions: T tokens of the stream, S stories, N rows, L their length.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from implicit_llm_contracts.config.values import Length, Number, VocabSize
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.config.text import CatbabiConfig
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_data.babi.stories import SPLITS, find_files, parse_stories, words_of
 from implicit_llm_data.shards import token_dtype
 
@@ -30,24 +29,6 @@ COLUMNS = ("input_ids", "labels", "task")
 
 class InvalidCatbabi(UserError, ValueError):
     """A CatbAbI configuration does not fit, by itself or to the text; the message names the key."""
-
-
-@dataclass(frozen=True)
-class CatbabiConfig:
-    """One data set. Every field is part of its identity.
-
-    collection: "simulated", "en-valid" (1k) or "en-valid-10k"; length: tokens of a row; vocab_size: of the model, at
-    least as large as that of the text; drop_last_story: leave out the last story of every file, as the published
-    preprocessing does.
-    """
-
-    collection: str
-    split: Literal["train", "valid", "test"]
-    mode: Literal["qa", "lm"]
-    length: Length
-    vocab_size: VocabSize
-    seed: Number
-    drop_last_story: bool
 
 
 @dataclass(frozen=True)

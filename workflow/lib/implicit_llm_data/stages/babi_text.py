@@ -6,7 +6,8 @@ from typing import Any
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import ArchiveText, SimulatedText
-from implicit_llm_contracts.runs import StageContext, StageResult, write_atomic, write_json
+from implicit_llm_contracts.runs.atomic import write_atomic, write_json
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.archive import find_archive, read_archive
 from implicit_llm_data.babi.simulator.simulate import all_words, simulate
 from implicit_llm_data.babi.stories import (

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from implicit_llm_contracts.runs import StageContext, StageResult, write_atomic
+from implicit_llm_contracts.config.text import CatbabiConfig
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import (
     COLUMNS,
     PAD_ID,
-    CatbabiConfig,
     InvalidCatbabi,
     TaskStory,
     join,

@@ -11,24 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from implicit_llm_contracts.config.text import Corpus
-from implicit_llm_contracts.config.values import BelowOne, Count, Number, Seed, VocabSize
-from implicit_llm_contracts.runs import (
-    FileRecord,
-    Journal,
-    StageContext,
-    StageResult,
-    faults,
-    new_file,
-    refuse_if,
-    write_json,
-)
+from implicit_llm_contracts.config.text import TokenShardConfig
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import new_file, write_json
+from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.manifest import FileRecord
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
@@ -42,26 +35,6 @@ TOKENIZER_ROLE = "tokenizer"
 REPORT_S = 10.0  # between two points in the journal
 
 
-@dataclass(frozen=True)
-class TokenShardConfig:
-    """Shard `shard` of `num_shards`. Every field is part of its identity."""
-
-    corpus: Corpus
-    shard: Number
-    num_shards: Count
-    vocab_size: VocabSize
-    test_fraction: BelowOne = 0.001
-    seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        shard, count = self.shard, self.num_shards
-        refuse_if(shard >= count, f"shard: {shard} is out of range; give less than num_shards, {count}")
-
-    @property
-    def split(self) -> DocumentSplit:
-        return DocumentSplit(self.test_fraction, self.seed)
-
-
 def run(context: StageContext) -> StageResult:
     """Encode the documents of the shard's files; what it writes depends on configuration and text alone.
 
@@ -73,7 +46,7 @@ def run(context: StageContext) -> StageResult:
     path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))
     require_ids_below(tokenizer, config.vocab_size)
-    shard = _Shard(tokenizer, end_of_text, config.split)
+    shard = _Shard(tokenizer, end_of_text, DocumentSplit(config.test_fraction, config.seed))
     files = _write(context, share, shard)
     source = {key: value for key, value in context.config.items() if key != "kind"}
     record = {

@@ -7,16 +7,19 @@ rows of every length can run over its shards' borders.
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.config.values import Count
-from implicit_llm_contracts.runs import FileRecord, StageContext, StageResult, UserError, faults, new_file
+from implicit_llm_contracts.config.text import TokenStreamConfig
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import new_file
+from implicit_llm_contracts.runs.manifest import FileRecord
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile, write_index
 from implicit_llm_data.shards import DatasetSpec, Index, open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME
-from implicit_llm_data.text.corpus import Split
 
 MERGED_NAME = "tokens.bin"
 COPIED_BYTES = 1 << 22  # at once
@@ -24,14 +27,6 @@ COPIED_BYTES = 1 << 22  # at once
 
 class StreamError(UserError):
     """The shards do not make up the stream that is asked for."""
-
-
-@dataclass(frozen=True)
-class TokenStreamConfig:
-    """length: tokens of a row unless a reader wants another."""
-
-    split: Split
-    length: Count
 
 
 def run(context: StageContext) -> StageResult:

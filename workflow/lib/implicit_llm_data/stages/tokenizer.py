@@ -11,16 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
-from implicit_llm_contracts.runs import (
-    FETCH,
-    HubFiles,
-    StageContext,
-    StageResult,
-    UserError,
-    find_fetched,
-    local_files,
-    write_atomic,
-)
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
+from implicit_llm_contracts.runs.places import local_files
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
 
 FILE_NAME = "tokenizer.json"

@@ -23,13 +23,12 @@ Dimensions: N samples, L positions, B samples of a block, P positions of a strip
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict
 
 import numpy as np
 
-from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
-from implicit_llm_contracts.runs import StageContext, StageResult
+from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype
@@ -46,50 +45,13 @@ STRIP_POSITIONS = 16
 ROW_PADDING = 64
 
 
-@dataclass(frozen=True)
-class WordProblemConfig:
-    """One data set. Every field is part of its identity.
-
-    group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
-    i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
-    train and test of one seed come from separate random streams; very short words can still be equal by chance.
-    Raises: UnknownGroup.
-    """
-
-    group: str
-    monoid: Literal["none", "aperiodic"]
-    hard_fraction: Fraction | Annotated[tuple[Fraction, ...], SOME]
-    length: Count
-    num_samples: Count
-    split: Literal["train", "test"]
-    seed: Number
-    shard_samples: Count
-
-    def __post_init__(self) -> None:
-        load_product(self.group, self.monoid)  # for its errors
-
-    @property
-    def hard_fractions(self) -> tuple[float, ...]:
-        """The hard fractions in use, also when there is only one."""
-        return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
-
-    @property
-    def algebra(self) -> Algebra:
-        """What the tokens are elements of."""
-        return load_product(self.group, self.monoid)
-
-    @property
-    def num_shards(self) -> int:
-        return -(-self.num_samples // self.shard_samples)
-
-
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
 
     Raises: ConfigError for a wrong configuration.
     """
     config = context.settings(WordProblemConfig)
-    columns, vocab_size = ("input_ids", "labels"), config.algebra.order
+    columns, vocab_size = ("input_ids", "labels"), product_order(config.group, config.monoid)
     spec = DatasetSpec(vocab_size, config.length, columns, {"kind": "word_problem", **asdict(config)})
     files = write_shards(
         context, spec, config.num_shards, lambda shard: dict(zip(columns, generate(config, shard), strict=True))
@@ -109,7 +71,7 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
     The result depends on the configuration and `shard` alone, so shards can be made in any order and made again.
     """
     num_samples = min(config.shard_samples, config.num_samples - shard * config.shard_samples)
-    algebra, group_order = config.algebra, load_group(config.group).order
+    algebra, group_order = load_product(config.group, config.monoid), load_group(config.group).order
     inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
     targets_NL = np.empty_like(inputs_NL)
     bits = _RandomBits(np.random.SeedSequence(config.seed, spawn_key=(SPLIT_KEYS[config.split], shard)))

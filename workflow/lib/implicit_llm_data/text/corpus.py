@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
-from implicit_llm_contracts.runs import FETCH, HubFiles, UserError, fetched_files, is_text, local_files, words_of
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
+from implicit_llm_contracts.runs.places import local_files
 
 # With its copies and tokens a document takes several times its size in memory: this one, a hundred long novels, keeps a
 # job below 2 GiB.

@@ -17,23 +17,16 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.runs import (
-    JOURNAL,
-    MLFLOW,
-    JournalTail,
-    Point,
-    committed,
-    faults,
-    point_of,
-    read_object,
-    write_json,
-)
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import read_object, write_json
+from implicit_llm_contracts.runs.journal import JournalTail, Point
+from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW, committed
 from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
 from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun
@@ -56,8 +49,7 @@ _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is
 class BridgeState:
     """`branches`: ids of the child runs, one for each resume that went another way.
 
-    `model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal,
-    `machine_lines` of that of the machine.
+    `model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal.
     """
 
     key: str
@@ -65,14 +57,14 @@ class BridgeState:
     branches: tuple[str, ...] = ()
     lines_written: int = 0
     status: str = "RUNNING"
-    machine_lines: int = 0
     model_id: str | None = None
 
     @classmethod
     def read(cls, work: Path) -> BridgeState | None:
         """None when there is none or it is damaged."""
         values = read_object(work / MLFLOW)
-        return cls(**{**values, "branches": tuple(values["branches"])}) if values else None
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{**known, "branches": tuple(values["branches"])}) if values else None
 
 
 class Bridge:
@@ -92,7 +84,6 @@ class Bridge:
             try:
                 self._connect()
                 self._bring_points()
-                self._bring_machine()
                 if self._status == "FINISHED" and self._state.model_id is None:
                     self._bring_products()
                 if self._status != self._state.status:
@@ -125,7 +116,6 @@ class Bridge:
         self._log_config(self.run.config, tags)
         self._bring_inputs()
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
-        self._machine = JournalTail(self.run.machine_journal)
         self._status = "RUNNING"
 
     def _find_or_create_experiment(self) -> str:
@@ -226,13 +216,6 @@ class Bridge:
             self._log_points(self._branch_run(branch, some[0].time), some, model_id)
         if self._journal.lines > self._state.lines_written:
             self._save(lines_written=self._journal.lines)
-
-    def _bring_machine(self) -> None:
-        """Metrics of the machine belong to the run itself, whichever way its resumes went."""
-        new = self._state.machine_lines - self._machine.lines
-        if points := [point_of(record) for record in self._machine.new_records()[max(0, new) :]]:
-            self._log_points(self._run_id, points)
-            self._save(machine_lines=self._machine.lines)
 
     def _log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
         """Log points, also as those of a model; equal points that the store already has stay single."""

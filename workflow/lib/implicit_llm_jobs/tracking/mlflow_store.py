@@ -14,7 +14,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from implicit_llm_contracts.runs import UserError, faults, fsync_file, remove_temporary, storage_errors, temporary_name
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import fsync_file, remove_temporary, storage_errors, temporary_name
 
 SQLITE = "sqlite:///"
 _QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, for MLflow makes a folder `file:` where it sees SQLITE

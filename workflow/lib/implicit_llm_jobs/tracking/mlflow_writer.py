@@ -9,116 +9,20 @@ jobs that read them bring them, or else the call of Snakemake that made them, wh
 """
 
 import logging
-import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from implicit_llm_contracts.runs import Journal, read_records, without_password
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
-from implicit_llm_jobs.tracking.mlflow_points import SYSTEM
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment
 from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun, in_order, works_below
 
 log = logging.getLogger(__name__)
-
-
-MACHINE_INTERVAL_S = 10.0
-SWITCH, INTERVAL = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"  # MLflow's own
-POINTS_PER_TIME = 360  # an hour of 10 s; a run of a day has about 1500 points, one of a week 2200
-
-
-class MachineMonitor:
-    """Samples from `start` to `stop`, and writes their means; nothing that goes wrong here reaches the stage.
-
-    They are MLflow's system metrics, with its names (`system/cpu_utilization_percentage`) and measured by its monitors.
-    They go into a journal of their own, as MLflow itself would log them straight to the store, lose what that does not
-    take, and know nothing of a rebuild. Measured is the whole node of the first process, other jobs on it included.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Where MLflow is imported, as nothing reads the metrics without it."""
-        if os.environ.get(SWITCH, "true").lower() in ("false", "0"):
-            return
-        try:
-            interval_s = max(0.1, float(os.environ.get(INTERVAL, MACHINE_INTERVAL_S)))
-            monitors = _monitors()
-        except Exception as error:  # no number, or whatever a driver or a container lacks
-            log.info("no metrics of the machine: %s", error)
-            return
-        self._thread = threading.Thread(target=self._watch, args=(monitors, interval_s), name="machine", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Write what was measured since the last point."""
-        self._is_stopped.set()
-        if self._thread is not None:
-            self._thread.join(STOP_WAIT_S)
-
-    def _watch(self, monitors: list[Any], interval_s: float) -> None:
-        begin = last = time.monotonic()
-        journal: Journal | None = None
-        try:
-            while True:
-                is_over = self._is_stopped.wait(interval_s)
-                for monitor in monitors:
-                    monitor.collect_metrics()
-                now = time.monotonic()
-                # Ever more seldom, so that a long run does not fill the store.
-                if is_over or now - last >= max(interval_s, (now - begin) / POINTS_PER_TIME) * 0.99:
-                    if journal is None:
-                        # a later attempt goes on counting
-                        step = max((record["step"] + 1 for record in read_records(self._path)), default=0)
-                        journal = Journal(self._path)
-                    journal.metrics(step, _take_means(monitors))
-                    step, last = step + 1, now
-                if is_over:
-                    return
-        except Exception as error:
-            log.info("no more metrics of the machine: %s", error)
-        finally:
-            if journal is not None:
-                journal.close()
-
-
-def _monitors() -> list[Any]:
-    """MLflow's monitors of the parts. Its monitor of the whole opens a store, by default in the working folder."""
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
-    from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
-
-    monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    for kind in (GPUMonitor, ROCMMonitor):
-        try:
-            monitors.append(kind())
-            break
-        except Exception as error:  # no such GPU, or its library is not installed
-            log.debug("%s: %s", kind.__name__, error)
-    monitors[0].collect_metrics()  # the share of the CPUs is that since the call before
-    monitors[0].clear_metrics()
-    return monitors
-
-
-def _take_means(monitors: list[Any]) -> dict[str, float]:
-    """Means of what was collected since the last call."""
-    values: dict[str, float] = {}
-    for monitor in monitors:
-        values |= {f"{SYSTEM}/{key}": value for key, value in monitor.aggregate_metrics().items()}
-        monitor.clear_metrics()
-    return values
 
 
 INTERVAL_S = 5.0
@@ -130,9 +34,8 @@ LONG_DATA = "token_shard"  # the one kind of data set that takes hours and write
 class MlflowWriter:
     """The thread of one stage; made by `open_run`."""
 
-    def __init__(self, bridge: Bridge | None, machine: MachineMonitor | None = None) -> None:
+    def __init__(self, bridge: Bridge | None) -> None:
         self._bridge = bridge
-        self._machine = machine
         self._is_asked, self._is_done = threading.Event(), threading.Event()
         self._has_warned = False
         if bridge is not None:
@@ -140,10 +43,8 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Bring the rest, for at most so many seconds, by default WAIT_S, and end the threads."""
+        """Bring the rest, for at most so many seconds, by default WAIT_S, and end the thread."""
         wait_s = WAIT_S if wait_s is None else wait_s
-        if self._machine is not None:
-            self._machine.stop()
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):
             self._warn(f"no answer within {wait_s:g} s")
@@ -169,7 +70,7 @@ class MlflowWriter:
             log.warning("MLflow: %s; the run goes on, its metrics wait in %s", reason, self._bridge.run.journal)
 
 
-def open_run(run: TrackedRun, *, is_over: bool = False) -> MlflowWriter:
+def open_run(run: TrackedRun) -> MlflowWriter:
     """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before."""
     if is_brought_later(run):
         return MlflowWriter(None)
@@ -180,16 +81,13 @@ def open_run(run: TrackedRun, *, is_over: bool = False) -> MlflowWriter:
     except ImportError:
         log.info("mlflow is not installed; metrics stay in %s", run.journal)
         return MlflowWriter(None)
-    machine = None if is_over else MachineMonitor(run.machine_journal)
-    if machine is not None:
-        machine.start()
-    return MlflowWriter(Bridge(run), machine)
+    return MlflowWriter(Bridge(run))
 
 
 def catch_up(run: TrackedRun) -> None:
     """Bring what an earlier process of a finished run could not bring."""
     if not is_complete(run.work):
-        open_run(run, is_over=True).finish()
+        open_run(run).finish()
 
 
 def is_brought_later(run: TrackedRun) -> bool:

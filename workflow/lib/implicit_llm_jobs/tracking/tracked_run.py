@@ -14,18 +14,16 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from implicit_llm_contracts.runs import (
-    IDENTITY_KEYS,
+from implicit_llm_contracts.runs.identity import run_and_phase
+from implicit_llm_contracts.runs.journal import JournalError, read_records
+from implicit_llm_contracts.runs.manifest import IDENTITY_KEYS, Manifest
+from implicit_llm_contracts.runs.run_directory import (
     JOURNAL,
     WORK,
-    JournalError,
-    Manifest,
     committed,
     experiment_folder,
     find_committed,
     job_key,
-    read_records,
-    run_and_phase,
     run_directories,
 )
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
@@ -104,11 +102,6 @@ class TrackedRun:
     @property
     def journal(self) -> Path:
         return self.work / JOURNAL
-
-    @property
-    def machine_journal(self) -> Path:
-        """Metrics of the machine."""
-        return self.work / "machine.jsonl"
 
     @property
     def starts(self) -> list[dict[str, Any]]:

@@ -21,19 +21,15 @@ import yaml
 
 from implicit_llm_contracts.config.evaluation import RELEASED_CRITERION, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.runs import (
-    CONFIG_FILE,
-    MANIFEST,
-    METRICS,
-    Identity,
-    Manifest,
-    downloads_folder,
-    fill,
-    is_result_shown,
-    read_object,
-)
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.run_directory import METRICS, is_result_shown
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
-from implicit_llm_contracts.runs import UserError, downloads_folder, write_json
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, LOCAL_PROFILE, PROJECT_DIR, nearest_with
 from implicit_llm_workflow.project_dirs import SNAKEFILE as SNAKEFILE_NAME
@@ -261,7 +263,7 @@ def explain(
         options.show(why.running_table(found))
     for line in why.lines_below(found):
         typer.echo(line)
-    if any(job.status.why == FORCED for job in found):
+    if any(job.result.why == FORCED for job in found):
         typer.echo(f"To keep what was forced: `implicit-llm accept {plan.argument} '*' --forced`")
 
 

@@ -13,18 +13,13 @@ import typer
 
 from implicit_llm_contracts.config.training import Kernels, Runtime
 from implicit_llm_contracts.config.values import Count
+from implicit_llm_contracts.errors import Preempted
 from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
-from implicit_llm_contracts.runs import (
-    Identity,
-    Preempted,
-    StageContext,
-    StageResult,
-    is_done,
-    logs,
-    signals,
-    work_directory,
-    write_json,
-)
+from implicit_llm_contracts.runs import logs, signals
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.run_directory import is_done, work_directory
+from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch, leave_other_processes
 from implicit_llm_workflow.launching.preflight import Preflight

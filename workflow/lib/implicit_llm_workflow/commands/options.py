@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, UserError, fill, read_object
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 

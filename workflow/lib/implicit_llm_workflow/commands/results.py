@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from implicit_llm_contracts.runs import without_password
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 EXIT_MISSING, EXIT_BROKEN = 2, 1
-_STYLE = {"failed": "red", "stale": "yellow", "missing": "dim"}
 
 
 def report(
@@ -113,13 +112,14 @@ def _show(missing: Sequence[MissingResult], number: int) -> None:
     """A line for each of the missing results, which are those of `number` inputs."""
     from rich.markup import escape
 
+    from implicit_llm_workflow.results.job_states import STATES
     from implicit_llm_workflow.text import plain_table
 
     if not missing:
         return
     table = plain_table("missing result", "state", "why", whole=("state",))
     for item in missing:
-        style = _STYLE[item.state]
+        style = STATES[item.state]
         table.add_row(item.job, f"[{style}]{item.state}[/{style}]", escape(item.why))
     typer.echo(f"{len(missing)} of the report's {number} results are missing")
     options.show(table)

@@ -93,7 +93,8 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         from transformers.utils import logging as transformers_logging
 
         import implicit_llm
-        from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
+        from implicit_llm_contracts.config.word_problem import WordProblemConfig
+        from implicit_llm_data.stages.word_problem import generate
         from implicit_llm_report.figures.first_look import Trial
 
         torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another

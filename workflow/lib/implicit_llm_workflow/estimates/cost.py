@@ -12,15 +12,10 @@ from typing import Any, Literal, get_args
 from rich.table import Table
 
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
-from implicit_llm_contracts.runs import (
-    FREED,
-    PROVENANCE,
-    Manifest,
-    canonical_json,
-    is_done,
-    read_object,
-    work_directory,
-)
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.identity import canonical_json
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done, work_directory
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan

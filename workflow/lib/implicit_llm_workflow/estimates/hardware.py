@@ -6,9 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.flops import max_evaluations, num_parameters, training_flops
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, fill
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.project_dirs import CONFIG_DIR

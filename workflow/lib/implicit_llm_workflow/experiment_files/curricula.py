@@ -1,14 +1,16 @@
 """Curricula: the phases of a training as a tree on one axis of global steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+from implicit_llm_contracts.config.fill import Only, fill
 from implicit_llm_contracts.config.solver import SolverConfig
+from implicit_llm_contracts.config.training import PhaseConfig
 from implicit_llm_contracts.config.values import SOME, Count, Name
+from implicit_llm_contracts.errors import ConfigError, refuse_if
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, Only, fill, refuse_if
-from implicit_llm_workflow.experiment_files.yaml_files import as_given, check_keys
+from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 
 _TRAINING = [key for key in SolverConfig.__dataclass_fields__ if not key.startswith("eval_")]
 
@@ -41,7 +43,7 @@ class PhaseEntry:
 
     name: Name
     steps: Steps
-    solver: dict[str, Any] | None
+    solver: SolverConfig | None
     after: str | None = None
     start: Step | None = None
     keep: tuple[Step, ...] = ()
@@ -63,78 +65,45 @@ class CurriculumFile:
     phases: Annotated[tuple[dict[str, Any], ...], SOME]
 
 
-def read_phases(values: Mapping[str, Any], path: str) -> Sequence[Mapping[str, Any]]:
-    """The phases in a curriculum's file, checked one by one. Raises: ConfigError."""
-    phases = fill(CurriculumFile, values, path).phases
-    for index, phase in enumerate(phases):
-        fill_phase(phase, f"{path}: phases[{index}]")
-    return phases
+def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
+    """A phase from its values. Raises: ConfigError that starts with `at`."""
+    entry = fill(PhaseEntry, phase, at)
+    if entry.solver is not None:
+        check_keys(entry.solver.given, _TRAINING, f"{at}.solver")
+        if "mode" not in entry.solver.given:
+            raise ConfigError(f"{at}.solver: the key 'mode' is missing; add it, unrolled or fixed_point")
+    return entry
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One training job: global steps start_step (inclusive) to end_step (exclusive) with one solver.
-
-    `index` counts the phases before it on its own path; `solver` is None for explicit models; `keep` are the steps
-    whose checkpoints stay, for branches to start from; `after` is the phase it goes on from, None for the first one.
-    """
-
-    name: str
-    index: int
-    start_step: int
-    end_step: int
-    solver: Mapping[str, Any] | None
-    keep: tuple[int, ...] = ()
-    after: str | None = None
-    state_passing: int | None = None
-    restart_when_wrong: bool = True
-
-    def identity(self) -> dict[str, Any]:
-        """What the phase contributes to its job; `after` is an input of the job and no part of it."""
-        values = {**asdict(self), "keep": list(self.keep)}
-        del values["after"]
-        defaults: dict[str, Any] = {"keep": [], "state_passing": None, "restart_when_wrong": True}
-        return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
-
-
-def build_phases(phases: Sequence[Mapping[str, Any]], total_steps: int, where: str) -> tuple[Phase, ...]:
-    """Phases with their places on the global step axis, every one after the phase it goes on from.
+def build_phases(
+    entries: Sequence[PhaseEntry], total_steps: int, where: str
+) -> tuple[dict[str, PhaseConfig], dict[str, str]]:
+    """The training jobs by name, each after the one it goes on from; and the names of the phases they go on from.
 
     Raises: ConfigError for phases that leave steps out, overlap, or start where no checkpoint is kept.
     """
-    placed: dict[str, Phase] = {}
-    for values in phases:
-        entry = fill_phase(values, f"{where}.{values.get('name')}")
+    placed: dict[str, PhaseConfig] = {}
+    starts: dict[str, str] = {}
+    for entry in entries:
         if entry.name in placed:
             raise ConfigError(f"{where}: two phases are called {entry.name!r}; rename one")
-        placed[entry.name] = _place(entry, placed, total_steps, f"{where}.{entry.name}")
-    continued = {(phase.after, phase.start_step) for phase in placed.values()}
+        before = entry.after or next(reversed(placed), None)
+        placed[entry.name] = _place(entry, before, placed, total_steps, f"{where}.{entry.name}")
+        if before is not None:
+            starts[entry.name] = before
+    continued = {(before, placed[name].start_step) for name, before in starts.items()}
     for phase in placed.values():
         if phase.end_step != total_steps and (phase.name, phase.end_step) not in continued:
             raise ConfigError(
                 f"{where}: the phases up to {phase.name!r} have {phase.end_step} steps, the task has total_steps "
                 f"{total_steps}; make them equal or give the last phase 'rest'"
             )
-    return tuple(placed.values())
+    return placed, starts
 
 
-def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
-    """A phase with the settings of its solver as they are hashed: `tol: 1` and `tol: 1.0` are one identity.
-
-    Raises: ConfigError that starts with `at`.
-    """
-    entry = fill(PhaseEntry, phase, at)
-    if entry.solver is None:
-        return entry
-    check_keys(entry.solver, _TRAINING, f"{at}.solver")
-    if "mode" not in entry.solver:
-        raise ConfigError(f"{at}.solver: the key 'mode' is missing; add it, unrolled or fixed_point")
-    solver = fill(SolverConfig, entry.solver, f"{at}.solver")
-    return replace(entry, solver=as_given(solver, entry.solver))
-
-
-def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: str) -> Phase:
-    name = entry.after or next(reversed(placed), None)
+def _place(
+    entry: PhaseEntry, name: str | None, placed: Mapping[str, PhaseConfig], total_steps: int, at: str
+) -> PhaseConfig:
     if name is not None and name not in placed:
         raise ConfigError(f"{at}.after: there is no phase {name!r} before this one; {nearest(name, placed)}")
     before = placed[name] if name is not None else None
@@ -156,10 +125,10 @@ def _place(entry: PhaseEntry, placed: dict[str, Phase], total_steps: int, at: st
         raise ConfigError(f"{at}.keep: a phase with state_passing keeps no checkpoints on its way; remove the key")
     index = before.index + 1 if before is not None else 0
     passing = entry.state_passing, entry.restart_when_wrong
-    return Phase(entry.name, index, start, end, entry.solver, tuple(keep), name, *passing)
+    return PhaseConfig(entry.name, index, start, end, entry.solver, tuple(keep), *passing)
 
 
-def _start_step(entry: PhaseEntry, before: Phase | None, total_steps: int, at: str) -> int:
+def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
     """The step at which a phase leaves the one before it, where that keeps a checkpoint. Raises: ConfigError."""
     if before is None:
         if entry.start is not None:

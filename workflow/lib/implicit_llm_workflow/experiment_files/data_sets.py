@@ -7,15 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, TASKS, WORD_PROBLEM, product_order
+from implicit_llm_contracts.config.fill import Only, as_config, fill
+from implicit_llm_contracts.config.tasks import (
+    CATBABI,
+    LANGUAGE_MODEL,
+    TASKS,
+    WORD_PROBLEM,
+)
 from implicit_llm_contracts.config.text import (
     ArchiveText,
+    CatbabiConfig,
     CorpusFiles,
     HubCorpus,
     HubTokenizer,
     LibraryCorpus,
     SimulatedText,
     TokenizerFile,
+    TokenShardConfig,
+    TokenStreamConfig,
     TrainedTokenizer,
 )
 from implicit_llm_contracts.config.values import (
@@ -29,10 +38,11 @@ from implicit_llm_contracts.config.values import (
     Share,
     VocabSize,
 )
+from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
+from implicit_llm_contracts.errors import refuse_if
 from implicit_llm_contracts.plugins import OwnTask, settings_class
-from implicit_llm_contracts.runs import Only, fill, refuse_if
 from implicit_llm_report.config import VALIDATION
-from implicit_llm_workflow.experiment_files.yaml_files import as_config, fill_entry, selected
+from implicit_llm_workflow.experiment_files.yaml_files import fill_entry, selected
 from implicit_llm_workflow.node import Node
 
 
@@ -125,20 +135,17 @@ class WordProblem(_DataSet):
             yield self._node("test", seed, f"{name}-L{length}-h{fraction:g}", length, (fraction,), sets.num_samples)
 
     def _node(
-        self, split: str, seed: int, name: str, length: int, hard_fractions: tuple[float, ...], num_samples: int
+        self,
+        split: Literal["train", "test"],
+        seed: int,
+        name: str,
+        length: int,
+        hard_fractions: tuple[float, ...],
+        num_samples: int,
     ) -> Node:
-        config = {
-            "kind": self.kind,
-            "group": self.group,
-            "monoid": self.monoid,
-            "hard_fraction": hard_fractions[0] if len(hard_fractions) == 1 else list(hard_fractions),
-            "length": length,
-            "num_samples": num_samples,
-            "split": split,
-            "seed": seed,
-            "shard_samples": self.shard_samples,
-        }
-        return Node("data", f"{self.name}-{name}", config)
+        fraction = hard_fractions[0] if len(hard_fractions) == 1 else hard_fractions
+        job = WordProblemConfig(self.group, self.monoid, fraction, length, num_samples, split, seed, self.shard_samples)
+        return Node("data", f"{self.name}-{name}", as_config(job))
 
 
 @dataclass(frozen=True)
@@ -182,18 +189,11 @@ class Catbabi(_DataSet):
         text = {key: sorted(item) if isinstance(item, list) else item for key, item in as_config(self.text).items()}
         return Node("data", f"{self.name}-text", {"kind": "babi_text", **text})
 
-    def _node(self, split: str) -> Node:
-        config = {
-            "kind": self.kind,
-            "collection": self.collection or self.text.collections[0],
-            "split": split,
-            "mode": self.mode if split == "train" else "lm",  # an evaluation finds the questions by itself
-            "length": self.length,
-            "vocab_size": self.vocab_size,
-            "seed": self.seed,
-            "drop_last_story": self.drop_last_story,
-        }
-        return Node("data", f"{self.name}-{split}", config, {"text": self._text_node().key})
+    def _node(self, split: Literal["train", "valid", "test"]) -> Node:
+        collection = self.collection or self.text.collections[0]
+        mode = self.mode if split == "train" else "lm"  # an evaluation finds the questions by itself
+        job = CatbabiConfig(collection, split, mode, self.length, self.vocab_size, self.seed, self.drop_last_story)
+        return Node("data", f"{self.name}-{split}", as_config(job), {"text": self._text_node().key})
 
 
 @dataclass(frozen=True)
@@ -246,27 +246,21 @@ class LanguageModel(_DataSet):
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
         if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in the test split, so it must know the split
-            config |= self._split_config()
+            config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
         return Node("data", f"{self.name}-tokenizer", config)
-
-    def _split_config(self) -> dict[str, Any]:
-        corpus = as_config(self.corpus)
-        for key in ("max_document_bytes", "split_by"):
-            if corpus.get(key, "") is None:
-                del corpus[key]
-        return {"corpus": corpus, "test_fraction": self.test_fraction, "seed": self.seed}
 
     def sources(self) -> Iterator[Node]:
         tokenizer = self.tokenizer_node()
         yield tokenizer
         upstream = {"tokenizer": tokenizer.key}
-        shards = {"kind": "token_shard", "num_shards": self.num_shards, "vocab_size": self.vocab_size}
-        shards |= self._split_config()
+        first = as_config(
+            TokenShardConfig(self.corpus, 0, self.num_shards, self.vocab_size, self.test_fraction, self.seed)
+        )
         for shard in range(self.num_shards):
-            yield Node("data", f"{self.name}-{_shard_role(shard)}", {**shards, "shard": shard}, upstream)
+            yield Node("data", f"{self.name}-{_shard_role(shard)}", {**first, "shard": shard}, upstream)
 
-    def _stream_node(self, split: str, length: int) -> Node:
-        config = {"kind": "token_stream", "split": split, "length": length}
+    def _stream_node(self, split: Literal["train", "test"], length: int) -> Node:
+        config = as_config(TokenStreamConfig(split, length))
         return Node("data", f"{self.name}-{split}", config, _shard_keys(self.name, self.num_shards))
 
 

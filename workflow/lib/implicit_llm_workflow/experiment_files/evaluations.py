@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from implicit_llm_contracts.config.evaluation import modes_of
+from implicit_llm_contracts.config.checkpoint import CheckpointConfig
+from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig, modes_of
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY, EvaluationKind
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
-from implicit_llm_contracts.config.values import SOME, Digest, Text
+from implicit_llm_contracts.config.values import SOME, Text
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import TASK_FOLDERS, ConfigError, file_digests, fill, find_task_folder
+from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_workflow.experiment_files.yaml_files import (
-    as_given,
     fill_entry,
     matches,
     read_yaml,
@@ -27,28 +29,28 @@ SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`runs`: patterns of the runs it is done for. `config`: what its job is told; the rest keeps the job's default.
+    """`runs`: patterns of the runs it is done for. `settings`: those of its kind, as its job reads them.
 
     `split`: the held-out sets that it reads, of word problems also their validation sets.
     """
 
     name: str
-    config: dict[str, Any]
+    settings: Any
     runs: Annotated[tuple[Text, ...], SOME] = ("*",)
     split: Literal["test", "validation"] = "test"
 
     @property
     def kind(self) -> EvaluationKind:
-        return EVALUATION_KINDS[self.config["kind"]]
+        return EVALUATION_KINDS[self.settings.kind]
 
     @property
-    def modes(self) -> list[dict[str, Any]]:
-        return self.config.get("modes", [])
+    def modes(self) -> tuple[ModeConfig, ...]:
+        return getattr(self.settings, "modes", ())
 
     @property
-    def sweep(self) -> dict[str, list[Any]]:
+    def sweep(self) -> SweepConfig | None:
         """Values of a mode's fields, each of which is evaluated."""
-        return self.config.get("sweep", {})
+        return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Whether both give the same number of a model they are done for; `is_implicit` None: not known.
@@ -57,10 +59,10 @@ class Evaluation:
         """
         if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:
             return False
-        mine, theirs = (item.config.get(self.kind.parts) for item in (self, other))
+        mine, theirs = (getattr(item.settings, self.kind.parts, None) for item in (self, other))
         is_same_part = mine is None or theirs is None or not set(mine).isdisjoint(theirs)
-        names = {mode["name"] for mode in self.modes}
-        return is_same_part and (not is_implicit or any(mode["name"] in names for mode in other.modes))
+        names = {mode.name for mode in self.modes}
+        return is_same_part and (not is_implicit or any(mode.name in names for mode in other.modes))
 
 
 def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
@@ -69,11 +71,10 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     kind = selected(EVALUATION_KINDS, "kind", item, at)
     own = {key: item[key] for key in ("runs", "split") if key in item}
     given = completed_settings(item["kind"], {key: item[key] for key in item if key not in own}, at)
-    lengths = {"lengths": [2]} if kind.lengths is not None else {}  # which the data give where the file does not
-    filled: Any = fill(kind.config, {**lengths, **given}, at)
+    filled: Any = fill(kind.config, given, at)
     if kind.has_modes:
         modes_of(filled.modes, filled.sweep, at)
-    found = fill(Evaluation, {"name": name, "config": as_given(filled, given), **own}, at)
+    found = fill(Evaluation, {"name": name, "settings": filled, **own}, at)
     if found.split == VALIDATION and item["kind"] != WORD_PROBLEM:
         raise ConfigError(f"{at}.split: only evaluations of kind {WORD_PROBLEM} read {VALIDATION}; remove the key")
     return found
@@ -109,25 +110,6 @@ DEFAULT_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
 
 
 @dataclass(frozen=True)
-class FolderCheckpoint:
-    """A folder, below the downloads or the working directory, in the format of transformers, in the published layout,
-    or of the original Mamba2 release. `sha256`: digests that files must have; a pickle is read only if it is named.
-    """
-
-    path: Text
-    sha256: dict[str, Digest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class HubCheckpoint:
-    """A model of the hub. `revision`: a commit; null takes the newest, and the report says that it is not pinned."""
-
-    hub: Text
-    revision: str | None
-    sha256: dict[str, Digest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Peer:
     """`data`: the data set on which it is evaluated; the model must have been trained with its tokens.
 
@@ -137,7 +119,7 @@ class Peer:
 
     name: str
     data: str
-    checkpoint: FolderCheckpoint | HubCheckpoint
+    checkpoint: CheckpointConfig
     evaluations: Annotated[tuple[Text, ...], SOME] | None = None
 
     is_implicit = None  # not known before its import
@@ -145,18 +127,10 @@ class Peer:
     def takes(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation for its kind of data is done for it."""
         if self.evaluations is None:
-            return evaluation.config["kind"] in DEFAULT_KINDS and not evaluation.sweep
+            return evaluation.settings.kind in DEFAULT_KINDS and evaluation.sweep is None
         return matches(evaluation.name, self.evaluations)
 
 
 def build_peer(name: str, item: Mapping[str, Any], source: str) -> Peer:
     """A peer from its values. Raises: ConfigError that starts with `source`, the file."""
-    at, checkpoint = f"{source}: peers.{name}", item.get("checkpoint", {})
-    is_known = isinstance(checkpoint, Mapping) and ("path" in checkpoint) != ({"hub", "revision"} <= checkpoint.keys())
-    if not is_known:
-        raise ConfigError(
-            f"{at}.checkpoint: needs either path (a folder), or hub (a name on the hub) and revision (a commit, or "
-            "null for the newest, which is then not pinned)"
-        )
-    cls = HubCheckpoint if "hub" in checkpoint else FolderCheckpoint
-    return fill_entry(Peer, name, {**item, "checkpoint": fill(cls, checkpoint, f"{at}.checkpoint")}, at)
+    return fill_entry(Peer, name, item, f"{source}: peers.{name}")

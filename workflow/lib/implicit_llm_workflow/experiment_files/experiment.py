@@ -6,10 +6,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
-from implicit_llm_contracts.runs import ConfigError, fill
 from implicit_llm_report.config import VALIDATION, ReportConfig
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
@@ -169,7 +170,7 @@ def _check_evaluations(experiment: Experiment) -> None:
         run = "implicit run" if item.sweep else "run"
         raise ConfigError(
             f"{experiment.source}: evaluations.{name}: no {run} called {' or '.join(item.runs)} has "
-            f"{' or '.join(item.kind.data)} data, which kind {item.config['kind']} is for; correct `runs`, or remove "
+            f"{' or '.join(item.kind.data)} data, which kind {item.settings.kind} is for; correct `runs`, or remove "
             f"the evaluation; runs are {', '.join(experiment.runs)}"
         )
 

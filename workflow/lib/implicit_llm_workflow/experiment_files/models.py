@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from implicit_llm_contracts.config.fill import as_number, fill
 from implicit_llm_contracts.config.values import Commit, Text, matching
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, as_number, fill, local_folder
+from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
 

@@ -6,21 +6,23 @@ An entry with a grid stands for a run at every point of some axes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from implicit_llm_contracts.config.tasks import TASKS
-from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
-from implicit_llm_contracts.config.values import DISTINCT, Count, Seed, Text, matching
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.training import PhaseConfig, TaskConfig, TrainConfig
+from implicit_llm_contracts.config.values import DISTINCT, Seed, Text, matching
+from implicit_llm_contracts.errors import ConfigError, InvalidValue
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, fill
-from implicit_llm_workflow.experiment_files.curricula import Phase, build_phases, fill_phase, read_phases
+from implicit_llm_workflow.experiment_files.curricula import CurriculumFile, PhaseEntry, build_phases, fill_phase
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, fill_entry, matches
 
+T = TypeVar("T")
 AxisName = Annotated[str, matching(r"[a-z][a-z_]*", "lower-case letters, beginning with a letter")]
 _RunName = Annotated[
     str, matching(r"[A-Za-z0-9._-]{1,200}", "a name of at most 200 letters, digits, dots, hyphens and underscores")
@@ -79,30 +81,6 @@ def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str
 
 
 @dataclass(frozen=True)
-class Task:
-    """workflow/config/tasks/<name>.yaml: a training recipe. The file shows every value but `reduction`.
-
-    `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
-    `total_steps`: optimizer steps of the whole curriculum. `batch_size` is in sequences, over all devices.
-    """
-
-    kind: str
-    labels: Literal["aligned", "next_token"]
-    total_steps: Count
-    batch_size: Count
-    precision: Literal["fp32", "bf16", "fp16"]
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    reduction: Literal["fp32", "bf16"] = "fp32"
-
-    def __post_init__(self) -> None:
-        if self.kind not in TASKS:
-            raise ValueError(f"kind: there is no {self.kind!r}; {nearest(self.kind, TASKS)}")
-        if (labels := TASKS[self.kind].labels) not in (None, self.labels):
-            raise ValueError(f"labels: kind {self.kind} has labels {labels!r}; give that")
-
-
-@dataclass(frozen=True)
 class Override:
     """Changes of the files that a run names: fields of the model and of the task, and of phases by their names."""
 
@@ -133,29 +111,34 @@ class RunEntry:
 class Run:
     """A model trained on a data set, once for every seed.
 
-    `model`: fields of its configuration without a solver, or {"pretrained": folder}, or of the hub {"pretrained": name,
-    "revision": commit}.
+    `phases`: the training jobs of the first seed, by phase, each after the one that it goes on from, which `starts`
+    names. The fields of their model are those of its configuration without a solver, or {"pretrained": folder}, or of
+    the hub {"pretrained": name, "revision": commit}.
     """
 
     name: str
     data: str
-    model: Mapping[str, Any]
-    task: Task
-    phases: tuple[Phase, ...]
+    phases: Mapping[str, TrainConfig]
+    starts: Mapping[str, str]
     seeds: tuple[int, ...]
 
     @property
-    def is_implicit(self) -> bool:
-        return any(phase.solver is not None for phase in self.phases)
+    def training(self) -> TrainConfig:
+        """The first phase; all have one model and one recipe."""
+        return next(iter(self.phases.values()))
 
     @property
-    def final_phases(self) -> tuple[Phase, ...]:
+    def is_implicit(self) -> bool:
+        return any(job.phase.solver is not None for job in self.phases.values())
+
+    @property
+    def final_phases(self) -> tuple[PhaseConfig, ...]:
         """The phases after which the training is complete: one, or one for every branch. These are evaluated."""
-        return tuple(phase for phase in self.phases if phase.end_step == self.task.total_steps)
+        return tuple(job.phase for job in self.phases.values() if job.phase.end_step == job.total_steps)
 
     def takes(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation for its kind of data is done for it: an explicit run has nothing to sweep."""
-        return matches(self.name, evaluation.runs) and (self.is_implicit or not evaluation.sweep)
+        return matches(self.name, evaluation.runs) and (self.is_implicit or evaluation.sweep is None)
 
 
 _Layers = Sequence[tuple[Override, str]]  # changes, each with its key; the later win
@@ -171,9 +154,8 @@ class RunBuilder:
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
-        source = self._files.source
-        names = {phase["name"] for run in runs for phase in self._phases(run, f"{source}: runs.{run.name}")}
-        check_keys(self._shared.curriculum, names, f"{source}: override.curriculum")
+        names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self._files.source}: runs.{run.name}")}
+        check_keys(self._shared.curriculum, names, f"{self._files.source}: override.curriculum")
 
     def build(self, item: RunEntry) -> Run:
         """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
@@ -183,22 +165,25 @@ class RunBuilder:
         data = self._data[item.data]
         layers = [(self._shared, f"{self._files.source}: override"), (item.override, f"{where}.override")]
         task = self._task(item, where, layers)
-        if task.kind != data.kind:
+        if task.task != data.kind:
             raise ConfigError(
-                f"{where}.task: is for {task.kind} data, data set {item.data!r} is {data.kind}; "
+                f"{where}.task: is for {task.task} data, data set {item.data!r} is {data.kind}; "
                 "name another task or another data set"
             )
         model = self._model(item, where, layers)
         if "pretrained" not in model:
             model["vocab_size"] = data.vocab_size
             check_widths(model, f"{where}.model")
-        phases = self._phases(item, where)
-        check_keys(item.override.curriculum, [phase["name"] for phase in phases], f"{where}.override.curriculum")
-        for changes, key in layers:
-            phases = [_changed_phase(phase, changes.curriculum, f"{key}.curriculum") for phase in phases]
-        built = build_phases(phases, task.total_steps, f"{where}.curriculum")
-        _check_solvers(model, built, item, f"{where}.curriculum")
-        return Run(item.name, item.data, model, task, built, item.seeds)
+        phases, starts = build_phases(self._phases(item, where, layers), task.total_steps, f"{where}.curriculum")
+        _check_solvers(model, phases.values(), item, f"{where}.curriculum")
+        try:
+            jobs = {
+                name: TrainConfig(**vars(task), model=model, phase=phase, seed=item.seeds[0])
+                for name, phase in phases.items()
+            }
+        except InvalidValue as error:
+            raise ConfigError(f"{where}: {error}") from error
+        return Run(item.name, item.data, jobs, starts, item.seeds)
 
     def _model(self, item: RunEntry, where: str, layers: _Layers) -> dict[str, Any]:
         values, path = self._files.read("models", item.model, f"{where}.model")
@@ -213,33 +198,56 @@ class RunBuilder:
             fields = override_fields(fields, changes.model, f"{key}.model")
         return fields
 
-    def _task(self, item: RunEntry, where: str, layers: _Layers) -> Task:
+    def _task(self, item: RunEntry, where: str, layers: _Layers) -> TaskConfig:
         values, path = self._files.read("tasks", item.task, f"{where}.task")
-        task = fill(Task, values, path)
+        steps = [(values, path)]
         for changes, key in layers:
             if changes.task:
-                values = overlay(values, changes.task)
-                task = fill(Task, values, f"{key}.task")
-        return task
+                steps.append((overlay(steps[-1][0], changes.task), f"{key}.task"))
+        return _last_of(steps, partial(fill, TaskConfig))
 
-    def _phases(self, item: RunEntry, where: str) -> Sequence[Mapping[str, Any]]:
-        """As the curriculum's file describes them."""
-        return read_phases(*self._files.read("curricula", item.curriculum, f"{where}.curriculum"))
+    def _phases(self, item: RunEntry, where: str, layers: _Layers) -> list[PhaseEntry]:
+        """The phases in the curriculum's file, with the changes of this run."""
+        phases, found = self._curriculum(item, where), []
+        check_keys(item.override.curriculum, [name for name, _, _ in phases], f"{where}.override.curriculum")
+        for name, phase, at in phases:
+            steps: _Steps = [(phase, at)]
+            for changes, key in layers:
+                if name in changes.curriculum:
+                    changed = _changed_phase(steps[-1][0], changes.curriculum[name])
+                    steps.append((changed, f"{key}.curriculum.{name}"))
+            found.append(_last_of(steps, fill_phase))
+        return found
+
+    def _curriculum(self, item: RunEntry, where: str) -> list[tuple[str, dict[str, Any], str]]:
+        """Each phase in the curriculum's file as it is there, with its name and its place."""
+        values, path = self._files.read("curricula", item.curriculum, f"{where}.curriculum")
+        phases = fill(CurriculumFile, values, path).phases
+        return [(str(phase.get("name")), phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
 
 
-def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A solver of another mode replaces the old one: the settings of the modes differ. Raises: ConfigError."""
-    mine = changes.get(phase["name"])
-    if mine is None:
-        return phase
-    old, new = phase["solver"], mine.get("solver")
-    is_replaced = old and isinstance(new, Mapping) and new.get("mode", old["mode"]) != old["mode"]
-    changed = {**phase, **mine} if is_replaced else overlay(phase, mine)
-    fill_phase(changed, f"{where}.{phase['name']}")
-    return changed
+_Steps = list[tuple[Mapping[str, Any], str]]  # values, each with the place that made them of the one before
 
 
-def _check_solvers(model: Mapping[str, Any], phases: tuple[Phase, ...], item: RunEntry, where: str) -> None:
+def _last_of(steps: _Steps, fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
+    """What the last values make. Raises: ConfigError that names the first place that is wrong."""
+    try:
+        return fill_one(*steps[-1])
+    except ConfigError:
+        for values, at in steps:
+            fill_one(values, at)
+        raise
+
+
+def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A phase with changes; a solver of another mode replaces the old one, since the settings of the modes differ."""
+    old, new = phase.get("solver"), changes.get("solver")
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("mode", old.get("mode")) != old.get("mode"):
+        return {**phase, **changes}
+    return overlay(phase, changes)
+
+
+def _check_solvers(model: Mapping[str, Any], phases: Iterable[PhaseConfig], item: RunEntry, where: str) -> None:
     is_implicit = model.get("is_implicit")
     wrong = [phase.name for phase in phases if is_implicit is not None and (phase.solver is not None) != is_implicit]
     if wrong:

@@ -5,15 +5,15 @@ Models, tasks and curricula lie in the folders of these names beside it, or else
 
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from implicit_llm_contracts.config.fill import EXPONENT_NUMBER, below, fill, fill_keys
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import EXPONENT_NUMBER, ConfigError, below, fill, fill_keys, finite
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
 # Six times faster where PyYAML was built with it.
@@ -139,20 +139,6 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
     if item[key] not in choices:
         raise ConfigError(f"{at}.{key}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
     return choices[item[key]]
-
-
-def as_config(settings: Any) -> dict[str, Any]:
-    """A dataclass of settings as a job is given it: plain mappings and lists."""
-    return dict(finite(asdict(settings)))
-
-
-def as_given(settings: Any, given: Any) -> Any:
-    """What was given, as the settings have it; the defaults of the rest are in no identity."""
-    if is_dataclass(settings):
-        return {key: as_given(getattr(settings, key), value) for key, value in given.items()}
-    if isinstance(settings, tuple):
-        return [as_given(*pair) for pair in zip(settings, given, strict=True)]
-    return finite(settings)
 
 
 def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:

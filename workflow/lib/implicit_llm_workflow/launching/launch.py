@@ -1,9 +1,11 @@
-"""Training in several processes: torchrun on one node, srun and torchrun on several.
+"""Training in several processes, on one node or on several.
 
-The launcher is the job's own process, to which stop signals are sent. It hands them on, waits, and ends with the exit
-code and the class of the process that was the reason for the end. On each of several nodes srun starts an agent, which
-does the same there: `python -m ...launching.launch node JSON`. torchrun runs in a process of its own, `... launch
-torchrun`.
+The launcher is the job's own process, to which stop signals are sent. It starts the training processes, hands the
+signals on, waits, and ends with the exit code and the class of the process that was the reason for the end. On each of
+several nodes srun starts an agent, which does the same there: `python -m ...launching.launch JSON`.
+
+The processes find each other by the variables that torchrun sets too. torchrun itself does not fit between: it gives
+its processes 30 seconds after a SIGTERM, too few for a large checkpoint, and dies of SIGUSR2.
 """
 
 from __future__ import annotations
@@ -17,30 +19,24 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from implicit_llm_contracts.runs import (
-    FOLDER_VARIABLE,
-    NODE_VARIABLE,
-    PARENT_VARIABLE,
-    WORLD_VARIABLE,
-    Death,
-    LaunchFolder,
-    UserError,
-    die_with_parent,
-    fill,
-    launched,
-)
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs import launched
+from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE, Death, LaunchFolder
 
 MODULE = "implicit_llm_workflow.launching.launch"
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 LOOK_EVERY_S = 0.2
-JOIN_TIMEOUT_S = 300  # from the first node's start to the last one's: each of them has to import torch
+GRACE_S = 30.0  # for the processes that are left when one has ended badly
 _SHOWN = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NUM_NODES",
@@ -69,9 +65,10 @@ def shown_slurm_variables() -> str:
 
 @dataclass(frozen=True)
 class NodeJob:
-    """`endpoint`: host:port of the rendezvous on the first node, "" for a job of a single node.
+    """`host` and `port`: of the first node, where the processes find each other.
 
-    `worker`: arguments of Python for each process. `threads`: of each process, 0 leaves them to torchrun.
+    `worker`: arguments of Python for each process. `threads`: of each process; 0 takes one, unless the environment says
+    another number.
     """
 
     folder: Path
@@ -79,8 +76,29 @@ class NodeJob:
     nodes: int
     processes: int
     worker: tuple[str, ...]
-    endpoint: str = ""
+    host: str
+    port: int
     threads: int = 0
+
+    def rank(self, number: int) -> int:
+        """The rank of the node's process with this number."""
+        return self.node * self.processes + number
+
+    def variables(self, number: int) -> dict[str, str]:
+        """The environment of the node's process with this number, beside that of the launcher."""
+        values = {
+            "RANK": self.rank(number),
+            "LOCAL_RANK": number,
+            "WORLD_SIZE": self.nodes * self.processes,
+            "LOCAL_WORLD_SIZE": self.processes,
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": self.port,
+            "OMP_NUM_THREADS": self.threads or os.environ.get("OMP_NUM_THREADS", 1),
+            FOLDER_VARIABLE: self.folder,
+            NODE_VARIABLE: self.node,
+            WORLD_VARIABLE: self.nodes * self.processes,
+        }
+        return {name: str(value) for name, value in values.items()}
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -122,20 +140,60 @@ class StopSignals:
 def supervise(job: NodeJob) -> int:
     """Run the node's processes to their end; a stop signal reaches each of them once, as SIGUSR2, when it is ready.
 
-    Returns: the exit code of torchrun, or minus the signal that ended it; the folder holds the reasons.
+    Returns: 0, or 1 when a process ended badly, which ends the others; the folder holds the reasons.
     """
     folder, told = LaunchFolder(job.folder), set[int]()
+    with StopSignals() as stop, _processes(job) as processes:
+        while True:
+            for pid in folder.announced(job.node) - told if stop.received is not None else ():
+                told.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+            codes = [process.poll() for process in processes]
+            if any(codes):
+                break
+            if None not in codes:
+                return 0
+            time.sleep(LOOK_EVERY_S)
+        host = socket.gethostname()
+        deaths = [Death(job.rank(number), code, host) for number, code in enumerate(codes) if code]
+        folder.record_deaths(job.node, deaths)
+    return 1
 
-    def tell() -> None:
-        for pid in folder.announced(job.node) - told:
-            told.add(pid)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR2)
 
-    with StopSignals() as stop:
-        # Out of reach of what is sent to the process group: torchrun does not survive SIGUSR2.
-        process = subprocess.Popen(_torchrun(job), env=_environment(job), start_new_session=True)
-        return wait(process, stop, tell)
+@contextmanager
+def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
+    """The training processes of a node. Those that still run at the end get a SIGTERM, and are killed after GRACE_S."""
+    prepare, processes = partial(_prepare, os.getpid()), list[subprocess.Popen[Any]]()
+    try:
+        for number in range(job.processes):
+            # In sessions of their own, out of reach of what is sent to the process group.
+            process = subprocess.Popen(
+                [sys.executable, *job.worker],
+                env={**os.environ, **job.variables(number)},
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+            processes.append(process)
+        yield processes
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _prepare(parent: int) -> None:
+    """In a new process, before its program: end with the launcher, and ignore SIGUSR2 until there is a handler."""
+    launched.die_with(parent)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def wait(process: subprocess.Popen[Any], stop: StopSignals, tell: Callable[[], None]) -> int:
@@ -151,69 +209,6 @@ def wait(process: subprocess.Popen[Any], stop: StopSignals, tell: Callable[[], N
     finally:
         if process.poll() is None:
             process.kill()
-
-
-def _torchrun(job: NodeJob) -> list[str]:
-    options = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.processes}", "--max-restarts=0"]
-    if job.endpoint:
-        is_host = int(job.node == 0)
-        options += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.endpoint}", f"--rdzv-id={job.folder.name}"]
-        options += [f"--rdzv-conf=is_host={is_host},join_timeout={JOIN_TIMEOUT_S},read_timeout={JOIN_TIMEOUT_S}"]
-        if "SLURMD_NODENAME" in os.environ:
-            options.append(f"--local-addr={os.environ['SLURMD_NODENAME']}")
-    else:
-        options.append("--standalone")
-    return [sys.executable, "-m", MODULE, "torchrun", *options, *job.worker]
-
-
-def _environment(job: NodeJob) -> dict[str, str]:
-    threads = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
-    launch = {FOLDER_VARIABLE: str(job.folder), NODE_VARIABLE: str(job.node), PARENT_VARIABLE: str(os.getpid())}
-    return {**os.environ, **threads, **launch, WORLD_VARIABLE: str(job.nodes * job.processes)}
-
-
-def torchrun(arguments: list[str]) -> int:
-    """Run torchrun in this process; returns 0, or 1 when a process ended badly or not all nodes came.
-
-    torchrun gives its processes 30 seconds after a SIGTERM, too few for a large checkpoint, and dies of SIGUSR2; so it
-    hears of neither here, and the node agent tells the processes itself. How they ended goes to the launch folder.
-    """
-    _become_child_of_the_agent()
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-
-    folder, node = LaunchFolder(Path(os.environ[FOLDER_VARIABLE])), int(os.environ[NODE_VARIABLE])
-    host = socket.gethostname()
-    known = {word for action in run.get_args_parser()._actions for word in action.option_strings}
-    ours = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in known else []
-    try:
-        # torchrun's parser takes options of the module, such as --log, for abbreviations of its own.
-        end = arguments.index("-m") + 2
-        options = run.parse_args([*ours, *arguments[:end]])
-        options.training_script_args = arguments[end:]
-        run.run(options)
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: (item[1].timestamp, item[0]))
-        folder.record_deaths(node, [Death(rank, failure.exitcode, host) for rank, failure in failures])
-        return 1
-    except RendezvousError as error:
-        if folder.has_begun:  # the first node has gone, for a reason of its own
-            return 1
-        reason = LaunchError(
-            f"the nodes did not come together ({type(error).__name__}); see that all of them can reach "
-            f"the first one: {shown_slurm_variables()}"
-        )
-        folder.record_end(reason, rank=-1 - node)
-        return 1
-    return 0
-
-
-def _become_child_of_the_agent() -> None:
-    die_with_parent()
-    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the processes that torchrun starts here
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the processes inherit this, until they have a handler
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # this they do not inherit: torchrun may end them so
 
 
 # Of the step that srun would start in, not of the one that it starts.
@@ -280,15 +275,16 @@ def launch(
 ) -> None:
     """Run the processes to their end. Raises: LaunchError before they begin; Ended.
 
-    `worker`: arguments of Python for each process; `threads_per_process`: 0 leaves their number to torchrun.
+    `worker`: arguments of Python for each process; `threads_per_process`: 0 as in `NodeJob`.
     """
     allocation = Allocation.current()
     require_nodes(nodes, allocation)
 
     with _folder(run_dir, nodes, allocation) as path:
-        endpoint = f"{allocation.first_node()}:{_free_port()}" if allocation is not None and nodes > 1 else ""
-        job = NodeJob(path, 0, nodes, processes_per_node, worker, endpoint, threads_per_process)
-        code = _run_on_nodes(_srun(job, allocation.cpus_per_node)) if allocation and endpoint else supervise(job)
+        several = allocation if nodes > 1 else None
+        host = "127.0.0.1" if several is None else several.first_node()
+        job = NodeJob(path, 0, nodes, processes_per_node, worker, host, _free_port(), threads_per_process)
+        code = supervise(job) if several is None else _run_on_nodes(_srun(job, several.cpus_per_node))
         end = LaunchFolder(path).verdict(code)
     if end.code != 0:
         raise Ended(end.message, end.code, end.failure_class)
@@ -330,7 +326,7 @@ def _srun(job: NodeJob, cpus: int | None) -> list[str]:
     command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
     # Without the first a node's processes would share the CPUs of a single task.
     command += ["--cpu-bind=none", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
-    return [*command, sys.executable, "-m", MODULE, "node", job.to_json()]
+    return [*command, sys.executable, "-m", MODULE, job.to_json()]
 
 
 @contextmanager
@@ -360,10 +356,8 @@ def _free_port() -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `torchrun OPTIONS -m MODULE ...`, or `node JSON` under srun, which tells the node's number; the exit code."""
-    if arguments[0] == "torchrun":
-        return torchrun(arguments[1:])
-    job = NodeJob.of_json(arguments[1], node=int(os.environ["SLURM_NODEID"]))
+    """Run the processes of a node under srun, which tells the node's number; the exit code."""
+    job = NodeJob.of_json(arguments[0], node=int(os.environ["SLURM_NODEID"]))
     if int(os.environ.get("SLURM_NTASKS", job.nodes)) != job.nodes:
         error = LaunchError(f"{job.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")
         LaunchFolder(job.folder).record_end(error, rank=-1 - job.node)

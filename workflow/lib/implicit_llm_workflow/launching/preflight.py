@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from implicit_llm_contracts.config.training import Kernels
 from implicit_llm_contracts.config.values import Number
-from implicit_llm_contracts.runs import UserError, require_space, write_atomic
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import require_space, write_atomic
 from implicit_llm_workflow.project_dirs import package_dir
 from implicit_llm_workflow.text import first_line
 

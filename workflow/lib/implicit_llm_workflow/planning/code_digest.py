@@ -28,9 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import owner_of, read_plugin
-from implicit_llm_contracts.runs import UserError, read_object, write_json
+from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir

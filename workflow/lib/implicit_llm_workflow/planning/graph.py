@@ -1,21 +1,20 @@
 """From an experiment to the jobs that it takes: nodes, what each reads from, and what the report shows."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.registry import Entry, registry
-from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, Peer
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
-from implicit_llm_workflow.experiment_files.yaml_files import as_config
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.staleness import PAGES
@@ -99,19 +98,18 @@ def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
 def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any], Node]]:
     """The training of a run and its evaluations: for each job what the report shows it as, and the job."""
     for seed in run.seeds:
-        trained: dict[str | None, tuple[dict[str, Any], Node]] = {}
-        for phase in run.phases:
+        trained: dict[str, tuple[dict[str, Any], Node]] = {}
+        for phase, training in run.phases.items():
             upstream = {"data": experiment.data[run.data].train_node().key}
-            if phase.after is not None:
-                upstream["start"] = trained[phase.after][1].key
-            node = Node(
-                "train", f"{run.name}-s{seed}/{phase.name}", _training(run, seed, phase), upstream, run.name, seed
-            )
-            job = {"run": run.name, "seed": seed, "phase": phase.name, "solver": node.config["phase"]["solver"]}
-            trained[phase.name] = job, node
+            if phase in run.starts:
+                upstream["start"] = trained[run.starts[phase]][1].key
+            config = as_config(replace(training, seed=seed))
+            node = Node("train", f"{run.name}-s{seed}/{phase}", config, upstream, run.name, seed)
+            job = {"run": run.name, "seed": seed, "phase": phase, "solver": config["phase"]["solver"]}
+            trained[phase] = job, node
             yield job, node
-        for phase in run.final_phases:
-            yield from _evaluate_nodes(experiment, run, *trained[phase.name])
+        for last in run.final_phases:
+            yield from _evaluate_nodes(experiment, run, *trained[last.name])
 
 
 def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
@@ -121,13 +119,6 @@ def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, 
     yield from _evaluate_nodes(experiment, peer, job, node)
 
 
-def _training(run: Run, seed: int, phase: Phase) -> dict[str, Any]:
-    """The config of a training job."""
-    config = asdict(run.task)
-    config["schedule"] = {key: value for key, value in config["schedule"].items() if value is not None}
-    return {"task": config.pop("kind"), **config, "model": dict(run.model), "phase": phase.identity(), "seed": seed}
-
-
 def _evaluate_nodes(
     experiment: Experiment, model: Run | Peer, job: dict[str, Any], source: Node
 ) -> Iterator[tuple[dict[str, Any], Node]]:
@@ -135,7 +126,7 @@ def _evaluate_nodes(
     data = experiment.data[model.data]
     name = source.name if source.stage == "train" else f"{source.name}/{CHECKPOINT}"
     for evaluation in experiment.evaluations_of(model):
-        config, kind = evaluation.config, evaluation.kind
+        config, kind = as_config(evaluation.settings), evaluation.kind
         if isinstance(data, LanguageModel) and kind.lengths is not None:
             lengths = data.test.lengths if kind.lengths == "all" else (min(data.test.lengths),)
             config = {"lengths": list(lengths), **config}
@@ -174,21 +165,22 @@ def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
             about = _about(model, experiment)
             yield {"kind": "train", **about}
         for item in experiment.evaluations_of(model):
-            modes = tuple(mode["eval_mode"] for mode in item.modes)
-            kind = VALIDATION if item.split == VALIDATION else item.config["kind"]
-            yield about | {"kind": kind, "swept": tuple(item.sweep), "eval_mode": modes}
+            modes = tuple(mode.eval_mode for mode in item.modes)
+            kind = VALIDATION if item.split == VALIDATION else item.settings.kind
+            swept = () if item.sweep is None else item.sweep.given
+            yield about | {"kind": kind, "swept": swept, "eval_mode": modes}
 
 
 def _about(run: Run, experiment: Experiment) -> dict[str, Any]:
-    data = experiment.data[run.data]
+    data, model = experiment.data[run.data], run.training.model
     about = {
         "is_peer": False,
         "is_implicit": run.is_implicit,
         "data": data.kind,
         "data_set": run.data,
-        "model_type": run.model.get("model_type"),
-        "size": tuple(run.model.get(key) for key in ("hidden_size", "num_hidden_layers")),
-        "has_branches": len({phase.start_step for phase in run.final_phases if phase.after is not None}) > 1,
+        "model_type": model.get("model_type"),
+        "size": tuple(model.get(key) for key in ("hidden_size", "num_hidden_layers")),
+        "has_branches": len({phase.start_step for phase in run.final_phases if phase.name in run.starts}) > 1,
     }
     if isinstance(data, WordProblem):
         about["test"] = (data.group, data.monoid, data.train.length, data.test)

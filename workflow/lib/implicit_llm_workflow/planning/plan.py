@@ -9,17 +9,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import (
-    FINGERPRINT_DIGITS,
-    MANIFEST,
-    WORK,
-    Identity,
-    UserError,
-    committed,
-    read_object,
-    work_directory,
-)
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path

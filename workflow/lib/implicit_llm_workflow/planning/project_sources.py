@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_workflow.file_digests import Remembered
 
 

@@ -23,22 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from implicit_llm_contracts.runs import (
-    AGAIN,
-    DECLARED,
-    FREED,
-    MANIFEST,
-    ConfigError,
-    Identity,
-    Manifest,
-    ManifestError,
-    UserError,
-    committed,
-    config_differences,
-    fill,
-    find_committed,
-    work_directory,
-)
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.errors import ConfigError, UserError
+from implicit_llm_contracts.runs.identity import Identity, config_differences
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import AGAIN, DECLARED, FREED, committed, find_committed, work_directory
 from implicit_llm_workflow.node import Node
 
 ACCEPTED = "accepted.json"

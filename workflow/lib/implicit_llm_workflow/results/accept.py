@@ -7,7 +7,11 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from implicit_llm_contracts.runs import AGAIN, COMMIT, MANIFEST, Identity, Manifest, UserError, write_atomic
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_atomic
+from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.run_directory import AGAIN, COMMIT
 from implicit_llm_workflow.planning.code_digest import changes_since
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, difference_of, with_code_of

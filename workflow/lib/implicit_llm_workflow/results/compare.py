@@ -17,17 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import natural, nearest
-from implicit_llm_contracts.runs import (
-    FINGERPRINT_DIGITS,
-    MANIFEST,
-    Manifest,
-    UserError,
-    canonical_json,
-    committed_below,
-    run_directories,
-    without_password,
-)
+from implicit_llm_contracts.runs.identity import canonical_json
+from implicit_llm_contracts.runs.logs import without_password
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, committed_below, run_directories
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node

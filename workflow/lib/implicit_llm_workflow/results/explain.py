@@ -2,51 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from implicit_llm_workflow.estimates.cost import Cost, CostModel, total_text
+from implicit_llm_workflow.estimates.cost import CostModel, total_text
 from implicit_llm_workflow.planning.code_digest import JobCode, changes_since
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.staleness import Status
-from implicit_llm_workflow.results.status import STATE_STYLE
+from implicit_llm_workflow.results.job_states import STATES, CodeChange, JobView, observe
 from implicit_llm_workflow.text import plain_table
 
 MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
 SHOWN_ABSENT = 3
 
 
-@dataclass(frozen=True)
-class CodeChange:
-    """`files`: None if the old code was not recorded."""
-
-    module: str
-    old: str
-    new: str
-    files: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class ExplainedJob:
-    """One job. `runs`: whether the next run does it; `cost`: of doing it, or of the result that stays."""
-
-    key: str
-    stage: str
-    status: Status
-    runs: bool
-    code: CodeChange | None
-    cost: Cost
-
-    @property
-    def is_fresh(self) -> bool:
-        return self.status.state == "fresh"
-
-
-def explain(plan: Plan, targets: Iterable[str] = ()) -> list[ExplainedJob]:
+def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
     """The targets and their inputs, in the order of the plan; of the whole experiment if there are none.
 
     Raises: UnknownTarget.
@@ -61,12 +34,11 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[ExplainedJob]:
         return CodeChange(code.module, old, new, changes_since(plan.root, old, code))
 
     found = []
-    for key in reached:
-        node, status = plan.nodes[key], plan.statuses[key]
-        digests = status.difference.code if status.difference is not None else None
-        change = code_change(plan.code(node), *digests) if digests is not None else None
-        cost = costs.recorded(node) if status.state == "fresh" else costs.of(node)
-        found.append(ExplainedJob(key, node.stage, status, key in running, change, cost))
+    for key, job in observe(plan, reached).items():
+        digests = job.result.difference.code if job.result.difference is not None else None
+        change = code_change(plan.code(job.node), *digests) if digests is not None else None
+        cost = costs.recorded(job.node) if job.has_result else costs.of(job.node)
+        found.append(replace(job, runs=key in running, code=change, cost=cost))
     return found
 
 
@@ -79,7 +51,7 @@ def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
     return [key for key in plan.nodes if key in found]
 
 
-def headline(jobs: Sequence[ExplainedJob]) -> str:
+def headline(jobs: Sequence[JobView]) -> str:
     """How many jobs will run, and what that takes."""
     running = [job for job in jobs if job.runs]
     if not running:
@@ -87,24 +59,24 @@ def headline(jobs: Sequence[ExplainedJob]) -> str:
     return f"{len(running):,} of {len(jobs):,} jobs will run: {total_text(job.cost for job in running)}"
 
 
-def running_table(jobs: Iterable[ExplainedJob]) -> Table:
+def running_table(jobs: Iterable[JobView]) -> Table:
     """A row for each job that runs; many of a stage with the same reason share one."""
     table = plain_table("job", "state", "why", "takes", whole=("state",))
-    groups: dict[tuple[str, str, str], list[ExplainedJob]] = {}
+    groups: dict[tuple[str, str, str], list[JobView]] = {}
     for job in jobs:
         if job.runs:
-            groups.setdefault((job.stage, job.status.state, job.status.why), []).append(job)
+            groups.setdefault((job.node.stage, job.state, job.result.why), []).append(job)
     for (_, state, why), alike in groups.items():
-        rows = [(job.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
+        rows = [(job.node.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
         if len(alike) > MAX_ALIKE:
-            rows = [(f"{alike[0].key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
-        style = STATE_STYLE["waiting" if state == "missing" else state]
+            rows = [(f"{alike[0].node.key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
+        style = STATES[state]
         for name, takes in rows:
             table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(why), takes)
     return table
 
 
-def lines_below(jobs: Sequence[ExplainedJob]) -> Iterator[str]:
+def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
     """The code that changed, once for each stage's module and old digest; and what stays."""
     changes = list(dict.fromkeys(job.code for job in jobs if job.runs and job.code is not None))
     if changes:
@@ -113,18 +85,18 @@ def lines_below(jobs: Sequence[ExplainedJob]) -> Iterator[str]:
         what = "what changed is not recorded for a result this old"
         files = what if change.files is None else ", ".join(change.files)
         yield f"  {change.module}: {files} ({change.old[:12]} -> {change.new[:12]})"
-    if kept := [job for job in jobs if job.is_fresh]:
-        stages = ", ".join(f"{count:,} {stage}" for stage, count in Counter(job.stage for job in kept).items())
+    if kept := [job for job in jobs if job.has_result]:
+        stages = ", ".join(f"{count:,} {stage}" for stage, count in Counter(job.node.stage for job in kept).items())
         yield f"{len(kept):,} stay ({stages}), which took {total_text(job.cost for job in kept)}"
     for job in kept:
-        if job.status.accepted is not None:
-            yield f"  accepted with other code: {job.key} ({job.status.accepted.why})"
-    if absent := [job.key for job in jobs if not job.runs and not job.is_fresh]:
+        if job.result.accepted is not None:
+            yield f"  accepted with other code: {job.node.key} ({job.result.accepted.why})"
+    if absent := [job.node.key for job in jobs if not job.runs and not job.has_result]:
         more = ", ..." if len(absent) > SHOWN_ABSENT else ""
         yield f"{len(absent):,} missing but not needed: {', '.join(absent[:SHOWN_ABSENT])}{more}"
 
 
-def as_json(jobs: Sequence[ExplainedJob]) -> dict[str, Any]:
+def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
     """Each job by itself, and the sums over those that run."""
     running = [job for job in jobs if job.runs]
     return {
@@ -140,16 +112,16 @@ def as_json(jobs: Sequence[ExplainedJob]) -> dict[str, Any]:
     }
 
 
-def _job_values(job: ExplainedJob) -> dict[str, Any]:
-    status = job.status
+def _job_values(job: JobView) -> dict[str, Any]:
+    result = job.result
     return {
-        "job": job.key,
-        "stage": job.stage,
-        "state": status.state,
-        "why": status.why,
+        "job": job.node.key,
+        "stage": job.node.stage,
+        "state": job.state,
+        "why": result.why,
         "runs": job.runs,
-        "difference": status.difference,
-        "accepted": None if status.accepted is None else status.accepted.why,
+        "difference": result.difference,
+        "accepted": None if result.accepted is None else result.accepted.why,
         "code": job.code,
         "cost": job.cost,
     }

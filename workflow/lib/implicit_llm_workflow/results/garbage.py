@@ -8,17 +8,10 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
-from implicit_llm_contracts.runs import (
-    COMMIT,
-    FINGERPRINT_DIGITS,
-    FREED,
-    JOURNAL,
-    MANIFEST,
-    WORK,
-    UserError,
-    run_directories,
-    write_json,
-)
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.run_directory import COMMIT, FINGERPRINT_DIGITS, FREED, JOURNAL, WORK, run_directories
 from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, pointed_to, readers

@@ -1,6 +1,7 @@
-"""The state of each job, from its run directory and its last submission.
+"""One view of each job for all commands: its result, what its last attempt says, and what it takes.
 
-Reads only and takes no lock, so that it may look at any time, however often.
+It is read from the run directory and the last submission. Nothing is written and no lock is taken, so commands may look
+at any time, however often.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import (
     JOURNAL,
     LOG,
     MLFLOW,
     PROVENANCE,
     WORK,
-    Manifest,
     committed,
     is_done,
-    journal,
-    read_object,
     work_directory,
 )
+from implicit_llm_workflow.estimates.cost import UNKNOWN, Cost
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
@@ -40,7 +42,15 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_submitit.records import Submitted
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
-STATES: tuple[State, ...] = get_args(State)
+STATES: dict[str, str] = {  # with the style in which a terminal shows each
+    "running": "bold cyan",
+    "queued": "cyan",
+    "failed": "bold red",
+    "stopped": "magenta",
+    "stale": "yellow",
+    "waiting": "dim",
+    "done": "green",
+}
 TAIL_BYTES = 1 << 18
 STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
 STARTING, NO_MESSAGE = "starting", "ended without a message"
@@ -77,12 +87,27 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class ObservedJob:
-    """One job. `why`: empty if it is done or waiting; `metrics`: the last known ones, by their names in the journal;
-    `unix_s`: when it last wrote something; `doing`: the last line in the log of a running job.
+class CodeChange:
+    """`files`: None if the old code was not recorded."""
+
+    module: str
+    old: str
+    new: str
+    files: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """One job.
+
+    `result`: its result beside the wanted one. `why`: of the state, empty if the job is done or waiting. `metrics`: the
+    last known ones, by their names in the journal. `unix_s`: when the job last wrote something. `doing`: the last line
+    in the log of a running job. The last three come from `explain`: whether the next run does the job; the code that
+    changed since; the cost of doing it, or of the result that stays.
     """
 
     node: Node
+    result: Status
     state: State
     why: str = ""
     failure_class: str | None = None
@@ -93,6 +118,14 @@ class ObservedJob:
     submitted: Submitted | None = None
     doing: str = ""
     where: str = ""
+    runs: bool = False
+    code: CodeChange | None = None
+    cost: Cost = UNKNOWN
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the wanted result is there."""
+        return self.result.state == "fresh"
 
     @property
     def age_s(self) -> float | None:
@@ -105,14 +138,14 @@ def driver_of(plan: Plan) -> Holder | None:
     return holder_of(plan.driver_lock)
 
 
-def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, ObservedJob]:
+def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]:
     """The jobs of these keys; all of the plan without."""
     statuses, driver = plan.look(), driver_of(plan)
     wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
     unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
     submitted = submitted_jobs(plan, unfinished)
     since = _modified(plan.driver_lock) if driver is not None and driver.is_alive else None
-    found: dict[str, ObservedJob] = {}
+    found: dict[str, JobView] = {}
     for key, node in wanted.items():
         is_ready = all(statuses[item].state == "fresh" for item in node.upstream.values())
         job = _Job(plan, node, statuses[key], submitted.get(key), since if is_ready else None)
@@ -221,7 +254,7 @@ class _Job:
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
 
-    def observed(self) -> ObservedJob:
+    def observed(self) -> JobView:
         recorded = self.status.recorded
         if self.status.state == "fresh" and recorded is not None:
             return self._of_result("done", self.status.why, recorded)
@@ -235,8 +268,9 @@ class _Job:
         written = _modified(self.log) if state in ("failed", "running", "stopped") else None
         values = tail.last.values if tail.last is not None else {}
         nodes = self.submitted.nodes if self.submitted is not None else ""
-        return ObservedJob(
+        return JobView(
             self.node,
+            self.status,
             state,
             why,
             failure_class,
@@ -249,12 +283,13 @@ class _Job:
             (nodes or str((tail.event or {}).get("host") or "")) if is_running else "",
         )
 
-    def _of_result(self, state: State, why: str, recorded: Manifest) -> ObservedJob:
+    def _of_result(self, state: State, why: str, recorded: Manifest) -> JobView:
         """By the result that is there."""
         work = work_directory(self.run_dir, recorded.fingerprint)
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
-        return ObservedJob(
+        return JobView(
             self.node,
+            self.status,
             state,
             why,
             progress=Progress(recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")),

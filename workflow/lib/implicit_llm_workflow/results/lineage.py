@@ -15,22 +15,20 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
     DECLARED,
     FINGERPRINT_DIGITS,
-    MANIFEST,
     MLFLOW,
     PROVENANCE,
     WORK,
-    Manifest,
-    ManifestError,
-    UserError,
     committed,
     committed_below,
     experiment_folder,
     job_key,
-    read_object,
     run_directories,
     work_directory,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from implicit_llm_contracts.runs import UserError
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_workflow.estimates.cost import CostModel
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from implicit_llm_contracts.runs import Identity
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_report.config import MissingResult
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
 from implicit_llm_workflow.planning.plan import MODEL_ROLE, Plan
-from implicit_llm_workflow.results.job_states import ObservedJob, observe
+from implicit_llm_workflow.results.job_states import JobView, observe
 
 WITH_MISSING = "-with-missing"
 
@@ -32,26 +32,22 @@ def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]
     return identity, {role: str(plan.root / key) for role, key in there.items()}
 
 
-def _missing_result(plan: Plan, jobs: Mapping[str, ObservedJob], role: str, node: Node) -> MissingResult:
-    status, job = plan.statuses[node.key], jobs[node.key]
-    state, why = str(status.state), status.why
-    if job.state == "failed":
-        state, why = "failed", job.why
-    elif state == "missing":
-        why = _waits_for(plan, jobs, node) or why
+def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: Node) -> MissingResult:
+    job = jobs[node.key]
     about: dict[str, Any] = {}
     if node.stage == "evaluate":
         read = {name: dict(plan.nodes[key].config) for name, key in node.upstream.items() if name != MODEL_ROLE}
         phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
         is_implicit = None if phase is None else phase["solver"] is not None  # of a peer not known before its import
         about = {"config": dict(node.config), "data": read, "is_implicit": is_implicit}
-    return MissingResult(node.key, role, state, why, plan.command_for([node]), **about)
+    why = job.why or _waits_for(jobs, job) or job.result.why
+    return MissingResult(node.key, role, job.state, why, plan.command_for([node]), **about)
 
 
-def _waits_for(plan: Plan, jobs: Mapping[str, ObservedJob], node: Node) -> str | None:
+def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
     """The first job in the way of one that never ran: the one that failed, else the farthest back."""
-    for key in node.upstream.values():
-        if plan.statuses[key].state != "fresh":
-            before = _waits_for(plan, jobs, plan.nodes[key]) or f"waits for {key}"
-            return f"{key} failed: {jobs[key].why}" if jobs[key].state == "failed" else before
+    for before in (jobs[key] for key in job.node.upstream.values()):
+        if not before.has_result:
+            farther = _waits_for(jobs, before) or f"waits for {before.node.key}"
+            return f"{before.node.key} failed: {before.why}" if before.state == "failed" else farther
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_contracts.runs import LOG, MANIFEST
+from implicit_llm_contracts.config.metrics import METRICS
+from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.run_directory import LOG
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results.job_states import (
     STARTING,
     STATES,
     Holder,
-    ObservedJob,
+    JobView,
     driver_of,
     failed_preflights,
     last_lines,
     observe,
 )
 from implicit_llm_workflow.results.verify import rebuild_commands
-from implicit_llm_workflow.text import MISSING, number_text, plain_table, share_text, time_text
+from implicit_llm_workflow.text import MISSING, plain_table, share_text, time_text
 
 BAR_WIDTH = 20
 SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
-STATE_STYLE = {
-    "done": "green",
-    "running": "bold cyan",
-    "queued": "cyan",
-    "stopped": "magenta",
-    "failed": "bold red",
-    "stale": "yellow",
-    "waiting": "dim",
-}
-# The journal's names of a loss and of the health of a solver, and how they are shown.
-_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("loss", "loss", number_text),
-    ("residual", "residual", lambda value: number_text(value, 2)),
-    ("num_iter", "iter", lambda value: number_text(value, 3)),
-    ("unconverged_share", "unconv", share_text),
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Snapshot:
     how many to show of a failed job's log; `failed_preflights`: their logs."""
 
     plan: Plan
-    jobs: Mapping[str, ObservedJob]
+    jobs: Mapping[str, JobView]
     driver: Holder | None
     targets: tuple[str, ...]
     lines: int
@@ -69,7 +55,7 @@ class Snapshot:
         """Look at the jobs of `keys`."""
         return cls(plan, observe(plan, keys), driver_of(plan), targets, lines, failed_preflights(plan))
 
-    def of(self, *states: str) -> list[ObservedJob]:
+    def of(self, *states: str) -> list[JobView]:
         return [job for job in self.jobs.values() if job.state in states]
 
     @property
@@ -96,7 +82,7 @@ def view(snapshot: Snapshot) -> RenderableType:
     if active := [*snapshot.of("running"), *submitted]:
         parts += [Text(), _active_table(active)]
     for log in snapshot.failed_preflights:
-        head = Text.assemble(("failed preflight", STATE_STYLE["failed"]), f", which all jobs on {log.stem} wait for")
+        head = Text.assemble(("failed preflight", STATES["failed"]), f", which all jobs on {log.stem} wait for")
         parts += [Text(), head, *_log_parts(log, snapshot.lines)]
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
@@ -114,7 +100,7 @@ def headline(snapshot: Snapshot) -> str:
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - snapshot.plan.driver_lock.stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
-    counts = Counter(job.state for job in snapshot.jobs.values())
+    counts: Counter[str] = Counter(job.state for job in snapshot.jobs.values())
     others = [f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state]]
     done = f"{counts['done']:,} of {counts.total():,} jobs done"
     return f"{snapshot.plan.experiment.name}: {', '.join([done, *others])}; {text}"
@@ -164,7 +150,7 @@ def stage_table(snapshot: Snapshot) -> Table:
     table = plain_table("stage", "", *right, whole=right, right=right)
     for stage, row in stages.items():
         bar = ProgressBar(total=row.total(), completed=row["done"], width=BAR_WIDTH, finished_style="green")
-        cells = [Text(f"{row[state]:,}", STATE_STYLE[state] if row[state] else "dim") for state in ("done", *shown)]
+        cells = [Text(f"{row[state]:,}", STATES[state] if row[state] else "dim") for state in ("done", *shown)]
         table.add_row(stage, bar, cells[0], f"{row.total():,}", *cells[1:])
     return table
 
@@ -172,17 +158,17 @@ def stage_table(snapshot: Snapshot) -> Table:
 def job_table(snapshot: Snapshot) -> Table:
     """A row for each job; only metrics that some job has get a column."""
     jobs = snapshot.jobs.values()
-    metrics = [item for item in _METRICS if any(item[0] in job.metrics for job in jobs)]
-    right = ["step", *(heading for _, heading, _ in metrics), "age"]
+    metrics = [item for item in METRICS.values() if item.is_column and any(item.key in job.metrics for job in jobs)]
+    right = ["step", *(item.head for item in metrics), "age"]
     table = plain_table("job", "state", *right, "why", whole=("state", *right), right=right)
     for job in jobs:
-        numbers = [show(job.metrics.get(name)) for name, _, show in metrics]
+        numbers = [item.text(job.metrics[item.key]) if item.key in job.metrics else MISSING for item in metrics]
         cells = [_step_text(job), *numbers, time_text(job.age_s), escape(job.why)]
-        table.add_row(job.node.key, Text(job.state, STATE_STYLE[job.state]), *cells)
+        table.add_row(job.node.key, Text(job.state, STATES[job.state]), *cells)
     return table
 
 
-def _active_table(jobs: list[ObservedJob]) -> Table:
+def _active_table(jobs: list[JobView]) -> Table:
     """A row for each running or submitted job, with what it does, or the reason why it waits."""
     right = ("step", "", "rate", "left", "wrote", "job")
     table = plain_table("active", *right, whole=right, right=right, collapse_padding=True)
@@ -205,13 +191,13 @@ def _active_table(jobs: list[ObservedJob]) -> Table:
     return table
 
 
-def _failed_parts(snapshot: Snapshot, job: ObservedJob) -> Iterator[RenderableType]:
+def _failed_parts(snapshot: Snapshot, job: JobView) -> Iterator[RenderableType]:
     from snakemake_executor_plugin_submitit.records import ADVICE
 
     facts = [f"class {job.failure_class or 'not known'}"]
     facts += [f"job {_job_id(job)}"] if job.submitted is not None and job.submitted.job_id else []
     facts += [f"{time_text(job.age_s)} ago"] if job.unix_s is not None else []
-    yield Text.assemble(("failed ", STATE_STYLE["failed"]), (job.node.key, "bold"), f" ({', '.join(facts)})")
+    yield Text.assemble(("failed ", STATES["failed"]), (job.node.key, "bold"), f" ({', '.join(facts)})")
     advice = ADVICE.get(job.failure_class or "")
     for line in (job.why, f"advice: {advice}" if advice else ""):
         if line:
@@ -226,30 +212,28 @@ def _log_parts(log: Path, number: int) -> Iterator[RenderableType]:
         yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 4), expand=False)
 
 
-def _log_of(snapshot: Snapshot, job: ObservedJob) -> Path:
+def _log_of(snapshot: Snapshot, job: JobView) -> Path:
     """The job's own log; its output if it did not come to write one."""
     log = Path(snapshot.plan.manifest(job.node)).with_name(LOG)
     return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log
 
 
-def _step_text(job: ObservedJob) -> str:
+def _step_text(job: JobView) -> str:
     """ "450/1200", both counted from the beginning of the curriculum."""
     step, end = job.progress.step, job.progress.end_step
     shown = MISSING if step is None else str(step)
     return shown if end is None else f"{shown}/{end}"
 
 
-def _now(job: ObservedJob) -> str:
+def _now(job: JobView) -> str:
     """Loss and residual of a training job, of others the last line of their log; why a job is queued."""
     if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
-    parts = [f"loss {number_text(job.metrics['loss'])}"]
-    if "residual" in job.metrics:
-        parts.append(f"residual {number_text(job.metrics['residual'], 2)}")
-    return ", ".join(parts)
+    shown = [METRICS[key] for key in ("loss", "residual") if key in job.metrics]
+    return ", ".join(f"{item.head} {item.text(job.metrics[item.key])}" for item in shown)
 
 
-def _job_id(job: ObservedJob) -> str:
+def _job_id(job: JobView) -> str:
     submitted, where = job.submitted, f"on {job.where}" if job.where else ""
     if submitted is None or not submitted.job_id:
         return where or MISSING
@@ -283,9 +267,10 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _job_values(snapshot: Snapshot, job: ObservedJob) -> dict[str, Any]:
+def _job_values(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
     """Everything that is known of one job."""
-    node, known = job.node, {key: value for key, value in vars(job).items() if key != "node"}
+    node = job.node
+    known = {key: value for key, value in vars(job).items() if key not in ("node", "result", "runs", "code", "cost")}
     values = {
         "job": node.key,
         "stage": node.stage,

@@ -10,19 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from implicit_llm_contracts.runs import (
-    COMMIT,
-    DECLARED,
-    FREED,
-    MANIFEST,
-    WORK,
-    FileRecord,
-    Manifest,
-    ManifestError,
-    committed,
-    compute_fingerprint,
-    work_directory,
-)
+from implicit_llm_contracts.runs.identity import compute_fingerprint
+from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, ManifestError
+from implicit_llm_contracts.runs.run_directory import COMMIT, DECLARED, FREED, WORK, committed, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import pointed_to

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.values import SOME, Count, Number, Text
+from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import ConfigError, UserError, fill
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
 from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
 

@@ -22,20 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs import (
+from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.places import PROJECT_DIR
+from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     COMMIT,
-    MANIFEST,
-    PROJECT_DIR,
     WORK,
-    ConfigError,
-    UserError,
     committed,
     is_result_shown,
     locked,
     show_result,
-    write_json,
 )
 from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path

@@ -8,8 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
-from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, MANIFEST, ConfigError
+from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.estimates.hardware import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
@@ -87,6 +91,7 @@ class RuleInputs:
         self._ancient = ancient
         self._is_driver = is_driver
         self.forced: set[str] = set()
+        self.tasks, self.evaluations = TASKS, EVALUATION_KINDS  # with those of the plan's plugins
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:

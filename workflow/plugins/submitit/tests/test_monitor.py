@@ -1,25 +1,14 @@
 """When a job counts as ended, and how; and when somebody is told."""
 
-import json
-import logging
-import os
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
-from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.executor import Notifier
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, is_worth_another, message
 from snakemake_executor_plugin_submitit.request import Job
-from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, UNKNOWN, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, add_attempt, write_json
 
@@ -161,74 +150,3 @@ def test_the_message_has_all_that_helps(job: Job) -> None:
     assert "class timeout, Slurm state TIMEOUT, on node3: killed at its time limit (exit code 0:9)\n" in text
     assert f"\noutput: {job.files.output_log}\nsubmitit: {job.stderr}\n" in text
     assert text.endswith("    first\n    last words")
-
-
-def notifier(command: str, clock: Callable[[], float] = time.time, **settings: Any) -> Notifier:
-    return Notifier(ExecutorSettings(notify_command=command, **settings), logging.getLogger("test"), clock)
-
-
-def told(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
-
-
-def test_a_stall_is_told_once_and_again_after_something_has_moved(tmp_path: Path) -> None:
-    clock, job = mock.Mock(return_value=1000.0), JobFiles(tmp_path / "job")
-    one = notifier(f'[ "$SUBMITIT_EVENT" ] && (cat; echo) >> {tmp_path}/told', clock, stalled_after_min=30)
-    job.path.mkdir()
-    job.output_log.touch()
-    for path in (job.path, job.output_log):
-        os.utime(path, (2000, 2000))
-    for now in (2000 + 29 * 60, 2000 + 31 * 60, 2000 + 40 * 60):
-        clock.return_value = float(now)
-        one.look([job])
-    (message,) = told(tmp_path)
-    assert (message["event"], message["jobs"]) == ("stalled", 1)
-    assert message["text"].endswith(": no change for 31 minutes; 1 jobs are pending or running")
-    os.utime(job.output_log, (clock.return_value,) * 2)
-    clock.return_value += 29 * 60
-    one.look([job])
-    clock.return_value += 2 * 60
-    one.look([job])
-    assert len(told(tmp_path)) == 2
-
-
-@pytest.mark.parametrize(
-    ("command", "said"), [("exit 3", "exit code 3"), ("sleep 9", "TimeoutExpired"), ("kill -9 $$", "exit code -9")]
-)
-def test_a_command_that_fails_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str, said: str
-) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_submitit.executor.TIMEOUT_S", 0.2)
-    notifier(command).send("done", "40 jobs done")
-    assert caplog.messages == [f"--submitit-notify-command: {said}"]
-
-
-def test_a_webhook_gets_a_post_and_its_address_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:
-    got: list[Any] = []
-
-    class Hook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200 if self.path == "/secret" else 403)
-            self.end_headers()
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    def send(url: str) -> None:
-        notifier("", notify_url=url).send("done", "40 jobs done", done=40)
-
-    with HTTPServer(("127.0.0.1", 0), Hook) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        for path in ("secret", "wrong-secret", "impossible secret"):
-            send(f"{address}/{path}")
-        server.shutdown()
-        thread.join()
-    send(f"{address}/secret")  # nobody listens any more
-    assert got[0] == {"event": "done", "text": f"Snakemake in {os.getcwd()}: 40 jobs done", "done": 40}
-    why = ("HTTPError 403", "InvalidURL", "URLError")
-    assert caplog.messages == [f"--submitit-notify-url: {text}" for text in why]
-    with pytest.raises(WorkflowError, match=r"^--submitit-notify-url: not an http or https URL$"):
-        send("file:///etc/secret")

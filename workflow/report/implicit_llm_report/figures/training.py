@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_ticks
@@ -23,11 +24,7 @@ SHOWN_FROM = 0.01  # of the longest run: the fall from the untrained loss would 
 
 # Journal keys, as the training stage names them.
 SPECTRAL_RADIUS = "spectral_radius"
-HEALTH = {
-    "num_iter": "solver iterations",
-    "residual": "largest relative residual",
-    "unconverged_share": "unconverged tokens",
-}
+HEALTH = {key: metric.axis for key, metric in METRICS.items() if metric.axis}
 LIMITS = {"residual": ("tol", "tolerance"), "num_iter": ("max_iter", "limit")}
 WORDS = {STEP: "training step", TOKENS: "training tokens", FLOPS: "training FLOPs"}
 LOSS_WORDS = "training loss (nats per token)"

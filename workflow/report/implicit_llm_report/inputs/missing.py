@@ -7,8 +7,8 @@ from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL, pairs_of, swept_modes
 from implicit_llm_contracts.config.evaluation_kinds import DUALITY, EVALUATION_KINDS, JACOBIAN, LM_EVAL, PERPLEXITY
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
-from implicit_llm_contracts.runs import fill
 from implicit_llm_report.config import MissingResult, ReportConfig
 from implicit_llm_report.inputs.frame import shares_of
 from implicit_llm_report.inputs.suites import load_suites

@@ -14,7 +14,11 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_contracts.hints import natural
-from implicit_llm_contracts.runs import METRICS, MLFLOW, PROVENANCE, Input, Manifest, journal, read_object
+from implicit_llm_contracts.runs import journal
+from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
+from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_report.config import VALIDATION, DataPart, Job, ReportConfig, ReportError
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers

@@ -11,7 +11,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, METRICS
+from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css

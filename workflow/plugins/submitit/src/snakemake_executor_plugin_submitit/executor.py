@@ -1,13 +1,8 @@
 """The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
 
-import json
-import logging
-import os
 import shutil
-import subprocess
 import time
-import urllib.request
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +18,7 @@ from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another
 from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import PLACE, Cluster, NoAnswer, SlurmQueue, check_place, read_cluster
-from snakemake_executor_plugin_submitit.store import End, JobFiles
+from snakemake_executor_plugin_submitit.store import End
 from snakemake_executor_plugin_submitit.submission import Dispatcher
 
 common_settings = CommonSettings(
@@ -60,12 +55,11 @@ class Executor(RemoteExecutor):
             )
         self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
         self._check_rules()
-        self.notifier = Notifier(self.settings, self.logger)
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
         self.monitor = Monitor(queue, self.settings.lost_after_s)
         self._reported: list[Job] = []
-        self._done, self._failed = 0, dict[int, str]()  # failed ones by id(job), with rule and class
+        self._has_ended_jobs = False
         self._begin_unix_s = time.time()
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
@@ -104,7 +98,7 @@ class Executor(RemoteExecutor):
         jobs = [job for job in list(self.dispatcher.jobs.values()) if job.record.job_id]
         if not jobs:
             return
-        self._failed.update((id(job.job), f"{job.record.rule} stopped by the user") for job in jobs)
+        self._has_ended_jobs = True
         if self.settings.on_interrupt == "detach":
             self.logger.info(f"{len(jobs)} jobs continue without Snakemake; its next start takes them over.")
             return
@@ -120,15 +114,12 @@ class Executor(RemoteExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._settle_reported()
-        if not self._done and not self._failed:
+        if not self._has_ended_jobs:
             return
         if self.settings.efficiency_report:
             rules = usage.measure(self.folder, since_unix_s=self._begin_unix_s)
             self.logger.info(f"Used / requested:\n{usage.table(rules)}")
         store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
-        whys = "; ".join(sorted(set(self._failed.values()))[:10])
-        text = f"{self._done} jobs done, {len(self._failed)} failed{f': {whys}' if whys else ''}"
-        self.notifier.send("failed" if self._failed else "done", text, done=self._done, failed=len(self._failed))
 
     # Called by Snakemake's waiting thread.
 
@@ -139,7 +130,6 @@ class Executor(RemoteExecutor):
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
         try:
             ends = self.monitor.look(active_jobs)
-            self.notifier.look([job.files for job in active_jobs])
         except Exception as error:  # an exception here would leave Snakemake waiting for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
             ends = [None] * len(active_jobs)
@@ -150,12 +140,10 @@ class Executor(RemoteExecutor):
                 continue
             del self.dispatcher.jobs[id(job.job)]
             self._reported.append(job)
+            self._has_ended_jobs = True
             if end.failure_class is None:
-                self._done += 1
-                self._failed.pop(id(job.job), None)
                 self.report_job_success(job)
             else:
-                self._failed[id(job.job)] = f"{job.record.rule} {job.record.wildcards} ({end.failure_class})"
                 self._settle_reported()
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
@@ -227,54 +215,3 @@ class Executor(RemoteExecutor):
 
 def whereabouts(job: Job) -> str:
     return f"{'Slurm job' if job.record.is_on_slurm else 'process'} {job.record.job_id} (log: {job.files.output_log})"
-
-
-TIMEOUT_S = 20
-LOOK_EVERY_S = 60
-
-
-class Notifier:
-    """`clock` in seconds since the epoch, for tests. The webhook's URL may be a secret and is never shown."""
-
-    def __init__(self, settings: ExecutorSettings, log: logging.Logger, clock: Callable[[], float] = time.time) -> None:
-        if not (settings.notify_url or "https://").startswith(("https://", "http://")):
-            raise WorkflowError("--submitit-notify-url: not an http or https URL")
-        self._settings, self._log, self._clock = settings, log, clock
-        self._moved = self._looked = clock()
-        self._told = 0.0  # when something last moved before a stall that was reported
-
-    def send(self, event: str, text: str, **facts: Any) -> None:
-        """Run the command with SUBMITIT_EVENT (done, failed, stalled) and SUBMITIT_TEXT in its environment, and JSON on
-        its standard input. Send the same JSON to the webhook."""
-        text = f"Snakemake in {os.getcwd()}: {text}"
-        message = json.dumps({"event": event, "text": text, **facts})
-        if command := self._settings.notify_command:
-            env = {**os.environ, "SUBMITIT_EVENT": event, "SUBMITIT_TEXT": text}
-            try:
-                subprocess.run(
-                    ["bash", "-c", command], input=message, text=True, env=env, timeout=TIMEOUT_S, check=True
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                code = getattr(error, "returncode", None)
-                self._log.warning(f"--submitit-notify-command: {f'exit code {code}' if code else type(error).__name__}")
-        if url := self._settings.notify_url:
-            try:
-                request = urllib.request.Request(url, message.encode(), {"Content-Type": "application/json"})
-                urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
-            except Exception as error:  # an impossible URL raises one of many, with the URL in its text
-                code = getattr(error, "code", "")
-                self._log.warning(f"--submitit-notify-url: {type(error).__name__} {code}".rstrip())
-
-    def look(self, jobs: Sequence[JobFiles]) -> None:
-        """Notify once if for a while no job was submitted, ended, printed or made progress."""
-        now, limit_s = self._clock(), 60 * self._settings.stalled_after_min
-        if not limit_s or now - self._looked < LOOK_EVERY_S:
-            return
-        self._looked = now
-        changes = [max(files.last_change(), files.path.stat().st_mtime) for files in jobs]  # there: the record is new
-        self._moved = max([self._moved, *changes])
-        if now - self._moved >= limit_s and self._moved != self._told:
-            self._told = self._moved
-            text = f"no change for {(now - self._moved) / 60:.0f} minutes; {len(jobs)} jobs are pending or running"
-            self._log.warning(text)
-            self.send("stalled", text, jobs=len(jobs))

@@ -70,17 +70,6 @@ class ExecutorSettings(ExecutorSettingsBase):
         "takes them over",
         choices=("cancel", "detach"),
     )
-    notify_command: Optional[str] = setting(
-        None,
-        "Shell command to run when the workflow has ended, failed or stalled, with SUBMITIT_EVENT (done, failed, "
-        "stalled) and SUBMITIT_TEXT in its environment, and the message as JSON on its standard input",
-    )
-    notify_url: Optional[str] = setting(
-        None, "Webhook that gets the same JSON as a POST; its URL does not appear in any log"
-    )
-    stalled_after_min: int = setting(
-        60, "A workflow has stalled if no job started, ended, printed or made progress for this many minutes; 0: never"
-    )
     efficiency_report: bool = setting(False, "Show at the end of the workflow what the jobs used and requested")
     keep_logs: str = setting(
         "all",

@@ -1,4 +1,4 @@
-"""Fill a tree of frozen dataclasses from plain mappings, strictly."""
+"""Settings: `fill` makes a tree of frozen dataclasses from plain mappings, and `as_config` plain mappings from them."""
 
 import functools
 import json
@@ -10,8 +10,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -35,6 +35,19 @@ class Only:
     allowed: str
 
 
+class AsGiven:
+    """A base of settings whose identity has only the keys that were given, so that it does not repeat the defaults."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The keys that `fill` was given; all of settings that were made without it."""
+        return self.__dict__.get("_given", tuple(fill_keys(type(self))))
+
+
+# In `Annotated[...]`: an identity leaves the field out while it has its default. Results from before it stay fresh.
+UNLESS_DEFAULT = object()
+
+
 def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
     """Make a `cls` (a dataclass) from `mapping`; `where` is the file or key the mapping came from.
 
@@ -56,11 +69,33 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
         if key not in mapping and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{where}: the key '{key}' is missing; add it ({_described(hints[field.name])})")
     try:
-        return cls(**values)
+        found = cls(**values)
     except ValueError as error:
         path, _, reason = str(error).partition(": ")
         key = path.rpartition(".")[2]
         raise ConfigError(f"{below(where, key)}: {reason}" if key in known else f"{where}: {error}") from error
+    if isinstance(found, AsGiven):
+        found.__dict__["_given"] = tuple(mapping)
+    return found
+
+
+def as_config(settings: Any) -> Any:
+    """The settings of a job as its identity has them and `fill` reads them: mappings, lists and plain values."""
+    if is_dataclass(settings):
+        keys = fill_keys(type(settings)).items()
+        return {key: as_config(getattr(settings, it.name)) for key, it in keys if _is_in_identity(settings, key, it)}
+    if isinstance(settings, Mapping):
+        return {key: as_config(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [as_config(value) for value in settings]
+    return settings
+
+
+def _is_in_identity(settings: Any, key: str, field: Field) -> bool:
+    if isinstance(settings, AsGiven):
+        return key in settings.given
+    can_be_left_out = UNLESS_DEFAULT in get_args(_hints(type(settings))[field.name])  # type: ignore[arg-type]
+    return not can_be_left_out or getattr(settings, field.name) != field.default
 
 
 def check_fields(config: Any, where: str) -> None:
@@ -207,7 +242,8 @@ _CONVERSIONS: dict[Any, Callable[[Any, Any, str], Any]] = {
 def _described(wanted: Any) -> str:
     kind = _kind(wanted)
     if kind is Annotated:
-        return next(item.allowed if isinstance(item, Only) else "" for item in get_args(wanted)[1:])
+        of_type, *rules = get_args(wanted)
+        return next((rule.allowed for rule in rules if isinstance(rule, Only)), _described(of_type))
     if kind is types.UnionType:
         return " or ".join(_described(member) for member in get_args(wanted))
     if kind is Literal:

@@ -1,0 +1,77 @@
+"""Word problems: their groups by name, and the settings of the job that makes a data set of them."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
+from implicit_llm_contracts.errors import UserError
+
+# The library makes the tables of the built-in ones; of others it is given them.
+BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
+GROUP_ORDERS: dict[str, int] = {}  # elements of the others
+MONOID_ORDERS = {"none": 1, "aperiodic": 4}
+# A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
+MAX_ORDER = 5792
+LARGEST_N = {"S": 7, "A": 7, "Z": MAX_ORDER}
+VALID_GROUPS = f"S1 to S{LARGEST_N['S']}, A1 to A{LARGEST_N['A']}, Z1 to Z{LARGEST_N['Z']}"
+
+
+class UnknownGroup(UserError, ValueError):
+    """A name is no group whose table can be built."""
+
+
+def group_order(name: str) -> int:
+    """Elements of "S5", "A5", "Z60" or a plugin's group. Raises: UnknownGroup, naming the valid forms."""
+    if name in GROUP_ORDERS:
+        return GROUP_ORDERS[name]
+    match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
+    family, size = (match[1], int(match[2])) if match else ("", 0)
+    if not 0 < size <= LARGEST_N.get(family, 0):
+        raise UnknownGroup(f"group: {name[:20]!r} is no group, built in or of a plugin; use one of {VALID_GROUPS}")
+    return size if family == "Z" else max(1, math.factorial(size) // (2 if family == "A" else 1))
+
+
+def product_order(group: str, monoid: str) -> int:
+    """Elements of the direct product. Raises: UnknownGroup, also for a product whose table would be too large."""
+    order = group_order(group) * MONOID_ORDERS[monoid]
+    if order > MAX_ORDER:
+        raise UnknownGroup(
+            f"group: {group} x {monoid} has {order} elements and at most {MAX_ORDER} fit a table; "
+            "use a smaller group or monoid: none"
+        )
+    return order
+
+
+@dataclass(frozen=True)
+class WordProblemConfig:
+    """The training set, or one test set. Every field is part of its identity.
+
+    group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
+    i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
+    train and test of one seed come from separate random streams; very short words can still be equal by chance.
+    Raises: UnknownGroup.
+    """
+
+    group: str
+    monoid: Literal["none", "aperiodic"]
+    hard_fraction: Fraction | Annotated[tuple[Fraction, ...], SOME]
+    length: Count
+    num_samples: Count
+    split: Literal["train", "test"]
+    seed: Number
+    shard_samples: Count
+    kind: Literal["word_problem"] = "word_problem"
+
+    def __post_init__(self) -> None:
+        product_order(self.group, self.monoid)  # for its errors
+
+    @property
+    def hard_fractions(self) -> tuple[float, ...]:
+        """The hard fractions in use, also when there is only one."""
+        return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_samples // self.shard_samples)
