@@ -266,6 +266,22 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     assert "mlflow ui --backend-store-uri sqlite:///" in out
 
 
+def test_the_evaluation_that_the_file_names_first_comes_first_among_the_numbers(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    tiny.add(
+        "  ablation:\n    kind: word_problem\n    modes: [{name: sequential, eval_mode: sequential}]\n"
+        "    runs: [implicit]\n"
+    )
+    plan = tiny.plan()
+    finish(plan)
+    for name, mode in (("word-problem", "blockwise"), ("ablation", "sequential")):
+        accuracies = {"accuracy_last10": {"s3-test-L8-h0.5": {mode: 0.5}}}
+        finish_with(plan, f"evaluate/implicit-s0/free/{name}", accuracies)
+    out = output(capsys, "report", "--numbers", *where(tiny))
+    assert re.findall(r"(blockwise|sequential) +0\.5", out) == ["blockwise", "sequential"]
+
+
 def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
     capsys: pytest.CaptureFixture[str], language: ExperimentFile
 ) -> None:
