@@ -1,5 +1,6 @@
 """The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
 
+import shlex
 import shutil
 from dataclasses import replace
 from typing import Any, cast
@@ -203,7 +204,8 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     except CorruptCheckpoint as error:
         kept = [*phase.get("keep", ()), end]
         if wanted in kept:
-            what = f"is missing or damaged; type `rm -f {source.dir / 'manifest.json'}` and run the workflow again"
+            manifest = shlex.quote(str(source.dir / "manifest.json"))
+            what = f"is missing or damaged; type `rm -f {manifest}` and run the workflow again"
         else:
             has = ", ".join(map(str, kept))
             what = f"was not kept: {phase['name']} has the states after {has}; add {wanted} to its `keep`"

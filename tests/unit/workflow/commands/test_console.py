@@ -90,11 +90,13 @@ def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
 def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
-    monkeypatch.chdir(tmp_path / "docs")
+    checkout = tmp_path / "my study"
+    (checkout / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
+    (checkout / "docs").mkdir()
+    monkeypatch.chdir(checkout / "docs")
     said = refusal(capsys, "status")
-    assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in said
+    assert f"error: {checkout}: the installed package implicit_llm_workflow belongs to another tree" in said
+    assert f"type `cd '{checkout}' && make setup" in said  # as a shell takes it
 
 
 TINY = "--config tiny.yaml --results results"
