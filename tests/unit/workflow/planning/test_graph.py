@@ -220,7 +220,6 @@ def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_other_sca
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-BLOCKWISE = {"name": "blockwise", "eval_mode": "blockwise"}
 BABI = {"kind": "catbabi", "collection": "simulated", "length": 200, "vocab_size": 192, "seed": 0}
 CORPUS = {"source": "python_library"}
 SHARDS = {f"shard-{number:05d}": f"data/text-shard-{number:05d}" for number in range(3)}
@@ -262,7 +261,7 @@ NODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # of LANGUAGE: conf
         for split in ("train", "test")
     },
     "evaluate/flat-s0/explicit/perplexity": (
-        {"kind": "perplexity", "modes": [BLOCKWISE], "lengths": [64, 32], "max_tokens": 4096},
+        {"kind": "perplexity", "modes": [], "lengths": [64, 32], "max_tokens": 4096},
         {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
     ),
     "evaluate/flat-s0/explicit/agreement": (
@@ -273,7 +272,7 @@ NODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # of LANGUAGE: conf
         {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
     ),
     "evaluate/babi-s0/explicit/questions": (
-        {"kind": "catbabi", "modes": [BLOCKWISE], "protocols": ["windowed", "carried"]},
+        {"kind": "catbabi", "modes": [], "protocols": ["windowed", "carried"]},
         {"model": "train/babi-s0/explicit", "babi-valid": "data/babi-valid", "babi-test": "data/babi-test"},
     ),
 }
@@ -338,7 +337,8 @@ def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFi
     assert plan.nodes["checkpoint/other"].config == {"hub": "owner/other", "revision": None, "sha256": {}}
     config, inputs = NODES["evaluate/flat-s0/explicit/perplexity"]
     mine = plan.nodes["evaluate/other/checkpoint/perplexity"]
-    assert (mine.config, mine.upstream) == (config, inputs | {"model": "checkpoint/other"})
+    modes = [{"name": "blockwise", "eval_mode": "blockwise"}]  # it may be implicit, which only its import shows
+    assert (mine.config, mine.upstream) == (config | {"modes": modes}, inputs | {"model": "checkpoint/other"})
     assert plan.nodes["report"].upstream["checkpoint:other"] == "checkpoint/other"
     assert "evaluate/other/checkpoint/questions" not in plan.nodes  # of other data
 
@@ -406,7 +406,11 @@ def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: Exp
         ("batch_size: 8", "batch_size: 4", {*UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("batch_size: 8}", "batch_size: 8, reduction: bf16}", {*UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("hidden_size: 16", "hidden_size: 32", {*UNROLLED, *FREE, "report"}),
-        ("eval_block_len: 4", "eval_block_len: 8", {*EVALUATIONS, "report"}),
+        (
+            "eval_block_len: 4",
+            "eval_block_len: 8",
+            {*EVALUATIONS - EXPLICIT, "report"},
+        ),  # an explicit model has no solver
         ("num_samples: 32", "num_samples: 16", {*TEST_SETS, *EVALUATIONS, "report"}),
         ("num_samples: 64", "num_samples: 48", {"data/s3-train", *UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("group: S3", "group: S3\n    seed: 1", ALL),

@@ -11,7 +11,7 @@ from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
-from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, Peer
+from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
@@ -144,6 +144,8 @@ def _evaluate_nodes(
         else:
             nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
             read = {node.name: node.key for node in nodes}
+        if model.is_implicit is False and evaluation.config["kind"] in ONE_MODE_KINDS:
+            config = {**config, "modes": []}  # which an explicit model has not, so none makes its evaluation stale
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node
