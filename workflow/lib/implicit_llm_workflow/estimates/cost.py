@@ -14,6 +14,7 @@ from rich.table import Table
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
 from implicit_llm_contracts.runs import (
     FREED,
+    PROJECT_DIR,
     PROVENANCE,
     Manifest,
     canonical_json,
@@ -24,6 +25,7 @@ from implicit_llm_contracts.runs import (
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.site import Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 Unit = Literal["gpu", "cpu"]
@@ -75,7 +77,7 @@ DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
 class CostModel:
-    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the facts assign."""
+    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the profile assigns."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
         self._plan, self._card, self._gpus = plan, card, gpus
@@ -83,6 +85,11 @@ class CostModel:
     @cached_property
     def hardware(self) -> Hardware:
         return read_hardware()
+
+    @cached_property
+    def site(self) -> Site:
+        """The classes of the profile in use, or of the cluster profile."""
+        return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes now."""
@@ -117,14 +124,12 @@ class CostModel:
             return Work(tokens, f_evaluations)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Card and number of GPUs of a training job. Raises: ConfigError for a card that the facts do not have."""
-        try:
-            parameters = num_parameters(node.config["model"])
-        except UncountedModel:
-            parameters = 0
-        card, gpus = self.hardware.assigned(node.config["task"], parameters)
+        """Card and number of GPUs of a training job. Raises: ConfigError for a wanted card that the facts lack."""
+        run, _, phase = node.name.partition("/")
+        card, gpus = self.site.place(node.config["task"], run, phase)
         card, gpus = self._card or card, self._gpus or gpus
-        self.hardware.card(card)
+        if self._card is not None:
+            self.hardware.card(self._card)
         batch_size = node.config["batch_size"]
         return card, max(size for size in range(1, gpus + 1) if batch_size % size == 0)
 
