@@ -11,7 +11,7 @@ import yaml
 
 from implicit_llm_contracts.config.evaluation import EvaluateConfig
 from implicit_llm_contracts.config.training import TrainConfig
-from implicit_llm_contracts.runs import ConfigError, Identity, fill
+from implicit_llm_contracts.runs import ConfigError, Identity, fill, sha256_of
 from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
@@ -330,6 +330,23 @@ def test_data_from_elsewhere_is_described_in_full(
 ) -> None:
     nodes = build_graph(language.edit(old, new).load())
     assert {key: nodes[key].config for key in configs} == configs
+
+
+def test_an_experiment_reads_the_files_of_a_folder_by_their_names_and_other_content_is_other_data(
+    tiny: ExperimentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.edit("group: S3", "group: S3\n    folder: words").edit("[0.5, 1]", "0.1")
+    (tmp_path / "words").mkdir()
+    path = tmp_path / "words" / "train_S3_L8_P090.bin"
+    path.write_bytes(b"one")
+    digests = FileDigests(tmp_path / "digests.json")
+    nodes = build_graph(tiny.load(), digests)
+    assert nodes["data/s3-train"].config["file"] == "words/train_S3_L8_P090.bin"
+    assert nodes["data/s3-test-L16-h0.5"].config["file"] == "words/test_S3_L16_P050.bin"
+    assert nodes["data/s3-train"].config["sha256"] == sha256_of(path)
+    path.write_bytes(b"another")
+    assert build_graph(tiny.load(), digests)["data/s3-train"].config["sha256"] == sha256_of(path)
 
 
 def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:

@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_contracts.runs import local_folder
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.curricula import Phase
@@ -28,11 +30,16 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """The job with the sha256 of the model files that it reads from a folder: other content there is another model.
+    """The job with the sha256 of the files that it reads from a folder: other content there is another model, or data.
 
     A pickle has to be named by the user.
     """
     config, model = node.config, node.config.get("model", {})
+    if config.get("kind") == WORD_PROBLEM and "file" in config:
+        path = Path(config["file"])
+        return replace(
+            node, config={**config, "sha256": digest((local_folder(path.parent) or path.parent) / path.name)}
+        )
     if node.stage == CHECKPOINT and "path" in config:
         found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
         return replace(node, config={**config, "sha256": found})
