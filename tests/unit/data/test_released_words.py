@@ -1,6 +1,8 @@
 """Word problems from the files of the authors' generator, and what else such a file may hold."""
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ from implicit_llm_data.stages.word_problem import WordProblemConfig, generate
 from implicit_llm_data.stages.word_problem import run as stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.refusals import refused
+from tests.unit.workflow.experiments import output, refusal
 
+PARITY = Path(__file__).parents[2] / "data" / "parity"
 DRAWN = WordProblemConfig("A5", "aperiodic", 0.1, 12, 20, "train", 3, 8)
 
 
-def drawn() -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of DRAWN, all shards together."""
-    shards = [generate(DRAWN, shard) for shard in range(DRAWN.num_shards)]
+def drawn(config: WordProblemConfig = DRAWN) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, all shards together."""
+    shards = [generate(config, shard) for shard in range(config.num_shards)]
     inputs, targets = (np.concatenate(arrays) for arrays in zip(*shards, strict=True))
     return inputs, targets
 
@@ -100,3 +104,21 @@ def test_a_damaged_or_missing_file_is_one_line(tmp_path: Path, content: bytes) -
         read_words(tmp_path / "words.bin")
     with refused("is missing; put it there, or correct `folder`", ReleasedWordsError):
         read_words(tmp_path / "others.bin")
+
+
+def test_their_checkpoint_is_evaluated_on_their_file_by_one_command_with_and_without_their_criterion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = drawn(replace(DRAWN, monoid="none"))
+    save(Path("test_A5_L12_P090.bin"), *words, vocab_size=torch.LongTensor([60]))
+    call = ["evaluate", "word-problem", "--model", str(PARITY / "mamba2-implicit"), "--data", "test_A5_L12_P090.bin"]
+    call += ["--mode", "blockwise", "--mode", "released-criterion", "--stop", "token", "--block-len", "4"]
+    out = output(capsys, *call)
+    rows = json.loads(Path(out.splitlines()[-1]).read_text())["records"]
+    assert [(row["mode"], row["eval_stop"], row["group"], row["monoid"], row["num_samples"]) for row in rows] == [
+        ("blockwise", "token", "A5", "none", 20),
+        ("released-criterion", "batch", "A5", "none", 20),
+    ]
+    save(Path("words.bin"), *words)
+    assert "has no name such as test_A5_L256_P050.bin" in refusal(capsys, *call[:5], "words.bin")
