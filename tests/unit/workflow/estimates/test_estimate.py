@@ -213,6 +213,24 @@ def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
     assert (shown["language-models"], shown["paper"], shown["demo"]) == ("yes", "no", "-")
 
 
+def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+    block = page.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
+    (tmp_path / "profiles" / "cluster" / "config.yaml").write_text(block)
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    rows = [line.split() for line in output(capsys, "list").splitlines()]
+    shown = {row[0]: (row[3], row[4]) for row in rows if len(row) > 4}
+    on_page = re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) \| (\w+) \|$", page, re.MULTILINE)
+    assert len(on_page) == 4
+    assert {name: (hours, overnight) for name, hours, overnight in on_page} == {
+        name: shown[name] for name, *_ in on_page
+    }
+
+
 def test_a_card_that_no_one_has_timed_has_hours_of_its_peak() -> None:
     speed = HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), {"max_iter": 32}, "bf16", "a100")
     assert speed.flops_per_s == pytest.approx(0.35 * 312e12)
