@@ -1,6 +1,6 @@
 """The pages that are written from the program: the command line and the keys of the YAML files.
 
-    python docs/generated_pages.py      # after a changed option or key
+python docs/generated_pages.py      # after a changed option or key
 """
 
 import inspect

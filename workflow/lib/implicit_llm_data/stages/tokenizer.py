@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.runs import (
+    DECLARED,
     FETCH,
     HubFiles,
     StageContext,
@@ -62,9 +63,12 @@ def run(context: StageContext) -> StageResult:
     """
     start_s = time.perf_counter()
     data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    write_atomic(context.work / FILE_NAME, data)
+    files = [FILE_NAME, f"{DECLARED}/{FILE_NAME}"]  # the second is also in the run directory, where people look
+    (context.work / DECLARED).mkdir(exist_ok=True)
+    for path in files:
+        write_atomic(context.work / path, data)
     context.log.info("%s: %d ids, %.1f s", FILE_NAME, summary["num_ids"], time.perf_counter() - start_s)
-    return StageResult([FILE_NAME], summary)
+    return StageResult(files, summary)
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:

@@ -280,13 +280,14 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 def _cells(jobs: list[JobEstimate]) -> list[str]:
     """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
     job, sums = jobs[0], _sums(jobs)
+    place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
         sums["tokens"],
         f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
-        f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
+        MISSING if job.cost.hours is None else place,
         sums["disk"],
     ]
 
