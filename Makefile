@@ -93,7 +93,9 @@ $(READY):
 	@echo "Setting up $(VENV): a few minutes, once."
 	@rm -f $(VENV)/.ready-* $(VENV)/.tools-* $(VENV)/.site-*
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "1 of 2: PyTorch"
 	@$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$$(sed -n 's/^torch==//p' $(CONSTRAINTS)) --constraint $(CONSTRAINTS)
+	@echo "2 of 2: all other packages"
 	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --editable ./workflow/plugins/submitit --editable '.[all]'
 	@touch $@
 

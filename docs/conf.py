@@ -1,15 +1,8 @@
 """Settings of the documentation site; `make docs` builds it."""
 
 import re
-import sys
-from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from generated_pages import write_generated_pages  # noqa: E402
-
-import implicit_llm  # noqa: E402
+import implicit_llm
 
 project = "implicit-llm"
 author = "The implicit-llm contributors"
@@ -45,7 +38,6 @@ INCLUDED = {
 
 def setup(app: object) -> None:
     app.connect("source-read", lambda _, name, source: point_to_included_pages(source))
-    app.connect("builder-inited", lambda _: write_generated_pages(HERE / "_build" / "generated"))
     app.connect("autodoc-process-docstring", lambda *arguments: to_rst(arguments[-1]))
 
 

@@ -1,4 +1,7 @@
-"""Pages of the site that are written from the program: the command line and the keys of the YAML files."""
+"""The pages that are written from the program: the command line and the keys of the YAML files.
+
+python docs/generated_pages.py      # after a changed option or key
+"""
 
 import inspect
 import re
@@ -76,11 +79,18 @@ NAMED = (
 )
 
 
-def write_generated_pages(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    pages = {"cli": cli(typer.main.get_command(app)), "keys": keys(), "training-metrics": training_metrics()}
-    for name, lines in pages.items():
-        (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+MARK = "<!-- What follows is written by `python docs/generated_pages.py`. -->\n"
+
+
+def generated_pages() -> dict[Path, str]:
+    """What the pages are, by path: their own head, and then what the program says of itself."""
+    folder = Path(__file__).parent / "reference"
+    bodies = {"cli.md": cli(typer.main.get_command(app)), "experiment.md": keys()}
+    found = {}
+    for name, lines in bodies.items():
+        head, mark, _ = (folder / name).read_text(encoding="utf-8").partition(MARK)
+        found[folder / name] = head + mark + "\n" + "\n".join(lines).rstrip() + "\n"
+    return found
 
 
 def cli(command: Any, name: str = "implicit-llm", depth: int = 2) -> Iterator[str]:
@@ -139,3 +149,8 @@ def default_of(item: Field[Any]) -> str:
 def cell(text: str) -> str:
     """A text on one line of a table."""
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    for path, content in generated_pages().items():
+        path.write_text(content, encoding="utf-8")

@@ -16,7 +16,7 @@ from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMam
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.models.layer_check import check_layer
 from implicit_llm.models.layers import Projection, RecurrentLayer, RMSNorm
-from implicit_llm.models.loading.conversion import from_llama, to_implicit
+from implicit_llm.models.loading.conversion import from_llama, from_mamba2, to_implicit
 from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
 from implicit_llm.solver.methods import register_method
 from implicit_llm.solver.residual import Progress, register_stop
@@ -47,6 +47,7 @@ __all__ = [
     "__version__",
     "check_layer",
     "from_llama",
+    "from_mamba2",
     "list_configs",
     "load_config",
     "load_original_mamba2",

@@ -17,7 +17,7 @@ from implicit_llm.device import set_up_torch
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
-from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of
+from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of, swept_modes
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic, write_json
@@ -45,12 +45,14 @@ class ModelEvaluation:
     def __init__(
         self, context: StageContext, config: Any, tracked: Sequence[str], place: Place = itemgetter("data", "mode")
     ) -> None:
-        modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
         trained = model_input(context)
         self.model = load_model(trained, context.runtime)
         self.solver = solver_of(self.model)
-        parallel = ModeConfig(name=PARALLEL, eval_mode="simultaneous", sweep=modes[0].sweep)
-        self.modes = (parallel,) if self.solver is None else modes
+        if self.solver is None:
+            sweep = next((mode.sweep for mode in swept_modes(config.modes, config.sweep)), None)
+            self.modes: tuple[ModeConfig, ...] = (ModeConfig(name=PARALLEL, eval_mode="simultaneous", sweep=sweep),)
+        else:
+            self.modes = modes_of(config.modes, config.sweep, f"evaluate/{context.name}")
         self.about = {"kind": config.kind, **about_model(self.model, trained)}
         self.precision: Any = getattr(config, "precision", "fp32")
         self.batch_size = int(context.runtime.get("batch_size") or 0) or None

@@ -17,6 +17,7 @@ from implicit_llm.models.layers import NormedWeight, RMSNorm, touched_module
 from implicit_llm.models.published import is_published, read_published_weights
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of trl and transformers
 
@@ -47,11 +48,13 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a local directory in the published layout is read as well (published.py).
+        """Load a saved model; a run directory, and a local directory in the published layout (published.py), as well.
 
         Raises: ModelConfigError for a quantisation that would not take effect.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
+        if path is not None and (path / MANIFEST).is_file():
+            pretrained_model_name_or_path = path = path / (Manifest.read(path / MANIFEST).model_folder or "")
         if (
             path is None
             or not (path / "config.json").is_file()

@@ -10,6 +10,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.loading.conversion import to_implicit
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
 from implicit_llm.models.lstm import LstmForCausalLM
 from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
@@ -41,7 +42,9 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             raise
         raise ModelError(f"{where}.model: {' '.join(str(error).split())[:300]}") from error
     if solver is not None and solver_of(model) is None:
-        raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
+        if "pretrained" not in fields:
+            raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
+        model = _implicit(model, solver, where)
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
     if config.phase.state_passing is not None and not _passes_states(model):
@@ -55,6 +58,16 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             "raise it"
         )
     return model
+
+
+def _implicit(model: PreTrainedModel, solver: SolverConfig, where: str) -> PreTrainedModel:
+    """The implicit model that begins with the layers of an explicit checkpoint. Raises: ModelError."""
+    try:
+        return to_implicit(model, solver)
+    except (ModelConfigError, TypeError) as error:
+        raise ModelError(
+            f"{where}.model.pretrained: cannot become implicit: {error}; or set the solver of its phases to null"
+        ) from error
 
 
 def _passes_states(model: PreTrainedModel) -> bool:

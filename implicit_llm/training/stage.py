@@ -1,12 +1,16 @@
 """The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
 
-from typing import Any
+import shlex
+import shutil
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.model_card import training_card
 from implicit_llm.device import set_up_torch
+from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.distributed import (
     ReplicasDiffer,
@@ -33,11 +37,15 @@ from implicit_llm.training.operations.status import shown
 from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.solver import HasSolver, solver_of
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.errors import Preempted, UserError
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs import journal as journals
 from implicit_llm_contracts.runs.atomic import new_directory, write_json
+from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE
+from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
 
@@ -115,7 +123,9 @@ def _finish(job: TrainingJob) -> StageResult:
     """Model, final training state and summary, from the checkpoint at the end of the phase."""
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
-    files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE]
+    # With the configuration beside the manifest, `from_pretrained` takes the run directory.
+    beside = [f"{DECLARED}/{CONFIG_FILE}"] if isinstance(job.model, ImplicitPreTrainedModel) else []
+    files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE, *beside]
     if not context.is_main:
         wait_for_all()
         return StageResult(files, {})
@@ -124,12 +134,18 @@ def _finish(job: TrainingJob) -> StageResult:
         raise TrainInputError(f"{store.final}: the state at the end of the phase was damaged; start again")
     load_model(job.model, final.model(), str(final.path))
     summary = _summary(job, final)
+    solver = solver_of(job.model)
+    if solver is not None:
+        cast("HasSolver", job.model).solver = replace(solver, **TASKS[job.config.task].protocol)
     with new_directory(context.work / MODEL_DIR) as directory:
         faults.point("train.before_model")
         job.model.save_pretrained(directory)
         (directory / CARD_FILE).write_text(training_card(context, job.model, summary), encoding="utf-8")
     faults.point("train.before_summary")
     write_json(context.work / SUMMARY_FILE, summary)
+    for path in beside:
+        (context.work / DECLARED).mkdir(exist_ok=True)
+        shutil.copyfile(context.work / MODEL_DIR / CONFIG_FILE, context.work / path)
     store.finish(final)
     context.log.info("%s: phase finished at step %d, %s", context.name, final.global_step, shown(summary["metrics"]))
     wait_for_all()
@@ -183,7 +199,8 @@ def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
     except CorruptCheckpoint as error:
         kept = [*phase.get("keep", ()), end]
         if wanted in kept:
-            what = f"is missing or damaged; type `rm -f {source.dir / 'manifest.json'}` and run the workflow again"
+            manifest = shlex.quote(str(source.dir / "manifest.json"))
+            what = f"is missing or damaged; type `rm -f {manifest}` and run the workflow again"
         else:
             has = ", ".join(map(str, kept))
             what = f"was not kept: {phase['name']} has the states after {has}; add {wanted} to its `keep`"

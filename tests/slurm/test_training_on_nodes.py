@@ -21,7 +21,7 @@ from tests.limits import wait_until
 from tests.pages import ROOT
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, artifacts, logged, make_data, request, train, work_of
 from tests.unit.training.test_distributed import check_same_training
-from tests.workflow.tiny_project import Project, edit_site, make_project, make_real_project
+from tests.workflow.tiny_project import ALL, Project, edit_site, make_project, make_real_project
 
 DEADLINE_S = 400
 TWO_BY_TWO = ("--nodes", "2", "--processes-per-node", "2")
@@ -223,3 +223,30 @@ def test_a_job_that_dies_after_its_commit_is_not_computed_again(slurm: SlurmClus
     project.snakemake(*words)
     assert project.manifest(job)["stage"] == "data"
     assert project.starts(job) == 1
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.slow
+def test_the_worked_site_of_the_page_runs_on_four_a100s_and_a_killed_driver_is_taken_up(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    made = make_project(tmp_path)
+    project = OnSlurm(made.dir, made.library, variables={"SLURM_CONF": str(slurm.conf)})
+    page = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+    block = page.partition("```yaml\n__variables__:\n")[2].partition("```")[0]
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", block)
+    (project.results / ".preflight").mkdir(parents=True)
+    (project.results / ".preflight" / "a100.json").write_text("{}")  # which no pretended GPU passes
+    options = ("--latency-wait", "10", "--submitit-poll-interval-s", "2")
+    before = slurm.states().keys()
+    with project.held(*options):
+        pass  # it has reached its first training; leaving kills the driver
+    project.release()
+    project.snakemake(*options)
+    assert project.manifest("report")["stage"] == "report"
+    assert {key: project.starts(key) for key in ALL} == dict.fromkeys(ALL, 1)
+    rows = slurm.run("sacct", "-X", "-n", "-P", "-o", "JobID,Partition,AllocTRES,JobName").splitlines()
+    mine = [row for row in rows if row.partition("|")[0] not in before]
+    assert all("|a100|" in row for row in mine)
+    assert {"gres/gpu=1" in row for row in mine if "train_" in row or "evaluate_" in row} == {True}
+    assert "Nothing to be done" in project.snakemake("-n")

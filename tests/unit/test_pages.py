@@ -27,6 +27,7 @@ import torch
 import typer
 import yaml
 from snakemake.cli import get_argument_parser
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2ForCausalLM
 
 from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.commands.experiments import write_project
@@ -40,6 +41,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
 )
 from implicit_llm_workflow.results.listing import models
 from tests.pages import PAGES, ROOT, commands_of
+from tests.unit.checkpoint.foreign import mamba2_config, write_original_mamba2
 
 
 def read(page: str) -> str:
@@ -95,10 +97,12 @@ def test_messages_that_the_page_of_troubles_quotes_are_in_the_code() -> None:
     assert len(quoted) > 12
 
 
+# Their blocks are experiments, models and sites of their own, which other tests read.
+OWN = ("experiments", "extending", "your-text", "your-checkpoint", "your-cluster", "authors-code")
 YAML = [
     (page, block)
     for page in PAGES
-    if page not in ("docs/experiments.md", "docs/extending.md") and not page.startswith("workflow/plugins")
+    if page not in {f"docs/{name}.md" for name in OWN} and not page.startswith("workflow/plugins")
     for block in blocks_of(page, "yaml")
 ]
 PLACEHOLDERS = {"COMMIT": "a" * 40, "DIGEST": "a" * 64, ", ...}": "}"}
@@ -206,6 +210,58 @@ def test_a_misspelt_command_is_noticed(command: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     with pytest.raises((Exception, SystemExit)):
         check(shlex.split(command))
+
+
+def test_the_lists_of_commands_and_keys_are_those_of_the_program() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "generated_pages.py"))["generated_pages"]()
+    assert len(pages) == 2
+    for path, content in pages.items():
+        assert path.read_text(encoding="utf-8") == content, f"type `python docs/generated_pages.py`: {path}"
+
+
+@pytest.mark.parametrize(("page", "name"), [("docs/your-text.md", "mytext"), ("docs/authors-code.md", "their-words")])
+def test_the_experiment_of_a_page_is_read(page: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text("".join(blocks_of(page, "yaml")))
+    experiment = load_experiment(path)
+    assert experiment.name == name
+    assert all(experiment.evaluations_of(run) for run in experiment.models)
+
+
+def test_the_lines_for_a_checkpoint_of_ones_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, intermediate_size=16)).save_pretrained(
+        tmp_path / "models/my-llama"
+    )
+    folder = tmp_path / "models/mamba2-130m"
+    folder.mkdir()
+    theirs = Mamba2ForCausalLM(mamba2_config(vocab_size=24))
+    write_original_mamba2(theirs, folder, is_pickle=True, vocab_size=24)
+    digest = hashlib.sha256((folder / "pytorch_model.bin").read_bytes()).hexdigest()
+    code = "\n".join(blocks_of("docs/your-checkpoint.md", "python"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code.replace("DIGEST", digest), names)
+    assert (names["model"].solver.max_iter, names["model"].solver.phantom_steps) == (4, 1)
+    assert (tmp_path / "models/mamba2-130m-here/model.safetensors").is_file()
+    model, rest = blocks_of("docs/your-checkpoint.md", "yaml")
+    (tmp_path / "models/my-llama.yaml").write_text(model)
+    evaluations = "evaluations:\n  perplexity: {kind: perplexity, modes: [{name: blockwise, eval_mode: blockwise}]}\n"
+    (tmp_path / "own.yaml").write_text(f"name: own\n{rest}{evaluations}")
+    runs = load_experiment(tmp_path / "own.yaml").runs
+    assert {name: run.is_implicit for name, run in runs.items()} == {"implicit": True, "control": False}
+
+
+@pytest.mark.parametrize("family", ["mamba2", "llama3"])
+def test_the_cost_of_tuning_a_checkpoint_is_the_measured_one(family: str) -> None:
+    ms = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
+    explicit, bounded, free = (ms[f"{family}-130m-{phase}"] for phase in ("explicit", "pretrain", "implicit"))
+    page = read("docs/your-checkpoint.md")
+    found = cells(page, MODELS[family])
+    assert [float(cell.split()[0]) for cell in found[:3]] == [*map(digits, (explicit, bounded, free))]
+    assert float(found[3]) == round(free / explicit, 1)
+    mixed = (0.8 * bounded + 0.2 * free) / explicit
+    assert f"{mixed:.1f}" in page.partition("So tuning takes")[2].partition("Memory")[0]
 
 
 BENCHMARKS = ROOT / "results" / "benchmarks"

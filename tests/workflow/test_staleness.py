@@ -20,6 +20,7 @@ EXPERIMENT = ("--config", "tiny.yaml")
 FREE = {"train/implicit-s0/free", "evaluate/implicit-s0/free/word-problem", "report"}
 TRAINED = ALL - {"data/s3-train", *TEST_SETS}
 EXPLICIT = {"train/explicit-s0/explicit", "evaluate/explicit-s0/explicit/word-problem", "report"}
+IMPLICIT_EVALUATION = "evaluate/implicit-s0/free/word-problem"
 EXPLICIT_PHASE = "train/explicit-s0/explicit"
 
 
@@ -29,6 +30,17 @@ def explained(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
     running = {job["job"]: job for job in values["jobs"] if job["runs"]}
     assert values["total"]["jobs"] == len(running)
     return running
+
+
+def test_a_changed_setting_is_no_forced_execution_for_snakemake_and_leaves_the_explicit_model_alone(
+    project: Project,
+) -> None:
+    project.edit(project.config, "eval_block_len: 4", "eval_block_len: 8")
+    assert project.planned() == {IMPLICIT_EVALUATION, "report"}
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    output = project.snakemake()
+    assert "train/implicit-s0/free" in output
+    assert not re.search("forced", output, re.IGNORECASE)
 
 
 def accept_edited_model(project: Project) -> None:
@@ -299,7 +311,7 @@ def test_what_is_accepted_stays_and_can_be_built_upon_until_it_is_revoked(projec
     shutil.rmtree(project.dir / ".snakemake")
     assert NOTHING in project.snakemake()
     project.edit(project.config, "eval_block_len: 4", "eval_block_len: 8")
-    assert project.planned() == {*EVALUATED, "report"}
+    assert project.planned() == {IMPLICIT_EVALUATION, "report"}
     project.snakemake()
     project.command("implicit-llm", "accept", "--revoke", "train/*", *EXPERIMENT)
     assert project.planned() == TRAINED

@@ -333,7 +333,8 @@ def test_a_trained_tokenizer_has_the_wanted_size_gives_text_back_and_says_which_
     assert len(tokenizer.encode("the cat").ids) < len("the cat")
     manifest = project.input("x").manifest
     assert manifest.summary == {"num_ids": 300, "vocab_size": 300, "end_of_text_id": 0}
-    assert [record.path.rpartition("/")[2] for record in manifest.files] == ["tokenizer.json"]
+    assert {record.path.rpartition("/")[2] for record in manifest.files} == {"tokenizer.json"}
+    assert (project.input("x").dir / "tokenizer.json").read_bytes() == (work / "tokenizer.json").read_bytes()
 
 
 def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import implicit_llm  # noqa: F401  (registers the models)
-from implicit_llm import SolverConfig, from_llama, sequential_forward, to_implicit
+from implicit_llm import SolverConfig, from_llama, from_mamba2, sequential_forward, to_implicit
 from implicit_llm.models.configuration import ImplicitLlama3Config
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import load_foreign
@@ -158,6 +158,32 @@ def test_what_would_compute_something_else_is_refused_by_name(
     write_original_mamba2(transformers_model(), tmp_path, **{"vocab_size": VOCAB} | changes)
     with pytest.raises(ModelConfigError, match=named):
         load_original_mamba2(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_mamba2_of_transformers_keeps_its_logits_shares_its_weights_and_becomes_implicit(tied: bool) -> None:
+    theirs = transformers_model(tied=tied)
+    ours = from_mamba2(theirs)
+    input_ids = torch.randint(0, VOCAB, (2, 50), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(input_ids).logits
+        torch.testing.assert_close(ours(input_ids).logits, expected, rtol=1e-4, atol=1e-3)
+    assert ours.backbone.embeddings.weight.data_ptr() == theirs.backbone.embeddings.weight.data_ptr()
+    implicit = to_implicit(theirs, {"mode": "unrolled"})
+    out = implicit(input_ids, labels=input_ids)
+    out.loss.backward()
+    layer, same = implicit.backbone.layers[0].mixer, theirs.backbone.layers[0].mixer
+    assert (layer.in_proj.weight - same.in_proj.weight).abs().max() < 1e-6
+    assert implicit.backbone.injection.proj.v.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"), [({"n_groups": 2}, "n_groups: 2"), ({"use_bias": True}, "use_bias: True")]
+)
+def test_a_mamba2_with_another_block_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    model = Mamba2ForCausalLM(mamba2_config(vocab_size=24, **fields))
+    with pytest.raises(ModelConfigError, match=f"^{named}"):
+        to_implicit(model)
 
 
 SMALL = {"vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

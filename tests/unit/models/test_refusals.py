@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
 import implicit_llm
 from implicit_llm import SolverConfig
@@ -16,9 +16,7 @@ from implicit_llm_contracts.errors import ConfigError
 from tests.pages import ROOT
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
-LLAMA: Any = LlamaForCausalLM(
-    LlamaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=23, num_attention_heads=2, intermediate_size=16)
-)
+GPT2: Any = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=23))
 
 
 ENDS_IN_PADDING = torch.tensor([[1, 2, 3], [4, 5, 0]])
@@ -73,7 +71,7 @@ CALLS: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         )
     ),
     (lambda model: step_after(model, IDS[0]), TypeError, r"got Implicit\w+ForCausalLM.*pass model\.base"),
-    (lambda model: implicit_llm.to_implicit(LLAMA), TypeError, "explicit model of implicit_llm, got LlamaForCausalLM"),
+    (lambda model: implicit_llm.to_implicit(GPT2), TypeError, "a Llama or Mamba2 of transformers, got GPT2LMHeadModel"),
 ]
 
 

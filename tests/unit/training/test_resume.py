@@ -27,6 +27,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import InputMissing
 from tests.refusals import refused
 from tests.unit.training.small_runs import (
+    EXPLICIT,
     FREE,
     IMPLICIT,
     LLAMA,
@@ -174,6 +175,32 @@ def test_the_saved_model_is_that_of_the_final_checkpoint(undisturbed: Undisturbe
     assert model.config.use_cache
     assert Manifest.read(run_dir / "manifest.json").summary["data"]["group"] == "S3"
     assert IMPLICIT["vocab_size"] == model.config.vocab_size
+
+
+def test_a_model_is_saved_with_the_evaluation_settings_of_the_protocol_and_the_training_settings_of_its_phase(
+    undisturbed: Undisturbed,
+) -> None:
+    solver = AutoModelForCausalLM.from_pretrained(work_of(undisturbed.run_dir(train_config())) / "model").solver
+    assert (solver.eval_mode, solver.eval_stop, solver.eval_block_len, solver.eval_budget) == (
+        "blockwise",
+        "token",
+        8,
+        128,
+    )
+    assert {key: getattr(solver, key) for key in FREE} == FREE
+
+
+@pytest.mark.parametrize("config", [train_config(), train_config(EXPLICIT)])
+def test_from_pretrained_of_the_run_directory_loads_the_finished_model(
+    undisturbed: Undisturbed, config: dict[str, Any]
+) -> None:
+    run_dir = undisturbed.run_dir(config)
+    stored = load_file(work_of(run_dir) / "model" / "model.safetensors")
+    auto = AutoModelForCausalLM.from_pretrained(run_dir)
+    loaded = type(auto).from_pretrained(str(run_dir), dropout=0.25)
+    assert loaded.config.dropout == 0.25
+    for model in (auto, loaded):
+        assert all(torch.equal(tensor, stored[name]) for name, tensor in model.named_parameters())
 
 
 def phase(index: int, start: int, end: int, solver: dict[str, Any] = FREE) -> dict[str, Any]:

@@ -57,6 +57,16 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16},
     "mamba": {"model_type": "mamba", "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
     "lstm": LSTM | {"vocab_size": VOCAB},
+    "mamba2": {
+        "model_type": "mamba2",
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "state_size": 4,
+        "num_heads": 4,
+        "head_dim": 8,
+        "n_groups": 1,
+    },
 }
 
 
@@ -185,6 +195,26 @@ def test_any_pretrained_model_trains_on_any_task(
     names = dict(stored.named_parameters())
     moved = [(names[name] - tensor).abs().max().item() for name, tensor in trained.named_parameters()]
     assert 0 < max(moved) < 0.1  # from the stored weights, a few steps
+
+
+def test_a_pretrained_mamba2_becomes_implicit_where_its_phase_has_a_solver(
+    tmp_path: Path, run_dir: Path, text: Path
+) -> None:
+    stored = stored_model(tmp_path / "stored", "mamba2")
+    config = config_of(LM, SMALL["mamba2"], phase={"solver": UNROLLED})
+    config["model"] = {"pretrained": str(tmp_path / "stored")}
+    train(run_dir, config, text)
+    trained = AutoModelForCausalLM.from_pretrained(run_dir)
+    assert trained.solver.mode == "unrolled"
+    (mine, theirs) = (model.backbone.layers[0].mixer.in_proj.weight for model in (trained, stored))
+    assert 0 < (mine - theirs).abs().max() < 0.1  # from the stored weights, a few steps
+
+
+def test_a_pretrained_model_that_cannot_become_implicit_is_refused(tmp_path: Path) -> None:
+    stored_model(tmp_path)
+    config = train_config(SMALL["gpt2"], **LM, phase={"solver": UNROLLED}) | {"model": {"pretrained": str(tmp_path)}}
+    with refused("cannot become implicit: .*Llama or Mamba2 .*set the solver of its phases to null", ModelError):
+        build_model(fill(TrainConfig, config, "x"), VOCAB, "x")
 
 
 def test_a_model_of_another_package_is_made_once_the_package_is_imported(

@@ -233,7 +233,7 @@ def test_nothing_but_the_artifacts_is_left_in_the_work_directory(
     train(run_dir, train_config(), data, save_steps=2)
     found = {path.name for path in work_of(run_dir).iterdir()}
     records = {"commit.json", "journal.jsonl", "manifest.json", "provenance.json", "training.json"}
-    assert found == {"checkpoint", "model", *records}
+    assert found == {"checkpoint", "config.json", "declared", "model", *records}
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

@@ -14,6 +14,7 @@ Every file appears atomically, and equal data sets are equal byte for byte.
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,5 +210,5 @@ def rebuild_hint(*directories: Path) -> str:
     """Name the command that makes what is missing and keeps the rest."""
     if any(directory.parent.name != "work" for directory in directories):  # not below a run directory
         return "write the data set again"
-    manifests = " ".join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)
+    manifests = shlex.join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)
     return f"type `rm -f {manifests}` and run the workflow again: it rebuilds what is damaged and keeps the rest"

@@ -1,6 +1,7 @@
 """Paths of the project's files, and a check that the current checkout is the installed one."""
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 from implicit_llm_contracts.errors import ConfigError, UserError
@@ -56,5 +57,6 @@ def require_own_package(folder: Path) -> None:
         if own != used:
             raise ForeignPackage(
                 f"{checkout}: the installed package {used.name} belongs to another tree, {used.parent}, so that edits "
-                f"here would have no effect; type `cd {checkout} && make setup && . .venv/bin/activate`"
+                f"here would have no effect; type `cd {shlex.quote(str(checkout))} && make setup && "
+                ". .venv/bin/activate`"
             )

@@ -90,11 +90,13 @@ def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
 def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
-    monkeypatch.chdir(tmp_path / "docs")
+    checkout = tmp_path / "my study"
+    (checkout / "workflow" / "lib" / "implicit_llm_workflow").mkdir(parents=True)
+    (checkout / "docs").mkdir()
+    monkeypatch.chdir(checkout / "docs")
     said = refusal(capsys, "status")
-    assert f"error: {tmp_path}: the installed package implicit_llm_workflow belongs to another tree" in said
+    assert f"error: {checkout}: the installed package implicit_llm_workflow belongs to another tree" in said
+    assert f"type `cd '{checkout}' && make setup" in said  # as a shell takes it
 
 
 TINY = "--config tiny.yaml --results results"
@@ -264,6 +266,22 @@ def test_the_headline_shows_each_mode_and_marks_stale_numbers(
     assert re.search(r"accuracy_last10 s3-test-L16-h0\.5 blockwise +0 \(0 to 0, 2 seeds\) +0\n", out)
     assert "sequential" not in out  # an unknown number is no zero
     assert "mlflow ui --backend-store-uri sqlite:///" in out
+
+
+def test_the_evaluation_that_the_file_names_first_comes_first_among_the_numbers(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    tiny.add(
+        "  ablation:\n    kind: word_problem\n    modes: [{name: sequential, eval_mode: sequential}]\n"
+        "    runs: [implicit]\n"
+    )
+    plan = tiny.plan()
+    finish(plan)
+    for name, mode in (("word-problem", "blockwise"), ("ablation", "sequential")):
+        accuracies = {"accuracy_last10": {"s3-test-L8-h0.5": {mode: 0.5}}}
+        finish_with(plan, f"evaluate/implicit-s0/free/{name}", accuracies)
+    out = output(capsys, "report", "--numbers", *where(tiny))
+    assert re.findall(r"(blockwise|sequential) +0\.5", out) == ["blockwise", "sequential"]
 
 
 def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(

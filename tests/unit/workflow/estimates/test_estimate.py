@@ -184,6 +184,60 @@ def test_every_job_of_the_shipped_experiments_is_counted(
         assert job["cost"]["hours"] is not None or config != "paper"
 
 
+SITE = """\
+__variables__:
+  classes:
+    fast: {partition: gpu, constraint: "", venv: "", gpus: 4, cpus: 64, mem_gb: 500, setup: "", card: a100}
+  other_jobs: {partition: cpu}
+  rules:
+    train_word_problem: {class: fast, gpus: 1}
+    train_language_model: {class: fast, gpus: 4, nodes: "2 if 'mamba2' in wildcards.run else 1"}
+"""
+
+
+def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
+    (tmp_path / "profiles" / "cluster" / "config.yaml").write_text(SITE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    values = json.loads(output(capsys, "estimate", "--config", "language-models", "--json"))
+    assert {(job["card"], job["gpus"]) for job in values["training"]} == {("a100", 4)}
+    jobs = json.loads(output(capsys, "estimate", "--config", "pretrain-130m", "--json"))["training"]
+    assert {job["gpus"] for job in jobs if "mamba2" in job["key"]} == {8}
+    listed = {one["name"]: one for one in json.loads(output(capsys, "list", "--json"))["experiments"]}
+    hours = [job["cost"]["hours"] for job in values["training"]]
+    assert listed["language-models"]["site_hours"] == pytest.approx(sum(hours) / 4)
+    rows = [line.split() for line in output(capsys, "list").splitlines()]
+    shown = {row[0]: row[4] for row in rows if len(row) > 4}
+    assert (shown["language-models"], shown["paper"], shown["demo"]) == ("yes", "no", "-")
+
+
+def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+    block = page.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
+    (tmp_path / "profiles" / "cluster" / "config.yaml").write_text(block)
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    rows = [line.split() for line in output(capsys, "list").splitlines()]
+    shown = {row[0]: (row[3], row[4]) for row in rows if len(row) > 4}
+    on_page = re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) \| (\w+) \|$", page, re.MULTILINE)
+    assert len(on_page) == 4
+    assert {name: (hours, overnight) for name, hours, overnight in on_page} == {
+        name: shown[name] for name, *_ in on_page
+    }
+
+
+def test_a_card_that_no_one_has_timed_has_hours_of_its_peak() -> None:
+    speed = HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), {"max_iter": 32}, "bf16", "a100")
+    assert speed.flops_per_s == pytest.approx(0.35 * 312e12)
+    assert HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), None, "bf16", "abacus") is None
+
+
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \|.*\| ([^|]*\d[^|]*) \|$", re.MULTILINE)  # those that name hours
 HOURS = re.compile(r"([\d,]+) (V100|MI300X)")

@@ -15,6 +15,7 @@ from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_data.stages.word_problem import generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
@@ -223,7 +224,6 @@ def test_the_page_and_the_miniature_have_the_excerpts_of_the_paper_and_other_sca
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-BLOCKWISE = {"name": "blockwise", "eval_mode": "blockwise"}
 BABI = {"kind": "catbabi", "collection": "simulated", "length": 200, "vocab_size": 192, "seed": 0}
 CORPUS = {"source": "python_library"}
 SHARDS = {f"shard-{number:05d}": f"data/text-shard-{number:05d}" for number in range(3)}
@@ -265,7 +265,7 @@ NODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # of LANGUAGE: conf
         for split in ("train", "test")
     },
     "evaluate/flat-s0/explicit/perplexity": (
-        {"kind": "perplexity", "modes": [BLOCKWISE], "lengths": [64, 32], "max_tokens": 4096},
+        {"kind": "perplexity", "modes": [], "lengths": [64, 32], "max_tokens": 4096},
         {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
     ),
     "evaluate/flat-s0/explicit/agreement": (
@@ -276,7 +276,7 @@ NODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # of LANGUAGE: conf
         {"model": "train/flat-s0/explicit", "text-test": "data/text-test"},
     ),
     "evaluate/babi-s0/explicit/questions": (
-        {"kind": "catbabi", "modes": [BLOCKWISE], "protocols": ["windowed", "carried"]},
+        {"kind": "catbabi", "modes": [], "protocols": ["windowed", "carried"]},
         {"model": "train/babi-s0/explicit", "babi-valid": "data/babi-valid", "babi-test": "data/babi-test"},
     ),
 }
@@ -336,12 +336,30 @@ def test_data_from_elsewhere_is_described_in_full(
     assert {key: nodes[key].config for key in configs} == configs
 
 
+def test_an_experiment_reads_the_files_of_a_folder_by_their_names_and_other_content_is_other_data(
+    tiny: ExperimentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.edit("group: S3", "group: S3\n    folder: words").edit("[0.5, 1]", "0.1")
+    (tmp_path / "words").mkdir()
+    path = tmp_path / "words" / "train_S3_L8_P090.bin"
+    path.write_bytes(b"one")
+    digests = FileDigests(tmp_path / "digests.json")
+    nodes = build_graph(tiny.load(), digests)
+    assert nodes["data/s3-train"].config["file"] == "words/train_S3_L8_P090.bin"
+    assert nodes["data/s3-test-L16-h0.5"].config["file"] == "words/test_S3_L16_P050.bin"
+    assert nodes["data/s3-train"].config["sha256"] == sha256_of(path)
+    path.write_bytes(b"another")
+    assert build_graph(tiny.load(), digests)["data/s3-train"].config["sha256"] == sha256_of(path)
+
+
 def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:
     plan = language.add(PEER).plan()
     assert plan.nodes["checkpoint/other"].config == {"hub": "owner/other", "revision": None, "sha256": {}}
     config, inputs = NODES["evaluate/flat-s0/explicit/perplexity"]
     mine = plan.nodes["evaluate/other/checkpoint/perplexity"]
-    assert (mine.config, mine.upstream) == (config, inputs | {"model": "checkpoint/other"})
+    modes = [{"name": "blockwise", "eval_mode": "blockwise"}]  # it may be implicit, which only its import shows
+    assert (mine.config, mine.upstream) == (config | {"modes": modes}, inputs | {"model": "checkpoint/other"})
     assert plan.nodes["report"].upstream["checkpoint:other"] == "checkpoint/other"
     assert "evaluate/other/checkpoint/questions" not in plan.nodes  # of other data
 
@@ -409,7 +427,11 @@ def test_another_commit_of_a_pretrained_model_makes_its_runs_stale(language: Exp
         ("batch_size: 8", "batch_size: 4", {*UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("batch_size: 8}", "batch_size: 8, reduction: bf16}", {*UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("hidden_size: 16", "hidden_size: 32", {*UNROLLED, *FREE, "report"}),
-        ("eval_block_len: 4", "eval_block_len: 8", {*EVALUATIONS, "report"}),
+        (
+            "eval_block_len: 4",
+            "eval_block_len: 8",
+            {*EVALUATIONS - EXPLICIT, "report"},
+        ),  # an explicit model has no solver
         ("num_samples: 32", "num_samples: 16", {*TEST_SETS, *EVALUATIONS, "report"}),
         ("num_samples: 64", "num_samples: 48", {"data/s3-train", *UNROLLED, *FREE, *EXPLICIT, "report"}),
         ("group: S3", "group: S3\n    seed: 1", ALL),

@@ -4,8 +4,9 @@ A task is a kind of data. A new one is an entry here, a module with its data set
 `experiment_files/data_sets`, and one in `implicit_llm_data/stages` for each kind of job that makes its data.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from implicit_llm_contracts.config.registry import Registry
 
@@ -19,12 +20,14 @@ class TaskKind:
 
     `accuracy`: what accuracy means, its name and how many positions at the end of a sequence count (None: all).
     `learns` and `limits`: sentences of model cards; {group} is that of a word problem.
+    `protocol`: evaluation settings with which a trained model is saved, those of the protocol of all results.
     """
 
     labels: Literal["aligned", "next_token"] | None
     accuracy: tuple[str, int | None] | None
     learns: str
     limits: str
+    protocol: Mapping[str, Any] = field(default_factory=dict)
 
 
 _BUILTIN = {
@@ -34,12 +37,14 @@ _BUILTIN = {
         learns="a word problem: each token is an element of {group}, and the answer at each position is the product of "
         "all elements so far",
         limits="It knows one task and no language: tokens are numbers of group elements.",
+        protocol={"eval_block_len": 8, "eval_max_iter": 128},
     ),
     CATBABI: TaskKind(
         labels="aligned",
         accuracy=("accuracy", None),
         learns="CatbAbI, bAbI stories one after another, with questions",
         limits="It knows the small world and vocabulary of the bAbI stories, and no other language.",
+        protocol={"eval_block_len": 8, "eval_max_iter": 200},
     ),
     LANGUAGE_MODEL: TaskKind(
         labels="next_token",
@@ -47,6 +52,7 @@ _BUILTIN = {
         learns="text, to predict the next token",
         limits="A base model: it continues text, was tuned neither to follow instructions nor for safety, and repeats "
         "what is wrong or harmful in its training text. It was not tested for bias.",
+        protocol={"eval_block_len": 256},
     ),
 }
 TASKS: Registry[TaskKind] = Registry("task", _BUILTIN)

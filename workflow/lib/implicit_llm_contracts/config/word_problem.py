@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from implicit_llm_contracts.config.fill import UNLESS_DEFAULT
 from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
@@ -51,6 +52,7 @@ class WordProblemConfig:
     group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
     i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
     train and test of one seed come from separate random streams; very short words can still be equal by chance.
+    file: of the authors' generator, with sha256, from which the first samples are taken instead.
     Raises: UnknownGroup.
     """
 
@@ -63,6 +65,8 @@ class WordProblemConfig:
     seed: Number
     shard_samples: Count
     kind: Literal["word_problem"] = "word_problem"
+    file: Annotated[str | None, UNLESS_DEFAULT] = None
+    sha256: Annotated[str | None, UNLESS_DEFAULT] = None
 
     def __post_init__(self) -> None:
         product_order(self.group, self.monoid)  # for its errors

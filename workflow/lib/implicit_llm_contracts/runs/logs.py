@@ -20,8 +20,9 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; afterwards everything is as before.
 
-    `shown`: a readable name, which becomes a link to the log. Such a log has a second, hidden name, because Snakemake
-    deletes the log of a job before each start. Raises: StorageError when the file cannot be written.
+    `shown`: a readable name, which becomes a link to the log of all starts, a hidden file beside `log`. Snakemake
+    deletes `log` before each start, so this has one start, and a failure shows no older lines.
+    Raises: StorageError when a file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
@@ -31,10 +32,10 @@ def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     if log is not None:
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
+            files = (log,) if shown is None else (log, _kept(log))
+            handlers += [logging.FileHandler(path, mode="a", encoding="utf-8") for path in files]
             if shown is not None:
-                _link(log, _kept(log))
                 show_log(log, shown)
-            handlers.append(logging.FileHandler(log, mode="a", encoding="utf-8"))
     loggers = [logging.getLogger(name) for name in (None, *PACKAGES)]
     root, levels = loggers[0], [logger.level for logger in loggers]
     for logger in loggers:
@@ -65,18 +66,6 @@ def show_log(log: Path, shown: Path) -> None:
             temporary = temporary_name(shown)
             os.symlink(target, temporary)
             os.replace(temporary, shown)
-
-
-def _link(log: Path, kept: Path) -> None:
-    """Make `log` and `kept` the same file; if both exist, keep the one at `log`."""
-    with suppress(OSError):  # no hard links on this file system, or another process of the job was faster
-        if log.exists() or not kept.exists():
-            log.touch()
-            if kept.exists() and not kept.samefile(log):
-                kept.unlink()
-            os.link(log, kept)
-        else:
-            os.link(kept, log)
 
 
 def without_password(text: str) -> str:

@@ -2,7 +2,7 @@
 
     results/<config>/<stage>/<name>/
         manifest.json, provenance.json     the readable names: copies of those of the result that the plan wants
-        job.log                            a link to the log of that result
+        job.log                            a link to the log of all starts of that result
         work/.lock
         work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished

@@ -7,6 +7,7 @@ rows of every length can run over its shards' borders.
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,12 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
         found = record["listing"]
         if found == expected:
             continue
-        pattern = re.sub("[0-9]+$", "*", os.path.relpath(context.inputs[role].dir))
+        pattern = re.sub("[0-9]+$", "", os.path.relpath(context.inputs[role].dir))
         raise StreamError(
             f"{context.name}: {first} and {role} saw different files of the corpus ({expected['num_files']} with "
             f"digest {expected['sha256'][:12]}, {found['num_files']} with {found['sha256'][:12]}); see that all are "
-            f"there, type `rm -f {pattern}/manifest.json` and run the workflow again: it makes all shards from one list"
+            f"there, type `rm -f {shlex.quote(pattern)}*/manifest.json` and run the workflow again: it makes all "
+            "shards from one list"
         )
 
 

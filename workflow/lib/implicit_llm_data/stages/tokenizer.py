@@ -15,6 +15,7 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
 from implicit_llm_contracts.runs.places import local_files
+from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
 
@@ -57,9 +58,12 @@ def run(context: StageContext) -> StageResult:
     """
     start_s = time.perf_counter()
     data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    write_atomic(context.work / FILE_NAME, data)
+    files = [FILE_NAME, f"{DECLARED}/{FILE_NAME}"]  # the second is also in the run directory, where people look
+    (context.work / DECLARED).mkdir(exist_ok=True)
+    for path in files:
+        write_atomic(context.work / path, data)
     context.log.info("%s: %d ids, %.1f s", FILE_NAME, summary["num_ids"], time.perf_counter() - start_s)
-    return StageResult([FILE_NAME], summary)
+    return StageResult(files, summary)
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:

@@ -22,19 +22,25 @@ Dimensions: N samples, L positions, B samples of a block, P positions of a strip
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
 from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import downloads_folder, local_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
+from implicit_llm_data.released_words import ReleasedWordsError, read_words
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype
 
 # Part of the seed of every shard: changing a number changes all data.
 SPLIT_KEYS = {"train": 0, "test": 1}
+
+Pair = tuple[np.ndarray, np.ndarray]  # inputs and targets
 
 # A strip of P x B tokens with its random bits stays in a level-2 cache, and a row of B tokens is long enough to hide
 # the cost of a numpy call. Both numbers fix the order in which random bits are used: changing one changes all data.
@@ -48,13 +54,15 @@ ROW_PADDING = 64
 def run(context: StageContext) -> StageResult:
     """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
 
-    Raises: ConfigError for a wrong configuration.
+    Raises: ConfigError for a wrong configuration; ReleasedWordsError.
     """
     config = context.settings(WordProblemConfig)
     columns, vocab_size = ("input_ids", "labels"), product_order(config.group, config.monoid)
-    spec = DatasetSpec(vocab_size, config.length, columns, {"kind": "word_problem", **asdict(config)})
+    source = {key: value for key, value in asdict(config).items() if value is not None}
+    spec = DatasetSpec(vocab_size, config.length, columns, {"kind": "word_problem", **source})
+    make = generate if config.file is None else _released(config, downloads_folder(context.runtime.get("downloads")))
     files = write_shards(
-        context, spec, config.num_shards, lambda shard: dict(zip(columns, generate(config, shard), strict=True))
+        context, spec, config.num_shards, lambda shard: dict(zip(columns, make(config, shard), strict=True))
     )
     summary = {
         "num_samples": config.num_samples,
@@ -81,6 +89,36 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
         sampler = _TokenSampler(bits, algebra.order, group_order, fractions[samples % len(fractions)])
         _generate_block(sampler, algebra, inputs_NL[block], targets_NL[block])
     return inputs_NL, targets_NL
+
+
+def _released(config: WordProblemConfig, downloads: Path) -> Callable[[WordProblemConfig, int], Pair]:
+    """What gives the shards from the file. Raises: ReleasedWordsError for words of another group, length or number."""
+    given = Path(str(config.file))
+    path = (local_folder(given.parent, downloads) or given.parent) / given.name
+    inputs_NL, targets_NL, vocab_size = read_words(path)
+    algebra, (num_samples, length) = load_product(config.group, config.monoid), inputs_NL.shape
+    if (length, vocab_size) != (config.length, algebra.order) or num_samples < config.num_samples:
+        raise ReleasedWordsError(
+            f"{path}: has {num_samples:,} words of {length} tokens out of {vocab_size}, and the data set wants "
+            f"{config.num_samples:,} of {config.length} out of {algebra.order}; correct length, num_samples, group or "
+            "monoid"
+        )
+    if sha256_of(path) != config.sha256:
+        raise ReleasedWordsError(f"{path}: has changed since this job was planned; plan it again")
+
+    def read(config: WordProblemConfig, shard: int) -> Pair:
+        rows = slice(shard * config.shard_samples, min((shard + 1) * config.shard_samples, config.num_samples))
+        inputs, targets = inputs_NL[rows], targets_NL[rows]
+        is_token = min(inputs.min(), targets.min()) >= 0 and max(inputs.max(), targets.max()) < algebra.order
+        is_first = (targets[:, 0] == inputs[:, 0]).all()
+        if not (is_token and is_first) or (targets[:, 1:] != algebra.table[targets[:, :-1], inputs[:, 1:]]).any():
+            raise ReleasedWordsError(
+                f"{path}: its targets are no products of its inputs in {config.group} with monoid {config.monoid}; "
+                "correct group or monoid"
+            )
+        return inputs.astype(token_dtype(algebra.order)), targets.astype(token_dtype(algebra.order))
+
+    return read
 
 
 def _generate_block(sampler: _TokenSampler, algebra: Algebra, inputs_BL: np.ndarray, targets_BL: np.ndarray) -> None:

@@ -22,6 +22,8 @@ import yaml
 from implicit_llm_contracts.config.evaluation import RELEASED_CRITERION, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
 from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
+from implicit_llm_contracts.config.word_problem import MONOID_ORDERS, product_order
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs.atomic import read_object
@@ -48,6 +50,7 @@ MODES_PANEL = "How an implicit model is solved"
 _OWN = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
 ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
+RELEASED_SHARD = 131_072  # sequences of a file of the data set that is made from one of the authors' generator
 TOKENIZER = "tokenizer"
 # Everything behind `harness` belongs to it, options that this console knows under the same name included.
 HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -73,8 +76,9 @@ ModelDir = Annotated[
 DataDirs = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Run directory of a data set. Repeatable. By default the shortest test set on which its experiment "
-        "evaluates the model, or those of --lengths; it is made if it is not there.",
+        help="Run directory of a data set, or a file of the authors' generator, such as test_A5_L256_P050.bin. "
+        "Repeatable. By default the shortest test set on which its experiment evaluates the model, or those of "
+        "--lengths; it is made if it is not there.",
         metavar="DIR",
     ),
 ]
@@ -273,7 +277,8 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
     if not folders and kind.reads != (TOKENIZER,):
         raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
     found: dict[str, tuple[Path, Manifest]] = {}
-    for folder in folders:
+    for given in folders:
+        folder = _of_released_words(given) if given.is_file() else given
         data = Manifest.read(folder / MANIFEST)
         found_kind = data.config.get("kind")
         if data.stage != "data" or found_kind not in kind.reads:
@@ -286,6 +291,43 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
             raise OptionError(f"--data {folder}: a data set called {role} is given already; remove one")
         found[role] = folder, data
     return found
+
+
+def _of_released_words(path: Path) -> Path:
+    """The run directory of the data set in a file of the authors' generator, which is made if need be.
+
+    Raises: OptionError for a file of another name; what making the data raises.
+    """
+    from implicit_llm_data.released_words import read_words
+
+    match = re.fullmatch(r"(train|test)_(\w+)_L(\d+)_P(\d{3})\.bin", path.name)
+    if match is None:
+        raise OptionError(
+            f"--data {path}: has no name such as test_A5_L256_P050.bin, which says group, length and percent of "
+            "identities; rename it, or give a run directory"
+        )
+    split, group, length, percent = match.groups()
+    inputs_NL, _, vocab_size = read_words(path)
+    monoids = [name for name in MONOID_ORDERS if product_order(group, name) == vocab_size]
+    if not monoids:
+        raise OptionError(f"--data {path}: its {vocab_size} tokens are those of no product with {group}; rename it")
+    config = {
+        "kind": WORD_PROBLEM,
+        "group": group,
+        "monoid": monoids[0],
+        "hard_fraction": round(1 - int(percent) / 100, 2),
+        "length": int(length),
+        "num_samples": len(inputs_NL),
+        "split": split,
+        "seed": 0,
+        "shard_samples": RELEASED_SHARD,
+        "file": str(path.resolve()),
+        "sha256": FileDigests(ROOT / ".digests.json")(path),
+    }
+    identity = Identity("data", path.stem, config, job_digest(job_code("data", config)), {})
+    run_dir = ROOT / "data" / path.stem
+    run_job(run_dir, identity.to_json(), None, {})
+    return run_dir
 
 
 def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Manifest]:

@@ -150,7 +150,8 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash: of some jobs they are not known.
+    GPU-hours are those of training, by `implicit-llm estimate`. Overnight: 12 hours are enough, on one node of each
+    class of profiles/cluster. A dash: of some jobs they are not known.
 
     **Example**
 
@@ -273,17 +274,18 @@ def estimate(
     results: options.Results = options.DEFAULT_RESULTS,
     hardware: Annotated[
         str | None,
-        typer.Option(help="GPU of all training jobs instead of the assigned one, such as h200.", metavar="NAME"),
+        typer.Option(help="GPU of all training jobs instead of that of the profile, such as h200.", metavar="NAME"),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of each training job instead of the assigned number.", metavar="N")
+        int | None, typer.Option(min=1, help="GPUs of each training job instead of those of the profile.", metavar="N")
     ] = None,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Estimate what the training of an experiment takes: FLOPs, hours, disk.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
-    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate.
+    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. Which GPUs
+    train what, the profile says: that of the last run, or profiles/cluster.
 
     **Example**
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, is_dataclass
 from pathlib import Path
@@ -213,6 +214,8 @@ def make_plan(config: str, results: Path) -> Plan:
     is_before_first_run = results.name == DEFAULT_RESULTS.name and (results.parent / SNAKEFILE).is_file()
     if not (results.is_dir() or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())
-        advice = "work in the folder of the Snakefile" if root is None else f"type `cd {root}` and leave out --results"
+        advice = "work in the folder of the Snakefile"
+        if root is not None:
+            advice = f"type `cd {shlex.quote(str(root))}` and leave out --results"
         raise NoResults(f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR")
     return Plan(load_experiment(experiment_path(config)), results)

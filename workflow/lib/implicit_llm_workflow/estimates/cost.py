@@ -15,10 +15,12 @@ from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations,
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done, work_directory
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.site import Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 Unit = Literal["gpu", "cpu"]
@@ -70,7 +72,7 @@ DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
 class CostModel:
-    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the facts assign."""
+    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the profile assigns."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
         self._plan, self._card, self._gpus = plan, card, gpus
@@ -78,6 +80,11 @@ class CostModel:
     @cached_property
     def hardware(self) -> Hardware:
         return read_hardware()
+
+    @cached_property
+    def site(self) -> Site:
+        """The classes of the profile in use, or of the cluster profile."""
+        return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
         """What making the node's wanted result takes now."""
@@ -112,14 +119,12 @@ class CostModel:
             return Work(tokens, f_evaluations)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Card and number of GPUs of a training job. Raises: ConfigError for a card that the facts do not have."""
-        try:
-            parameters = num_parameters(node.config["model"])
-        except UncountedModel:
-            parameters = 0
-        card, gpus = self.hardware.assigned(node.config["task"], parameters)
+        """Card and number of GPUs of a training job. Raises: ConfigError for a wanted card that the facts lack."""
+        run, _, phase = node.name.partition("/")
+        card, gpus = self.site.place(node.config["task"], run, phase)
         card, gpus = self._card or card, self._gpus or gpus
-        self.hardware.card(card)
+        if self._card is not None:
+            self.hardware.card(self._card)
         batch_size = node.config["batch_size"]
         return card, max(size for size in range(1, gpus + 1) if batch_size % size == 0)
 
@@ -270,13 +275,14 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 def _cells(jobs: list[JobEstimate]) -> list[str]:
     """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
     job, sums = jobs[0], _sums(jobs)
+    place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
         sums["tokens"],
         f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
-        f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device),
+        MISSING if job.cost.hours is None else place,
         sums["disk"],
     ]
 

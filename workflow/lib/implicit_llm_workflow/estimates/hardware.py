@@ -68,36 +68,13 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True)
-class Gpus:
-    """The GPUs of a model that is not larger."""
-
-    up_to_parameters: float
-    gpus: int
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """The card of a task, and its GPUs by number of parameters, smallest first."""
-
-    card: str
-    gpus: tuple[Gpus, ...]
-
-
-@dataclass(frozen=True)
 class Hardware:
-    """The content of the file. `assignments`: by task."""
+    """The content of the file."""
 
     cards: Mapping[str, Card]
     scaling_efficiency: float
     smallest_parameters: float
-    assignments: Mapping[str, Assignment]
     steps: tuple[MeasuredStep, ...]
-
-    def assigned(self, task: str, parameters: int) -> tuple[str, int]:
-        """Card and number of GPUs for the training jobs of a task; of an unknown task as for language models."""
-        assignment = self.assignments.get(task, self.assignments["language_model"])
-        gpus = [line.gpus for line in assignment.gpus if parameters <= line.up_to_parameters]
-        return assignment.card, gpus[0] if gpus else assignment.gpus[-1].gpus
 
     def card(self, name: str) -> Card:
         """Raises: ConfigError that names the nearest card."""
@@ -110,15 +87,17 @@ class Hardware:
     ) -> Speed | None:
         """The throughput of the measured step of such a job on this card, or else the assumed share of the card's peak.
 
-        None where the card lacks the precision, and for models so small that their FLOPs say nothing about their time.
+        None for an unknown card and one that lacks the precision, and for models so small that their FLOPs say nothing
+        about their time.
         """
-        peak_tflops = self.card(card).peak_tflops.get(precision)
-        if peak_tflops is None or num_parameters(model) < self.smallest_parameters:
+        facts = self.cards.get(card)
+        peak_tflops = None if facts is None else facts.peak_tflops.get(precision)
+        if facts is None or peak_tflops is None or num_parameters(model) < self.smallest_parameters:
             return None
         for step in self.steps:
             if (step.card, step.precision) == (card, precision) and step.is_like(model, solver):
                 return step.speed
-        share = self.card(card).utilisation
+        share = facts.utilisation
         return Speed(share * peak_tflops * 1e12, f"{share:.0%} of the peak of {card}, assumed")
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -36,6 +36,7 @@ from implicit_llm_contracts.config.values import (
     Name,
     Seed,
     Share,
+    Text,
     VocabSize,
 )
 from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
@@ -92,7 +93,8 @@ class WordProblem(_DataSet):
     A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
     published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. Evaluations with
     `split: validation` read `validation` instead of `test`. `shard_samples`: sequences of one file; a restarted job
-    goes on after the last complete one.
+    goes on after the last complete one. `folder`: where files of the authors' generator are, such as
+    train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then read instead of drawing sequences.
     """
 
     name: str
@@ -104,9 +106,14 @@ class WordProblem(_DataSet):
     seed: Seed = 0
     shard_samples: Count = 131_072
     validation: ValidationSplit | None = None
+    folder: Text | None = None
 
     def __post_init__(self) -> None:
         product_order(self.group, self.monoid)  # for its errors
+        refuse_if(
+            self.folder is not None and (self.validation is not None or len(self.train.hard_fractions) > 1),
+            "folder: its files have one hard fraction each, and none is for validation; remove the others, or folder",
+        )
         refuse_if(
             self.validation is not None and self.validation.seed == self.seed,
             f"validation: its seed {self.seed} is that of the test sets too; give another",
@@ -145,6 +152,9 @@ class WordProblem(_DataSet):
     ) -> Node:
         fraction = hard_fractions[0] if len(hard_fractions) == 1 else hard_fractions
         job = WordProblemConfig(self.group, self.monoid, fraction, length, num_samples, split, seed, self.shard_samples)
+        if self.folder is not None:
+            percent = round(100 * (1 - hard_fractions[0]))  # of identities
+            job = replace(job, file=f"{self.folder}/{split}_{self.group}_L{length}_P{percent:03d}.bin")
         return Node("data", f"{self.name}-{name}", as_config(job))
 
 

@@ -105,8 +105,9 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
 
 
 CHECKPOINT = "checkpoint"  # also the phase of its evaluations
-# What says something of every model; the others compare modes or look into implicit layers, and are to be asked for.
-DEFAULT_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
+# What evaluates an explicit model in its one mode, whatever modes the evaluation has, and so says something of every
+# model. The others compare modes or look into implicit layers, and are to be asked for.
+ONE_MODE_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Peer:
     def takes(self, evaluation: Evaluation) -> bool:
         """Whether an evaluation for its kind of data is done for it."""
         if self.evaluations is None:
-            return evaluation.settings.kind in DEFAULT_KINDS and evaluation.sweep is None
+            return evaluation.settings.kind in ONE_MODE_KINDS and evaluation.sweep is None
         return matches(evaluation.name, self.evaluations)
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.fill import as_config
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
-from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, Peer
+from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
@@ -27,11 +29,16 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """The job with the sha256 of the model files that it reads from a folder: other content there is another model.
+    """The job with the sha256 of the files that it reads from a folder: other content there is another model, or data.
 
     A pickle has to be named by the user.
     """
     config, model = node.config, node.config.get("model", {})
+    if config.get("kind") == WORD_PROBLEM and "file" in config:
+        path = Path(config["file"])
+        return replace(
+            node, config={**config, "sha256": digest((local_folder(path.parent) or path.parent) / path.name)}
+        )
     if node.stage == CHECKPOINT and "path" in config:
         found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
         return replace(node, config={**config, "sha256": found})
@@ -135,6 +142,8 @@ def _evaluate_nodes(
         else:
             nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
             read = {node.name: node.key for node in nodes}
+        if model.is_implicit is False and evaluation.settings.kind in ONE_MODE_KINDS:
+            config = {**config, "modes": []}  # which an explicit model has not, so none makes its evaluation stale
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node

@@ -272,6 +272,8 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
         runs = [run for run in plan.experiment.runs.values() if run.data == data]
         columns = [column for run in runs for column in _finished(plan, run)]
         rows = [row for row in number_rows(columns) if row.name.split()[0] in main and SWEPT not in row.name]
+        order = {f"evaluation {name}": place for place, name in enumerate(plan.experiment.evaluations)}
+        rows.sort(key=lambda row: order.get(row.section, -1))  # as the file has them, which begins with the protocol
         if rows:
             names = [f"{row.name} (training)" if row.section == AT_END else row.name for row in rows]
             shown = [[spread_text(values, number_text) for values in row.values] for row in rows]

@@ -7,63 +7,13 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from implicit_llm_contracts.config.fill import fill
-from implicit_llm_contracts.config.values import SOME, Count, Number, Text
 from implicit_llm_contracts.errors import ConfigError, UserError
-from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
 from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
-
-
-@dataclass(frozen=True)
-class HardwareClass:
-    """What the block of profiles/cluster says of a kind of nodes."""
-
-    partition: Text
-    constraint: str
-    venv: str
-    gpus: Number
-    cpus: Count
-    mem_gb: Count
-    setup: str
-    container: str = ""
-
-
-@dataclass(frozen=True)
-class RuleUse:
-    """Which class does the jobs of a rule, and with what; texts may be expressions of `wildcards`."""
-
-    class_: str
-    gpus: Number = 0
-    nodes: int | str = 1
-    processes: int | str | None = None
-    runtime: int | str | None = None
-    mem_mb: int | str | None = None
-    threads: int | str | None = None
-    micro_batch_size: int | str | None = None
-    kernels: str | None = None
-    gradient_checkpointing: str | None = None
-    shard_optimizer: str | None = None
-    cuda_graphs: str | None = None
-
-
-@dataclass(frozen=True)
-class OtherJobs:
-    partition: Text
-
-
-@dataclass(frozen=True)
-class Site:
-    """The block of profiles/cluster that a new site edits."""
-
-    classes: Annotated[dict[str, HardwareClass], SOME]
-    other_jobs: OtherJobs
-    rules: dict[str, RuleUse]
-    account: str = ""
+from implicit_llm_workflow.site import fill_site
 
 
 @contextmanager
@@ -93,8 +43,4 @@ def check_site(block: dict[str, Any]) -> None:
     """Look at the values of the block of profiles/cluster, or of the copy of it that is in use."""
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with _in_one_line():
-        site = fill(Site, block, where)
-        for rule, use in site.rules.items():
-            if use.class_ not in site.classes:
-                hint = nearest(use.class_, site.classes)
-                raise ConfigError(f"{where}: rules.{rule}.class: there is no class {use.class_!r}; {hint}")
+        fill_site(block, where)

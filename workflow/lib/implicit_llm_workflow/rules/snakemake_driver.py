@@ -248,7 +248,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
     if target in experiment_names():
         return UnknownTarget(
             f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
-            f"{experiment_path(target)}` with your other options"
+            f"{shlex.quote(str(experiment_path(target)))}` with your other options"
         )
     names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
     hint = nearest(target, [*names, *readable], f"`{plan.list_command}` lists its jobs")

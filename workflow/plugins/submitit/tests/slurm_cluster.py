@@ -1,4 +1,4 @@
-"""A whole Slurm on this machine, for tests: four nodes with GPUs that are not there, and accounting.
+"""A whole Slurm on this machine, for tests: five nodes with GPUs that are not there, and accounting.
 
 Everything is its own: configuration, ports, munge socket, data base; several can run side by side, and nothing of the
 machine is changed but for one line in /etc/hosts while it runs (names of nodes must resolve for torch.distributed).
@@ -7,6 +7,7 @@ machine is changed but for one line in /etc/hosts while it runs (names of nodes 
     mi300x      mi300x1,mi300x2   2 x mi300x     the default
     v100        v100n1            2 x v100
     h100        h100n1            2 x h100
+    a100        a100n1            4 x a100       the worked site of docs/your-cluster.md
     low         mi300x1,mi300x2                  jobs of `mi300x` preempt those of `low`, which are requeued
 """
 
@@ -38,10 +39,10 @@ PROGRAMS = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
-NODES = {"mi300x1": "mi300x", "mi300x2": "mi300x", "v100n1": "v100", "h100n1": "h100"}
-GPUS = 2
-CPUS = 8
-MEMORY_MB = 32000
+NODES = {"mi300x1": "mi300x", "mi300x2": "mi300x", "v100n1": "v100", "h100n1": "h100", "a100n1": "a100"}
+GPUS = {"mi300x": 2, "v100": 2, "h100": 2, "a100": 4}
+CPUS = {"mi300x": 8, "v100": 8, "h100": 8, "a100": 64}  # which Slurm believes, as the memory
+MEMORY_MB = {"mi300x": 32000, "v100": 32000, "h100": 32000, "a100": 500000}
 HOSTS = Path("/etc/hosts")
 
 
@@ -119,15 +120,15 @@ class SlurmCluster:
 
     def _write_configuration(self) -> None:
         host, root, ports = socket.gethostname().partition(".")[0], self.root, self.ports
-        for gpu in range(GPUS):
+        for gpu in range(max(GPUS.values())):
             device = root / "dev" / f"gpu{gpu}"
             if not device.exists():
                 os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))  # a character device like /dev/null
-        gres = [f"NodeName={n} Name=gpu Type={t} File={root}/dev/gpu[0-{GPUS - 1}]" for n, t in NODES.items()]
+        gres = [f"NodeName={n} Name=gpu Type={t} File={root}/dev/gpu[0-{GPUS[t] - 1}]" for n, t in NODES.items()]
         (root / "etc" / "gres.conf").write_text("\n".join(["AutoDetect=off", *gres, ""]))
         nodes = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs={CPUS} "
-            f"RealMemory={MEMORY_MB} Gres=gpu:{kind}:{GPUS} Feature={kind} State=UNKNOWN"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs={CPUS[kind]} "
+            f"RealMemory={MEMORY_MB[kind]} Gres=gpu:{kind}:{GPUS[kind]} Feature={kind} State=UNKNOWN"
             for node, kind in NODES.items()
         ]
         text = CONFIGURATION.format(host=host, root=root, **ports)
@@ -266,6 +267,7 @@ PARTITIONS = """\
 PartitionName=mi300x Nodes=mi300x1,mi300x2 Default=YES PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 PartitionName=v100 Nodes=v100n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 PartitionName=h100 Nodes=h100n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
+PartitionName=a100 Nodes=a100n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP
 PartitionName=low Nodes=mi300x1,mi300x2 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30 MaxTime=INFINITE State=UP
 """
 DATABASE = """\

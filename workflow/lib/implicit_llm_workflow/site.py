@@ -1,0 +1,102 @@
+"""The block of profiles/cluster that a site edits: its kinds of nodes, and which of them runs what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.values import SOME, Count, Number, Text
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.hints import nearest
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
+
+CLUSTER_PROFILE = "profiles/cluster"
+PROFILE_FILE, VARIABLES = "config.yaml", "__variables__"
+
+
+@dataclass(frozen=True)
+class HardwareClass:
+    """A kind of nodes. `card`: its GPU in workflow/config/estimate/hardware.yaml; "": that of the class's name."""
+
+    partition: Text
+    constraint: str
+    venv: str
+    gpus: Number
+    cpus: Count
+    mem_gb: Count
+    setup: str
+    container: str = ""
+    card: str = ""
+
+
+@dataclass(frozen=True)
+class RuleUse:
+    """Which class does the jobs of a rule, and with what; texts may be expressions of `wildcards`."""
+
+    class_: str
+    gpus: Number = 0
+    nodes: int | str = 1
+    processes: int | str | None = None
+    runtime: int | str | None = None
+    mem_mb: int | str | None = None
+    threads: int | str | None = None
+    micro_batch_size: int | str | None = None
+    kernels: str | None = None
+    gradient_checkpointing: str | None = None
+    shard_optimizer: str | None = None
+    cuda_graphs: str | None = None
+
+    def num_nodes(self, run: str, phase: str) -> int:
+        """Nodes of a training job, as Snakemake evaluates them."""
+        if isinstance(self.nodes, int):
+            return self.nodes
+        return int(eval(self.nodes, {"wildcards": SimpleNamespace(run=run, phase=phase)}))  # noqa: S307
+
+
+@dataclass(frozen=True)
+class OtherJobs:
+    partition: Text
+
+
+@dataclass(frozen=True)
+class Site:
+    """The block of profiles/cluster that a new site edits."""
+
+    classes: Annotated[dict[str, HardwareClass], SOME]
+    other_jobs: OtherJobs
+    rules: dict[str, RuleUse]
+    account: str = ""
+
+    def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
+        """Card and number of GPUs of a training job; of a task without a rule as for language models."""
+        use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
+        if use is None or not use.gpus:
+            return "cpu", 1
+        return self.classes[use.class_].card or use.class_, use.gpus * use.num_nodes(run, phase)
+
+    def num_gpus(self, card: str) -> int:
+        """GPUs of a node with this card."""
+        return max((one.gpus for name, one in self.classes.items() if card == (one.card or name)), default=1)
+
+
+def fill_site(block: dict[str, Any], where: str) -> Site:
+    """Raises: ConfigError that starts with `where`, for a wrong value and for a class that there is not."""
+    site = fill(Site, block, where)
+    for rule, use in site.rules.items():
+        if use.class_ not in site.classes:
+            hint = nearest(use.class_, site.classes)
+            raise ConfigError(f"{where}: rules.{rule}.class: there is no class {use.class_!r}; {hint}")
+    return site
+
+
+def read_site(profile: str, project: Path) -> Site:
+    """The site of this profile, or else of the cluster profile here or of the project. Raises: ConfigError."""
+    for folder in (Path(profile), Path(CLUSTER_PROFILE), project / CLUSTER_PROFILE):
+        path = folder / PROFILE_FILE
+        block = read_yaml(path).get(VARIABLES) if path.is_file() else None
+        if block:
+            return fill_site(block, str(path))
+    raise ConfigError(f"{CLUSTER_PROFILE}/{PROFILE_FILE}: is missing; restore the file")
