@@ -11,6 +11,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ import yaml
 from snakemake.cli import get_argument_parser
 
 from implicit_llm_data.groups import load_group
+from implicit_llm_report.kept import make_again
 from implicit_llm_workflow.commands.experiments import write_project
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
@@ -422,6 +424,15 @@ def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
     assert {row["model"] for row in rows} == {model.name for model in models()}
 
 
+WRITTEN = runpy.run_path(str(ROOT / "docs/written.py"))
+
+
+@pytest.mark.parametrize("page", WRITTEN["PAGES"])
+def test_the_generated_parts_of_a_page_are_those_of_the_kept_results(page: str) -> None:
+    assert read(page) == WRITTEN["written"](read(page))
+    assert page == "README.md" or "<!-- begin " in read(page)
+
+
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Callable[[], Iterator[str]]]:
     return runpy.run_path(str(STATE_TRACKING / "rows.py"))["TABLES"]
@@ -564,6 +575,13 @@ def test_tables_and_verdicts_are_made_from_the_kept_inputs(
     made = {path.name: path.read_bytes() for path in tmp_path.glob(f"{'declared/' * (script == 'page.py')}{files}")}
     assert made == {path.name: path.read_bytes() for path in folder.glob(files)}
     assert len(made) == number
+
+
+def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+    shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
+    make_again(tmp_path / "results/language-models", tmp_path / "page")
+    kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
+    assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
 
 
 def test_only_rows_with_every_planned_seed_are_complete() -> None:

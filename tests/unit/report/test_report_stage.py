@@ -150,7 +150,7 @@ def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) ->
     assert ">0.000<" not in numbers
     assert "missing" in (made / "tables/accuracy.tex").read_text()
     assert {row["accuracy_last10_mean"] for row in rows_of(made, "accuracy")} == {""}
-    assert {claim["verdict"] for claim in claims_of(made).values()} == {"missing", "not run at this scale"}
+    assert {claim["verdict"] for claim in claims_of(made).values()} == {"missing", "not run"}
     assert names_in(made, "figures") == set(FIGURES)
     found = definitions(made)
     mine = {key: value for key, value in found.items() if key.endswith("/accuracy_last10")}
@@ -170,9 +170,9 @@ def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path
 def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:
     claims = claims_of(made)
     solved = claims["implicit-solves-a5"]
-    assert (solved["verdict"], solved["published"], solved["num_seeds"]) == ("holds", "solved", 2)
+    assert (solved["verdict"], solved["published"], solved["num_seeds"]) == ("reproduced", "solved", 2)
     assert solved["sources"] == [f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1)]
-    assert claims["deep-explicit-cannot"]["verdict"] == "not run at this scale"
+    assert claims["deep-explicit-cannot"]["verdict"] == "not run"
 
 
 def test_explicit_runs_alone_make_a_report_without_solver_figures(tmp_path: Path) -> None:
@@ -204,11 +204,9 @@ def test_page_opens_with_what_was_reproduced_and_what_was_not(made: Path) -> Non
     page = (made / "index.html").read_text()
     summary = page.split('<section id="summary"')[1].split("</section>")[0]
     stated = [claim for claim in claims_of(made).values() if claim["origin"] == "paper"]
-    papers, left_out = (
-        [c for c in stated if c["verdict"] == verdict] for verdict in ("holds", "not run at this scale")
-    )
+    papers, left_out = ([c for c in stated if c["verdict"] == verdict] for verdict in ("reproduced", "not run"))
     assert f"Of {len(stated)} statements of the paper, this experiment tests {len(stated) - len(left_out)}:" in summary
-    assert f"holds</span> <b>{len(papers)}</b>" in summary
+    assert f"reproduced</span> <b>{len(papers)}</b>" in summary
     assert f"<summary>{len(left_out)} that this experiment does not test" in page
     assert f'href="#claim-{papers[0]["id"]}"' in summary
     assert summary.count("<li>") <= 6 * 6
@@ -267,7 +265,7 @@ def test_each_number_has_a_key_of_record_mode_and_length_and_its_value(made: Pat
     assert found[f"{key}.high"] == f"{mine[0]['accuracy_last10']:.4g}"
     assert float(found[f"{key}.low"]) < float(found[key]) < float(found[f"{key}.high"])
     assert found[f"{key}.seeds"] == "2"
-    assert found["claim/implicit-solves-a5.verdict"] in ("holds", "fails")
+    assert found["claim/implicit-solves-a5.verdict"] in ("reproduced", "not reproduced")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +307,7 @@ def test_hostile_names_of_runs_and_phases_change_no_number_no_verdict_and_no_ord
     expected = [[claim[key] for key in told] for claim in claims_of(plain).values()]
     found = json.loads(named(json.dumps(list(claims_of(hostile).values()))))
     assert [[claim[key] for key in told] for claim in found] == expected
-    assert sum(verdict == "holds" for _, verdict, *_ in expected) > 5
+    assert sum(verdict == "reproduced" for _, verdict, *_ in expected) > 5
     for name in tables:
         wanted, shown = ((folder / f"tables/{name}.csv").read_text() for folder in (plain, hostile))
         assert named(shown) == wanted

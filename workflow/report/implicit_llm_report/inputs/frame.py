@@ -80,6 +80,12 @@ METRIC_WORDS = {
     "f_radius": "spectral radius of ∂f/∂z at the fixed point",
 }
 
+# Metrics that are shares, which pages show in percent.
+SHARES = frozenset({
+    LAST_TEN, "accuracy_sequence", "accuracy_token", "unconverged_share", "token_match_sequential", "above_chance",
+    "chance_last10", "accuracy", "acc", "acc_norm", AVERAGE, "token_agreement", "settled_early", "off_diagonal_share",
+})  # fmt: skip
+
 
 def family_of(model_type: str | None) -> str:
     """The family's name; a type that is none of the known ones is its own name."""

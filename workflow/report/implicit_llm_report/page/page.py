@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from implicit_llm_contracts.runs import FINGERPRINT_DIGITS, METRICS
-from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
+from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED, Judgement, Verdict
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import (
@@ -48,7 +48,7 @@ CRITERIA = {
     "sequence": "the mean relative residual of the block",
     "batch": "the norm over the batch",
 }
-SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
 @dataclass(frozen=True)
