@@ -23,7 +23,7 @@ from implicit_llm_contracts.config.evaluation import (
 )
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig
-from implicit_llm_report.config import MinimumLayersConfig
+from implicit_llm_report.config import Front, MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
 
@@ -38,7 +38,7 @@ EVALUATIONS = [
     JacobianConfig,
 ]
 SECTIONS: dict[str, list[type]] = {
-    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, MinimumLayersConfig],
+    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, Front, MinimumLayersConfig],
     "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit, data_sets.ValidationSplit],
     "CatbAbI": [data_sets.Catbabi, text.SimulatedText, text.ArchiveText, text.Stories],
     "Text": [

@@ -579,7 +579,8 @@ def test_tables_and_verdicts_are_made_from_the_kept_inputs(
 
 def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
     shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
-    make_again(tmp_path / "results/language-models", tmp_path / "page")
+    experiment = ROOT / "workflow/config/language-models.yaml"
+    make_again(tmp_path / "results/language-models", tmp_path / "page", experiment)
     kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
     assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
 

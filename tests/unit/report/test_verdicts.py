@@ -38,7 +38,7 @@ def test_64_of_64_means_at_least_94_percent() -> None:
     assert wilson(1.0, 64)[0] == pytest.approx(0.943, abs=1e-3)
     row = row_of(of_seeds(1.0, 1.0, num_samples=64))
     assert row.interval == "94.3 to 100.0"
-    assert row.essential == ("64 sequences, 95 % interval 94.3 to 100.0 %",)
+    assert row.few == ("64 sequences, 95 % interval 94.3 to 100.0 %",)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ class Judgement:
     verdict: Verdict
     evidence: Found = field(default_factory=Found)
     num_competing: int = 0
+    is_asked: bool = True  # whether the claim can be judged at the scale of the experiment
     others: tuple[Found, ...] = ()
     controls: tuple["Judgement", ...] = ()
 
@@ -140,6 +141,7 @@ class Judgement:
         return {
             **{key: getattr(self.claim, key) for key in stated},
             "verdict": self.verdict,
+            "is_asked": self.is_asked,
             "form": self.claim.measure.form,
             "measured": _ends(self.spread),
             "worst": self.spread.high if self.claim.is_most else self.spread.low,
@@ -176,7 +178,7 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
-        return Judgement(claim, NOT_RUN)
+        return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)
 
     def rank(item: Found) -> tuple[int, float, float]:
         margin = claim.margin(item.spread.mean or 0.0)
@@ -195,7 +197,7 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
         verdict, deciding = MISSING, deciding if deciding in lacking else lacking[0]
     others = tuple(item for item in worst_of_run if item.run != deciding.run)
     controls = tuple(judge(_control(claim, control), frame, scale) for control in claim.controls)
-    return Judgement(claim, verdict, deciding, len(of_run), others, controls)
+    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=controls)
 
 
 def _control(claim: Claim, control: Control) -> Claim:

@@ -22,7 +22,11 @@ OWN = "this project"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. here: the mean, then the worst to the best seed; cut: the evidence and what it lacks."""
+    """A line of the table.
+
+    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: what training was
+    short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
+    """
 
     id: str
     claim: str
@@ -32,9 +36,11 @@ class Row:
     verdict: str
     state: str
     cut: tuple[str, ...]
+    few: tuple[str, ...]
     essential: tuple[str, ...]
     is_new: bool
     is_headline: bool
+    is_asked: bool
 
     @property
     def is_run(self) -> bool:
@@ -78,7 +84,7 @@ def short_markdown(rows: Iterable[Row]) -> list[str]:
     """The short table: headline claims, with what was cut beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
     return head + [
-        f"| {row.claim} | {row.paper} | {row.here} | {'; '.join((f'**{row.verdict}**', *row.essential))} |"
+        f"| {row.claim} | {row.paper} | {row.here} | {'; '.join((f'**{row.verdict}**', *row.few, *row.essential))} |"
         for row in rows
         if row.is_headline
     ]
@@ -97,9 +103,11 @@ def _row(entry: Entry) -> Row:
         verdict=IN_WORDS.get(is_new, {}).get(state, "not run" if state == MISSING else state),
         state=state,
         cut=(*_tested(entry), *cut) if is_run else (),
-        essential=(*_few(entry), *cut) if is_run else (),
+        few=_few(entry) if is_run else (),
+        essential=cut,
         is_new=is_new,
         is_headline=entry["is_headline"],
+        is_asked=entry["is_asked"],
     )
 
 
@@ -143,7 +151,8 @@ def _tested(entry: Entry) -> tuple[str, ...]:
         of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
         ends = [shown(end, entry["form"]) for end in (min(others), max(others))]
         words.append(f"{of}; the others {' to '.join(dict.fromkeys(ends))}{UNITS[entry['form']]}")
-    words += [f"not finished: {name}" for name, value in entry["others"].items() if value is None]
+    lacking = [name for name, value in entry["others"].items() if value is None]
+    words += [f"not finished: {' and '.join(lacking)}"] if lacking else []
     return tuple(words)
 
 
