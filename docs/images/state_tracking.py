@@ -1,4 +1,4 @@
-"""Draw the figure of the README, `state-tracking.svg`, and `evaluation-modes.svg` from the kept results.
+"""Draw `state-tracking.svg` and `evaluation-modes.svg` from the kept results.
 
     python docs/images/state_tracking.py
 

@@ -27,11 +27,14 @@ import pytest
 import torch
 import typer
 import yaml
+from rich.console import Console
 from snakemake.cli import get_argument_parser
 
 from implicit_llm_data.groups import load_group
+from implicit_llm_report.figures.first_look import Trial
 from implicit_llm_report.kept import make_again
 from implicit_llm_workflow.commands.experiments import write_project
+from implicit_llm_workflow.commands.try_it import accuracy_table
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import (
@@ -438,13 +441,35 @@ def tables() -> dict[str, Callable[[], Iterator[str]]]:
     return runpy.run_path(str(STATE_TRACKING / "rows.py"))["TABLES"]
 
 
-def test_every_accuracy_of_the_readme_is_a_kept_one(tables: dict[str, Callable[[], Iterator[str]]]) -> None:
-    assert re.findall(r"^\|.*%[^|]* \|$", read("README.md"), re.MULTILINE) == [*tables["readme"]()]
+def test_the_readme_shows_the_table_that_the_command_prints() -> None:
+    kept = json.loads((TRAINED / "s5-state-passing-s0/accuracy_by_position.json").read_text(encoding="utf-8"))
+    nothing = np.zeros((0, 0))
+    trial = Trial(np.ones((16, 512), bool), 1.0, kept, 32, nothing, nothing, 0.05)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(accuracy_table(trial))
+    printed = [line.rstrip() for line in capture.get().splitlines()]
+    (shown,) = blocks_of("README.md", "text")
+    assert len(shown.splitlines()) > 2
+    assert set(shown.splitlines()) <= set(printed)
 
 
-def test_the_figure_of_the_readme_is_drawn_from_the_kept_results() -> None:
-    draw = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["draw"]
-    assert read("docs/images/state-tracking.svg") == draw()
+def test_the_readme_has_at_most_850_words() -> None:
+    assert len(read("README.md").split()) <= 850
+
+
+def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
+    assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
+
+
+def test_the_step_times_of_the_readme_are_the_measured_ones() -> None:
+    ours = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
+    theirs = {row["row"]: row["ms"] for row in benchmark("published-code")["training"]}
+    rows = "llama3-130m-explicit", "llama3-130m-implicit"
+    explicit, implicit = (f"{rounded(ours[row]):.0f}" for row in rows)
+    published = " and ".join(f"{theirs[row]:g}" for row in rows)
+    page = " ".join(read("README.md").split())
+    assert f"takes {explicit} ms explicit and {implicit} ms implicit, against {published} ms of the" in page
 
 
 def test_the_figure_of_evaluation_modes_is_drawn_from_the_kept_results() -> None:

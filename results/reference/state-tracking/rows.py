@@ -1,4 +1,4 @@
-"""Print the rows of the tables of docs/state-tracking.md and README.md, from the kept results:
+"""Print the rows of the tables of docs/state-tracking.md, from the kept results:
 
     python results/reference/state-tracking/rows.py [TABLE ...]
 
@@ -26,18 +26,6 @@ A5 = [
     *(f"a5m-{recipe}/free" for recipe in ("published-stop", "no-dropout", "fast")),
 ]
 A5_WHOLE = "a5m-published/free-32"  # the released recipe to its last step
-README = [
-    ("A5 × monoid, trained on 256 tokens, tested on 256", A5_WHOLE, PROTOCOL, 256),
-    ("A5 × monoid, tested on 1,024", A5_WHOLE, PROTOCOL, 1024),
-    ("A5 × monoid, a third of the steps, tested on 1,024", "a5m-released/free-32", PROTOCOL, 1024),
-    ("A5 × monoid, a third of the steps, tested on 4,096", "a5m-released/free-32", PROTOCOL, 4096),
-    ("A5 × monoid, fast recipe, tested on 1,024", "a5m-fast/free", PROTOCOL, 1024),
-    ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", PROTOCOL, 4096),
-    ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", PROTOCOL, 128),
-    ("S5, with state passing, tested on 4,096", "s5-state-passing/free", PROTOCOL, 4096),
-    ("S5, with state passing, tested on 65,536", "s5-state-passing/free", PROTOCOL, 65536),
-    ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
-]
 
 
 def seeds_of(run: str, mode: str, length: int, hard: float) -> pd.DataFrame:
@@ -52,12 +40,6 @@ def percent(values: pd.Series) -> str:
 
 def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def readme() -> Iterator[str]:
-    for what, run, mode, length in README:
-        found = seeds_of(run, mode, length, 0.1 if run.startswith("a5m") else 1).accuracy_last10
-        yield row(what, f"{percent(found)} %", f"{100 * found.mean():.1f} %")
 
 
 def a5() -> Iterator[str]:
@@ -204,7 +186,7 @@ def records(kind: str) -> pd.DataFrame:
 
 
 TABLES = {
-    **{"readme": readme, "a5": a5, "a5-other": a5_other, "jacobian": jacobian, "s5": s5, "s5-other": s5_other},
+    **{"a5": a5, "a5-other": a5_other, "jacobian": jacobian, "s5": s5, "s5-other": s5_other},
     **{
         "baselines": baselines,
         "state-passing": state_passing,

@@ -38,7 +38,7 @@ def test_64_of_64_means_at_least_94_percent() -> None:
     assert wilson(1.0, 64)[0] == pytest.approx(0.943, abs=1e-3)
     row = row_of(of_seeds(1.0, 1.0, num_samples=64))
     assert row.interval == "94.3 to 100.0"
-    assert row.few == ("64 sequences, 95 % interval 94.3 to 100.0 %",)
+    assert row.few == ("64 sequences (95 %: 94.3 to 100.0)",)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_claim_that_no_run_tests_is_not_run_and_has_no_number() -> None:
 def test_a_verdict_names_what_its_training_was_short_of() -> None:
     full = {"train_tokens": 4e6, "num_parameters": 1000.0}
     row = row_of(of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), full=full)
-    assert row.essential == ("500 parameters instead of 1k", "25 % of the published training tokens")
+    assert row.essential == ("500 of 1k parameters, 25 % of the published tokens",)
     assert row_of(of_seeds(1.0, 1.0, train_tokens=4e6), full={"train_tokens": 4e6}).essential == ()
 
 

@@ -12,7 +12,7 @@ from implicit_llm_report.inputs.frame import short_count
 
 Entry = Mapping[str, Any]
 FROM_NOTE = "†"
-MARKS = f"{FROM_NOTE} from a reading note of the paper: the sentence was not read in the paper itself."
+MARKS = f"{FROM_NOTE} from a reading note: the sentence was not read in the paper itself."
 RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
@@ -160,7 +160,7 @@ def _few(entry: Entry) -> tuple[str, ...]:
     """What few test sequences can show."""
     samples = entry["num_samples"]
     is_few = samples and samples < FEW_SAMPLES
-    return (f"{samples} sequences, 95 % interval {_interval(entry)} %",) if is_few else ()
+    return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
@@ -168,10 +168,11 @@ def _training(entry: Entry) -> tuple[str, ...]:
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
         if mine and mine < 0.9 * full:
-            size = f"{short_count(float(f'{mine:.3g}'))} parameters instead of {short_count(full)}"
-            tokens = f"{100 * mine / full:.2g} % of the published training tokens"
-            found.append({"num_parameters": size, "train_tokens": tokens}[key])
-    return tuple(found)
+            size = f"{short_count(float(f'{mine:.3g}'))} of {short_count(full)} parameters"
+            found.append(
+                {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of the published tokens"}[key]
+            )
+    return (", ".join(found),) if found else ()
 
 
 def _controls(entry: Entry) -> tuple[str, ...]:
