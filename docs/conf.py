@@ -1,6 +1,7 @@
 """Settings of the documentation site; `make docs` builds it."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -45,8 +46,14 @@ INCLUDED = {
 
 def setup(app: object) -> None:
     app.connect("source-read", lambda _, name, source: point_to_included_pages(source))
+    app.connect("build-finished", lambda app, _: copy_images(Path(app.outdir)))
     app.connect("builder-inited", lambda _: write_generated_pages(HERE / "_build" / "generated"))
     app.connect("autodoc-process-docstring", lambda *arguments: to_rst(arguments[-1]))
+
+
+def copy_images(site: Path) -> None:
+    """Copy the images that pages name in HTML, which Sphinx does not see."""
+    shutil.copytree(HERE / "images", site / "images", dirs_exist_ok=True)
 
 
 def point_to_included_pages(source: list[str]) -> None:

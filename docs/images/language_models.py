@@ -1,4 +1,4 @@
-"""Draw the figure of docs/pretraining.md, `language-models.svg`, from the kept losses.
+"""Draw the figure of docs/language-models.md, `language-models.svg`, from the kept losses.
 
 python docs/images/language_models.py
 """

@@ -72,19 +72,26 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
-    """The full table for a page."""
-    head = ["| claim | paper | here: mean (worst to best seed) | 95 % | verdict | evidence |", "|" + "---|" * 6]
-    return head + [
-        f"| {row.claim} | {row.paper} | {row.here} | {row.interval} | **{row.verdict}** | {'; '.join(row.cut)} |"
-        for row in rows
-    ]
+    """The full table for a page, with what was cut beside the verdict."""
+    head = ["| claim | paper | here: mean (worst to best seed) | 95 % | verdict |", "|" + "---|" * 5]
+    lines = [(row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows]
+    return head + [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _verdict(row: Row, cut: Iterable[str]) -> str:
+    return "; ".join((f"**{row.verdict}**", *cut))
+
+
+def evidence(rows: Iterable[Row]) -> list[str]:
+    """A table of the runs, seeds and sequences behind each verdict."""
+    return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
 
 
 def short_markdown(rows: Iterable[Row]) -> list[str]:
     """The short table: headline claims, with what was cut beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
     return head + [
-        f"| {row.claim} | {row.paper} | {row.here} | {'; '.join((f'**{row.verdict}**', *row.few, *row.essential))} |"
+        f"| {row.claim} | {row.paper} | {row.here} | {_verdict(row, (*row.few, *row.essential))} |"
         for row in rows
         if row.is_headline
     ]
