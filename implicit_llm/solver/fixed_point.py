@@ -35,8 +35,10 @@ class FixedPointMap(Protocol):
 
 
 class Best:
-    """The best iterate of every sequence so far, and when each was done; all on the device.
+    """The best iterate of every token so far, and when each sequence was done; all on the device.
 
+    rank_BL: what the best iterate has lowest (`Progress.rank_BL`).
+    residual_BL: the token's own residual at that iterate.
     Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width.
     """
 
@@ -45,7 +47,7 @@ class Best:
         device = z0_BLD.device
         wide = z0_BLD.dtype if z0_BLD.dtype == torch.float64 else torch.float32
         self.z = z0_BLD.clone(memory_format=torch.contiguous_format)
-        self.residual = torch.full((batch,), float("inf"), device=device, dtype=wide)
+        self.rank_BL = torch.full((batch, length), float("inf"), device=device, dtype=wide)
         self.residual_BL = torch.full((batch, length), float("inf"), device=device, dtype=wide)
         self.done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.num_iter = torch.zeros(batch, device=device)
@@ -75,28 +77,34 @@ class Best:
         def mine(name: str) -> Tensor:
             return getattr(self, name) if whole else getattr(self, name)[active]
 
-        open_B = better_B = ~mine("done")
+        open_B, rank_BL = ~mine("done"), progress.rank_BL
+        better_BL = open_B[:, None].expand_as(rank_BL)
         if not progress.keeps_last:
-            better_B = open_B & (progress.residual_B < mine("residual"))
+            better_BL = better_BL & (rank_BL < mine("rank_BL"))
         found = {
             "non_finite": (open_B, mine("non_finite") | ~progress.residual_BL.isfinite()),
             "num_iter": (open_B, mine("num_iter") + 1),
-            "z": (better_B, z_next),
-            "residual": (better_B, progress.residual_B),
-            "residual_BL": (better_B, progress.residual_BL),
+            "z": (better_BL, z_next),
+            "rank_BL": (better_BL, rank_BL),
+            "residual_BL": (better_BL, progress.residual_BL),
             "done": (open_B, progress.done_B),
         }
-        for name, (where_B, value) in found.items():
-            current, where = mine(name), where_B.view(-1, *(1,) * (value.ndim - 1))
+        for name, (where, value) in found.items():
+            current, where = mine(name), where[(...,) + (None,) * (value.ndim - where.ndim)]
             if whole:  # in place: a captured graph knows the tensors by their addresses
                 torch.where(where, value.to(current.dtype), current, out=current)
             else:
                 getattr(self, name)[active] = torch.where(where, value.to(current.dtype), current)
 
+    @property
+    def residual(self) -> Tensor:
+        """The lowest residual of each sequence (B)."""
+        return self.rank_BL[:, -1]
+
     def reset(self) -> None:
         """Forget everything, in place."""
         self.z.zero_()
-        self.residual.fill_(torch.inf)
+        self.rank_BL.fill_(torch.inf)
         self.residual_BL.fill_(torch.inf)
         for t in (self.done, self.num_iter, self.non_finite):
             t.zero_()
@@ -125,8 +133,9 @@ def solve(
 
     Padding, where `valid_BL` is False, stays at zero and so has no part in residuals or acceleration; z0 is zero there.
 
-    Returns: per sequence the iterate with the lowest residual, made by `update`, (B, L, D); and the statistics. Tokens
-        whose own residual is not below the rule's tol are reported whatever the rule says of their sequence.
+    Returns: the iterate with the lowest residual, by sequence or by token (`Progress`), made by `update`, (B, L, D); and
+        the statistics. A token whose own residual is not below the rule's tol is reported whatever the rule says of its
+        sequence.
     Raises: NonFiniteState, naming sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """

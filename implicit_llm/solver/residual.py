@@ -20,13 +20,23 @@ RELEASED_EPS = 1e-6  # of the released code's criterion in evaluation, whose den
 class Progress:
     """One iteration judged: done and residual per sequence, residual per position.
 
+    by_token: the iterate that is kept is chosen for each token, by the worst residual up to it, so that no later token
+        has a part in the choice; otherwise one is chosen for the sequence, by `residual_B`.
     keeps_last: the newest iterate is the answer, not the one of lowest residual.
     """
 
     done_B: Tensor
     residual_B: Tensor
     residual_BL: Tensor
+    by_token: bool = False
     keeps_last: bool = False
+
+    @property
+    def rank_BL(self) -> Tensor:
+        """What the kept iterate of each token has lowest, (B, L); in the last column it is the sequence's residual."""
+        if self.by_token:
+            return self.residual_BL.cummax(1).values
+        return self.residual_B[:, None].expand_as(self.residual_BL)
 
 
 @dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes it before it has its fields
@@ -64,7 +74,7 @@ def _judge_tokens(z: Tensor, fz: Tensor, tol: float) -> Progress:
     """Each sequence stops by itself, when the residual of each of its tokens is below tol."""
     _, by_token = _relative(z, fz)
     worst = by_token.amax(1)
-    return Progress(worst < tol, worst, by_token)
+    return Progress(worst < tol, worst, by_token, by_token=True)
 
 
 def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
@@ -79,7 +89,9 @@ def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
     change_BL, size_BL = _norms(fz - z), _norms(z)
     ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + RELEASED_EPS)
     batch = len(z)
-    return Progress((ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + RELEASED_EPS), True)
+    return Progress(
+        (ratio < tol).expand(batch), ratio.expand(batch), change_BL / (size_BL + RELEASED_EPS), keeps_last=True
+    )
 
 
 STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)

@@ -93,7 +93,7 @@ def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, 
     for iteration in range(6):
         active = torch.arange(shape[0], device=DEVICE) if iteration < 3 else torch.tensor([0, 2, 4], device=DEVICE)
         z = torch.randn(len(active), *shape[1:], device=DEVICE)
-        fz = z + torch.randn_like(z) * torch.rand(len(active), 1, 1, device=DEVICE) * 1.2
+        fz = z + torch.randn_like(z) * torch.rand(len(active), shape[1], 1, device=DEVICE) * 1.2
         if iteration == 4:
             fz[1, shape[1] // 2] = float("nan")
         mine.take(active, (z, fz, fz), rule)
@@ -101,7 +101,7 @@ def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, 
             plain.take(active, (z, fz, fz), rule)
     for name in ("z", "done", "num_iter", "non_finite"):
         assert torch.equal(getattr(mine, name), getattr(plain, name)), name
-    for name in ("residual", "residual_BL"):
+    for name in ("rank_BL", "residual_BL"):
         torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
 
 

@@ -1,7 +1,9 @@
 """One iteration of a fixed point judged and recorded in three kernels. Imported where Triton kernels run.
 
-The first measures each token, the second decides for each sequence, the third keeps what is better. The plain PyTorch
-twin is `solver.residual` with `solver.fixed_point`.
+The first measures each token, the second decides for each sequence, the third keeps what is better. With the
+rule "token", an iterate is better for a token if the worst residual up to that token is lower; otherwise it is better
+for all tokens if the residual of their sequence is. The plain PyTorch twin is `solver.residual` with
+`solver.fixed_point`.
 
 Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
 """
@@ -24,7 +26,7 @@ class Record(Protocol):
     """What is known of all sequences, written in place (solver.fixed_point.Best)."""
 
     z: Tensor
-    residual: Tensor
+    rank_BL: Tensor
     residual_BL: Tensor
     done: Tensor
     num_iter: Tensor
@@ -44,19 +46,19 @@ def judge(
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
     squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # of the change and of f(z), by token
-    is_better_A = torch.empty(batch, dtype=torch.int32, device=z_ALD.device)
+    is_better_AL = torch.empty(batch, length, dtype=torch.int32, device=z_ALD.device)
     tiles = (batch, triton.cdiv(length, rows))
     _measure_kernel[tiles](
         active_A, z_ALD, fz_ALD, squares[0], squares[1], best.done, best.non_finite, length, width, EPS,
         ROWS=rows, COLUMNS=columns,
     )  # fmt: skip
     _decide_kernel[(batch,)](
-        active_A, squares[0], squares[1], is_better_A, best.residual, best.done, best.num_iter, length, tol, EPS,
+        active_A, squares[0], squares[1], is_better_AL, best.rank_BL, best.done, best.num_iter, length, tol, EPS,
         BY_TOKEN=stop == "token", ROWS=min(triton.next_power_of_2(length), 1024),
     )  # fmt: skip
     _keep_kernel[tiles](
-        active_A, z_ALD, fz_ALD, next_ALD, squares[0], squares[1], is_better_A, best.z, best.residual_BL, length, width,
-        tau or 0.0, EPS, IS_MADE=tau is not None, ROWS=rows, COLUMNS=columns,
+        active_A, z_ALD, fz_ALD, next_ALD, squares[0], squares[1], is_better_AL, best.z, best.residual_BL,
+        length, width, tau or 0.0, EPS, IS_MADE=tau is not None, ROWS=rows, COLUMNS=columns,
     )  # fmt: skip
 
 
@@ -84,31 +86,42 @@ def _measure_kernel(
 
 @triton.jit
 def _decide_kernel(
-    active_ptr, change_ptr, size_ptr, better_ptr, residual_ptr, done_ptr, iterations_ptr, length, tol, eps,
+    active_ptr, change_ptr, size_ptr, better_ptr, rank_ptr, done_ptr, iterations_ptr, length, tol, eps,
     BY_TOKEN: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     entry = tl.program_id(0).to(tl.int64)
     sequence = tl.load(active_ptr + entry)
-    is_better = 0
-    if tl.load(done_ptr + sequence) == 0:
-        change_all, size_all, worst = 0.0, 0.0, 0.0
-        for start in range(0, length, ROWS):
-            row = start + tl.arange(0, ROWS)
-            change = load(change_ptr + entry * length + row, row < length)
-            size = load(size_ptr + entry * length + row, row < length)
+    is_open = tl.load(done_ptr + sequence) == 0
+    change_all, size_all, worst = 0.0, 0.0, 0.0
+    for start in range(0, length, ROWS):
+        row = start + tl.arange(0, ROWS)
+        change = load(change_ptr + entry * length + row, (row < length) & is_open)
+        size = load(size_ptr + entry * length + row, (row < length) & is_open)
+        if BY_TOKEN:
             token = relative(change, size, eps)
+            up_to = tl.associative_scan(tl.where(is_bad(token), float("inf"), token), 0, larger)
+            rank = tl.maximum(up_to, worst)
+            _offer(rank, is_open, better_ptr + entry * length, rank_ptr + sequence * length, row, length)
+            worst = tl.max(rank, axis=0)
+        else:
             change_all += tl.sum(change, axis=0)
             size_all += tl.sum(size, axis=0)
-            worst = tl.maximum(worst, tl.max(tl.where(is_bad(token), float("inf"), token), axis=0))
-        residual = worst
-        if not BY_TOKEN:
-            residual = relative(change_all, size_all, eps)
-        if residual < tl.load(residual_ptr + sequence):
-            is_better = 1
-            tl.store(residual_ptr + sequence, residual)
+    if not BY_TOKEN:
+        worst = relative(change_all, size_all, eps)
+        for start in range(0, length, ROWS):
+            row = start + tl.arange(0, ROWS)
+            rank = tl.full((ROWS,), 0.0, dtype=tl.float32) + worst
+            _offer(rank, is_open, better_ptr + entry * length, rank_ptr + sequence * length, row, length)
+    if is_open:
         tl.store(iterations_ptr + sequence, tl.load(iterations_ptr + sequence) + 1.0)
-        tl.store(done_ptr + sequence, residual < tol)
-    tl.store(better_ptr + entry, is_better)
+        tl.store(done_ptr + sequence, worst < tol)
+
+
+@triton.jit
+def _offer(rank, is_open, better_ptr, rank_ptr, row, length):
+    is_better = is_open & (rank < tl.load(rank_ptr + row, mask=row < length, other=0.0))
+    tl.store(better_ptr + row, is_better.to(tl.int32), row < length)
+    tl.store(rank_ptr + row, rank, (row < length) & is_better)
 
 
 @triton.jit
@@ -120,25 +133,30 @@ def _keep_kernel(
     row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     is_inside = (row < length)[:, None] & (column < width)[None, :]
     at = (entry * length + row)[:, None] * width + column[None, :]
-    is_better = tl.load(better_ptr + entry) != 0
+    is_better = tl.load(better_ptr + entry * length + row, mask=row < length, other=0) != 0
+    is_kept = is_inside & is_better[:, None]
     if IS_MADE:  # as torch.lerp for weights from 1/2 up; without damping exactly f(z)
         fz = wide(fz_ptr + at, is_inside)
         kept = fz - (fz - wide(z_ptr + at, is_inside)) * (1.0 - tau)
         tl.store(next_ptr + at, kept, is_inside)
     else:
-        kept = wide(next_ptr + at, is_inside & is_better)
-    if is_better:
-        sequence = tl.load(active_ptr + entry)
-        to = (sequence * length + row)[:, None] * width + column[None, :]
-        tl.store(best_ptr + to, kept, is_inside)
-        change = load(change_ptr + entry * length + row, row < length)
-        size = load(size_ptr + entry * length + row, row < length)
-        tl.store(token_ptr + sequence * length + row, relative(change, size, eps), row < length)
+        kept = wide(next_ptr + at, is_kept)
+    sequence = tl.load(active_ptr + entry)
+    to = (sequence * length + row)[:, None] * width + column[None, :]
+    tl.store(best_ptr + to, kept, is_kept)
+    change = load(change_ptr + entry * length + row, is_better)
+    size = load(size_ptr + entry * length + row, is_better)
+    tl.store(token_ptr + sequence * length + row, relative(change, size, eps), is_better)
 
 
 @triton.jit
 def relative(change, size, eps):
     return tl.sqrt(change) / (tl.sqrt(size) + eps)
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
 
 
 @triton.jit

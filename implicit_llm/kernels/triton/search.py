@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from triton.language import constexpr
 
 from implicit_llm.kernels.chunked_scan import ScanWeights
-from implicit_llm.kernels.triton.convergence import EPS, is_bad, relative
+from implicit_llm.kernels.triton.convergence import EPS, is_bad, larger, relative
 from implicit_llm.kernels.triton.memory import wide
 from implicit_llm.kernels.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
 
@@ -369,7 +369,7 @@ def _search_kernel(
     for block in range(num_blocks):
         token_R = of_R // W * length + block * W + of_R % W
         of_row_R = token_R * COLUMNS
-        best_S = tl.full((S,), float("inf"), dtype=tl.float32)
+        best_R = tl.full((R,), float("inf"), dtype=tl.float32)
         iterations_S = tl.zeros((S,), dtype=tl.float32)
         is_open_S = of_S >= 0
         is_bad_R = of_R < 0
@@ -393,20 +393,22 @@ def _search_kernel(
             token_residual_R = relative(change_R, size_R, residual_eps)
             if BY_TOKEN:
                 worst_R = tl.where(is_bad(token_residual_R), float("inf"), token_residual_R)
-                residual_S = tl.max(tl.reshape(worst_R, (S, W)), axis=1)
+                rank_SW = tl.associative_scan(tl.reshape(worst_R, (S, W)), 1, larger)
+                residual_S = tl.max(rank_SW, axis=1)
             else:
                 change_S = tl.sum(tl.reshape(change_R, (S, W)), axis=1)
                 size_S = tl.sum(tl.reshape(size_R, (S, W)), axis=1)
                 residual_S = relative(change_S, size_S, residual_eps)
+                rank_SW = tl.broadcast_to(residual_S[:, None], (S, W))
             is_open_R = tl.reshape(tl.broadcast_to(is_open_S[:, None], (S, W)), (R,))
             is_bad_R = is_bad_R | (is_open_R & is_bad(token_residual_R))
-            is_better_S = is_open_S & (residual_S < best_S)
-            is_better_R = tl.reshape(tl.broadcast_to(is_better_S[:, None], (S, W)), (R,))
+            rank_R = tl.reshape(rank_SW, (R,))
+            is_better_R = is_open_R & (rank_R < best_R)
             next_DR = z_DR + tau * (fz_DR - z_DR)
             tl.store(_tokens(z_ptr, zero_ptr, token_R, D), next_DR, mask=is_better_R[None, :] & (of_D >= 0)[:, None])
             tl.store(token_ptr + token_R, token_residual_R, mask=is_better_R)
             tl.store(_tokens(current_ptr, zero_ptr, of_R, D), next_DR)
-            best_S = tl.where(is_better_S, residual_S, best_S)
+            best_R = tl.where(is_better_R, rank_R, best_R)
             iterations_S += is_open_S.to(tl.float32)
             is_open_S = is_open_S & ~(residual_S < tol)
             num_open = tl.sum(is_open_S.to(tl.int32), axis=0)
@@ -414,7 +416,7 @@ def _search_kernel(
             tl.debug_barrier()
         of_block_S = of_S * num_blocks + block
         tl.store(iterations_ptr + of_block_S, iterations_S)
-        tl.store(residual_ptr + of_block_S, best_S)
+        tl.store(residual_ptr + of_block_S, tl.max(tl.reshape(best_R, (S, W)), axis=1))
         tl.store(done_ptr + of_block_S, ~is_open_S)
         tl.store(bad_ptr + token_R, is_bad_R)
         out_DR = _apply(

@@ -146,6 +146,19 @@ def test_damping_contracts_by_one_minus_tau_plus_tau_c() -> None:
     assert needed["damped"] < 8 < 100 < needed["plain"]
 
 
+def test_by_the_token_rule_later_tokens_have_no_part_in_which_iterate_is_kept() -> None:
+    """A rotation never converges, and the residuals of its tokens go up and down."""
+    angle = torch.tensor(1.0, dtype=torch.float64)
+    A_DD = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).view(2, 2)
+    x_BLD = normal(8, 6, 2)
+    other_BLD = torch.cat([x_BLD[:, :3], normal(8, 3, 2, seed=1)], dim=1)
+    one, other = (
+        run(Causal(A_DD, A_DD / 2, x), torch.zeros_like(x), stop="token", tol=1e-12, max_iter=9)[0]
+        for x in (x_BLD, other_BLD)
+    )
+    assert torch.equal(one[:, :3], other[:, :3])
+
+
 def test_the_token_rule_waits_for_the_slowest_token_and_the_sequence_rule_does_not() -> None:
     f = scaled([[0.1] * 50 + [0.9], [0.1] * 51])
     tol = 0.05
