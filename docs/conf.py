@@ -20,6 +20,8 @@ version = release = implicit_llm.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_title = f"implicit-llm {version}"
 default_role = "code"
 smartquotes = False  # they would change `--option` in running text

@@ -459,6 +459,10 @@ def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
     assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
 
 
+def test_the_bar_chart_of_training_steps_is_drawn_from_the_measured_ones() -> None:
+    assert read("docs/images/performance.svg") == runpy.run_path(str(ROOT / "docs/images/performance.py"))["draw"]()
+
+
 def test_the_step_times_of_the_readme_are_the_measured_ones() -> None:
     ours = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
     theirs = {row["row"]: row["ms"] for row in benchmark("published-code")["training"]}

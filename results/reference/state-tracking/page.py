@@ -24,6 +24,7 @@ from implicit_llm_workflow.results.missing import find_missing, report_with_miss
 
 HERE = Path(__file__).absolute().parent
 CONFIG = Path("workflow/config/state-tracking.yaml")
+NOTE = "Commits that jobs did not record were noted manually: README.md beside this page has them, by run."
 
 
 def main(target: Path) -> None:
@@ -36,6 +37,7 @@ def main(target: Path) -> None:
         rename_modes(plan.root)
         page = without_ablation(plan.nodes["report"])
         missing = [replace(one, why="not finished") for one in find_missing(plan, page) if not is_kept(plan, one.job)]
+        page = replace(page, config={**page.config, "note": NOTE})
         identity, found = report_with_missing(plan, page, missing)
         folders = {role: Path(folder).absolute() for role, folder in found.items()}
         make_page(folders, target, identity.config, identity.fingerprint)
