@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages, between the comments that name them, and the pages of complete tables.
+"""Write the generated parts of the pages, between the comments that name them, complete tables, and the figures.
 
     python docs/written.py
 
@@ -86,6 +86,7 @@ PAGES = (
     *("README.md", "docs/index.md", "docs/results.md"),
     *("docs/state-tracking.md", "docs/language-models.md", "docs/catbabi.md"),
 )
+DRAWN = ("hero.py", "state_tracking.py", "performance.py")
 WHOLE = {"docs/reference/state-tracking-tables.md": state_tracking_tables}
 _PART = re.compile(r"(<!-- begin ([a-z0-9-]+)[^>]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
@@ -101,6 +102,8 @@ def main() -> None:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
     for page, text in WHOLE.items():
         (ROOT / page).write_text(text(), encoding="utf-8")
+    for script in DRAWN:
+        runpy.run_path(str(ROOT / "docs/images" / script), run_name="__main__")
 
 
 if __name__ == "__main__":
