@@ -24,7 +24,7 @@ def row_of(records: list[Record], **claim: Any) -> Row:
     return rows_of([entry_of(records, **claim)])[0]
 
 
-def of_seeds(*values: float, **about: Any) -> list[Record]:
+def of_seeds(*values: float | None, **about: Any) -> list[Record]:
     return seeds(WORD | about, *values, metric="accuracy_last10")
 
 
@@ -61,6 +61,12 @@ def test_a_claim_is_reproduced_when_every_seed_keeps_the_bound(
 def test_a_claim_that_no_run_tests_is_not_run_and_has_no_number() -> None:
     row = row_of(of_seeds(1.0, run="other"))
     assert (row.here, row.verdict, row.cut) == ("not run", "not run", ())
+
+
+def test_a_claim_that_lacks_a_seed_is_not_finished_and_says_how_many() -> None:
+    row = row_of(of_seeds(1.0, None))
+    assert (row.here, row.verdict, row.essential) == ("100.0 %", "not finished", ("1 of 2 seeds missing",))
+    assert counted([row]) == "1 of 1 claims of the paper were tested: 1 not finished."
 
 
 def test_a_verdict_names_what_its_training_was_short_of() -> None:

@@ -15,6 +15,7 @@ FROM_NOTE = "†"
 MARKS = f"{FROM_NOTE} from a reading note: the sentence was not read in the paper itself."
 RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
+LACKING = "not finished"  # of a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
 FEW_SAMPLES = 300  # the short table says how little so few test sequences show
 OWN = "this project"
@@ -66,7 +67,7 @@ def counted(rows: Sequence[Row]) -> str:
     mine = [row for row in rows if not row.is_new]
     tested = [row for row in mine if row.is_run]
     numbers = {state: sum(row.state == state for row in tested) for state in ORDER}
-    words = [f"{number} {state}" for state, number in numbers.items() if number]
+    words = [f"{number} {LACKING if state == MISSING else state}" for state, number in numbers.items() if number]
     head = f"{len(tested)} of {len(mine)} claims of the paper were tested"
     return f"{head}: {', '.join(words)}." if tested else f"{head}."
 
@@ -100,14 +101,16 @@ def short_markdown(rows: Iterable[Row]) -> list[str]:
 def _row(entry: Entry) -> Row:
     state, is_new = entry["verdict"], entry["origin"] == "project"
     is_run = state != NOT_RUN
-    cut = (*_training(entry), *_controls(entry)) if is_run else ()
+    lost = entry["num_missing"]
+    lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
+    cut = (*lacking, *_training(entry), *_controls(entry)) if is_run else ()
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
         paper=_paper(entry),
         here=_here(entry) if is_run else "not run",
         interval=_interval(entry),
-        verdict=IN_WORDS.get(is_new, {}).get(state, "not run" if state == MISSING else state),
+        verdict=IN_WORDS.get(is_new, {}).get(state, LACKING if state == MISSING else state),
         state=state,
         cut=(*_tested(entry), *cut) if is_run else (),
         few=_few(entry) if is_run else (),
@@ -129,7 +132,7 @@ def _paper(entry: Entry) -> str:
 def _here(entry: Entry) -> str:
     measured, form = entry["measured"], entry["form"]
     if measured["mean"] is None:
-        return "not finished"
+        return LACKING
     ends = "" if entry["num_seeds"] < 2 else f" ({shown(entry['worst'], form)} to {shown(entry['best'], form)})"
     return f"{shown(measured['mean'], form)}{UNITS[form]}{ends}"
 
@@ -151,7 +154,6 @@ def _tested(entry: Entry) -> tuple[str, ...]:
     """Seeds, test sequences, and what the model was chosen among."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     words = [f"{entry['run']}", f"{number} seed{'' if number == 1 else 's'}"]
-    words += [f"{entry['num_missing']} missing"] if entry["num_missing"] else []
     words += [f"{samples:,} sequences"] if samples else []
     others = [value for value in entry["others"].values() if value is not None]
     if others:
