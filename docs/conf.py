@@ -1,8 +1,12 @@
 """Settings of the documentation site; `make docs` builds it."""
 
 import re
+import shutil
+from pathlib import Path
 
 import implicit_llm
+
+HERE = Path(__file__).parent
 
 project = "implicit-llm"
 author = "The implicit-llm contributors"
@@ -12,6 +16,8 @@ version = release = implicit_llm.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_title = f"implicit-llm {version}"
 default_role = "code"
 smartquotes = False  # they would change `--option` in running text
@@ -38,7 +44,13 @@ INCLUDED = {
 
 def setup(app: object) -> None:
     app.connect("source-read", lambda _, name, source: point_to_included_pages(source))
+    app.connect("build-finished", lambda app, _: copy_images(Path(app.outdir)))
     app.connect("autodoc-process-docstring", lambda *arguments: to_rst(arguments[-1]))
+
+
+def copy_images(site: Path) -> None:
+    """Copy the images that pages name in HTML, which Sphinx does not see."""
+    shutil.copytree(HERE / "images", site / "images", dirs_exist_ok=True)
 
 
 def point_to_included_pages(source: list[str]) -> None:

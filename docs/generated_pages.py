@@ -28,7 +28,7 @@ from implicit_llm_contracts.config.evaluation import (
 from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig, TaskConfig
-from implicit_llm_report.config import MinimumLayersConfig
+from implicit_llm_report.config import Front, MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
 
@@ -43,7 +43,7 @@ EVALUATIONS = [
     JacobianConfig,
 ]
 SECTIONS: dict[str, list[type]] = {
-    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, MinimumLayersConfig],
+    "Experiment": [experiment.ExperimentFile, runs.RunEntry, runs.Axis, runs.Override, Front, MinimumLayersConfig],
     "Word problems": [data_sets.WordProblem, data_sets.TrainSplit, data_sets.TestSplit, data_sets.ValidationSplit],
     "CatbAbI": [data_sets.Catbabi, text.SimulatedText, text.ArchiveText, text.Stories],
     "Text": [
@@ -84,12 +84,16 @@ MARK = "<!-- What follows is written by `python docs/generated_pages.py`. -->\n"
 
 def generated_pages() -> dict[Path, str]:
     """What the pages are, by path: their own head, and then what the program says of itself."""
-    folder = Path(__file__).parent / "reference"
-    bodies = {"cli.md": cli(typer.main.get_command(app)), "experiment.md": keys()}
+    bodies = {
+        "reference/cli.md": cli(typer.main.get_command(app)),
+        "reference/experiment.md": keys(),
+        "metrics.md": training_metrics(),
+    }
     found = {}
     for name, lines in bodies.items():
-        head, mark, _ = (folder / name).read_text(encoding="utf-8").partition(MARK)
-        found[folder / name] = head + mark + "\n" + "\n".join(lines).rstrip() + "\n"
+        path = Path(__file__).parent / name
+        head, mark, _ = path.read_text(encoding="utf-8").partition(MARK)
+        found[path] = head + mark + "\n" + "\n".join(lines).rstrip() + "\n"
     return found
 
 

@@ -1,4 +1,4 @@
-"""Draw the figure of docs/pretraining.md, `language-models.svg`, from the kept losses.
+"""Draw the figure of docs/language-models.md, `language-models.svg`, from the kept losses.
 
 python docs/images/language_models.py
 """
@@ -39,7 +39,7 @@ def draw(path: Path = HERE / "language-models.svg") -> None:
         axis.set(xlabel=title, ylim=(1.5, 3.5))
         axis.grid(color="#d1d9e0", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("training loss on new text, nats a token")
+    axes[0].set_ylabel("training loss on new text, nats per token")
     axes[1].legend(frameon=False)
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
 

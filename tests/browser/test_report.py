@@ -14,6 +14,8 @@ WORDS = (
     SampleRun("a5-implicit", "A5", True, 0.2, (0.2, 0.5), steps=200, seeds=(0, 1)),
     SampleRun("a5-explicit", "A5", False, 0.2, (0.2, 0.5), steps=200),
 )
+PAGES = ("index.html", "numbers.html")
+ROOT = Path(__file__).parents[2]
 LACKED = "evaluate:a5-explicit-s1/explicit/word-problem"
 # Elements that stick out on the right without a frame that scrolls, by their first words.
 OVERFLOWING = """
@@ -59,7 +61,7 @@ def open_page(browser: Any, page: Path, width: int) -> None:
 
 
 def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: Any, report: Path) -> None:
-    open_page(browser, report / "index.html", 1280)
+    open_page(browser, report / "numbers.html", 1280)
     figures = {figure["name"]: figure for figure in browser.execute_script(FIGURES)}
     drawn = {f"figure-{path.stem}" for path in (report / "figures").glob("*.svg")}
     assert set(figures) == drawn
@@ -69,27 +71,36 @@ def test_every_figure_is_there_has_size_a_caption_and_something_drawn(browser: A
             assert (width > 200, height > 100, shapes > 3, texts > 3) == (True,) * 4, figure["name"]
 
 
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("unfolded", [False, True])
-def test_nothing_sticks_out_of_the_screen(browser: Any, report: Path, width: int, unfolded: bool) -> None:
-    open_page(browser, report / "index.html", width)
+def test_nothing_sticks_out_of_the_screen(browser: Any, report: Path, page: str, width: int, unfolded: bool) -> None:
+    open_page(browser, report / page, width)
     if unfolded:
         browser.execute_script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     assert browser.execute_script(OVERFLOWING) == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 
 
-def test_the_page_loads_nothing_and_the_console_stays_empty(browser: Any, report: Path) -> None:
-    open_page(browser, report / "index.html", 1280)
+@pytest.mark.parametrize("experiment", ["state-tracking", "language-models"])
+def test_the_kept_reports_have_at_most_six_screens(browser: Any, experiment: str) -> None:
+    open_page(browser, ROOT / "results/reference" / experiment / "index.html", 1280)
+    assert browser.execute_script("return document.documentElement.scrollHeight") <= 7000
+    assert browser.execute_script("return document.querySelectorAll('figure').length") <= 5
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_loads_nothing_and_the_console_stays_empty(browser: Any, report: Path, page: str) -> None:
+    open_page(browser, report / page, 1280)
     loaded = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert loaded == []
     assert browser.get_log("browser") == []
-    text = (report / "index.html").read_text()
-    assert not re.search(r"""(src|href)=["']?https?:|@import|url\(["']?https?:""", text)
+    text = (report / page).read_text()
+    assert not re.search(r"""src=["']?https?:|@import|url\(["']?https?:""", text)
 
 
 def test_a_number_leads_to_the_run_it_comes_from(browser: Any, report: Path) -> None:
-    open_page(browser, report / "index.html", 1280)
+    open_page(browser, report / "numbers.html", 1280)
     number = browser.find_element("css selector", "#numbers tr.headline a.n")
     assert re.search(
         r"fingerprint [0-9a-f]{16}, MLflow run [0-9a-f]{32}, metrics.json sha256", number.get_attribute("title")

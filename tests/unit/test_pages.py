@@ -11,9 +11,10 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -26,11 +27,15 @@ import pytest
 import torch
 import typer
 import yaml
+from rich.console import Console
 from snakemake.cli import get_argument_parser
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2ForCausalLM
 
 from implicit_llm_data.groups import load_group
+from implicit_llm_report.figures.first_look import Trial
+from implicit_llm_report.kept import make_again
 from implicit_llm_workflow.commands.experiments import write_project
+from implicit_llm_workflow.commands.try_it import accuracy_table
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import (
@@ -42,6 +47,8 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
 from implicit_llm_workflow.results.listing import models
 from tests.pages import PAGES, ROOT, commands_of
 from tests.unit.checkpoint.foreign import mamba2_config, write_original_mamba2
+
+NOTEBOOK = "results/reference/state-tracking/NOTES.md"
 
 
 def read(page: str) -> str:
@@ -478,36 +485,72 @@ def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
     assert {row["model"] for row in rows} == {model.name for model in models()}
 
 
-@pytest.fixture(scope="module")
-def tables() -> dict[str, Callable[[], Iterator[str]]]:
-    return runpy.run_path(str(STATE_TRACKING / "rows.py"))["TABLES"]
+WRITTEN = runpy.run_path(str(ROOT / "docs/written.py"))
 
 
-def test_every_accuracy_of_the_readme_is_a_kept_one(tables: dict[str, Callable[[], Iterator[str]]]) -> None:
-    assert re.findall(r"^\|.*%[^|]* \|$", read("README.md"), re.MULTILINE) == [*tables["readme"]()]
+@pytest.mark.parametrize("page", WRITTEN["PAGES"])
+def test_the_generated_parts_of_a_page_are_those_of_the_kept_results(page: str) -> None:
+    assert read(page) == WRITTEN["written"](read(page))
+    assert page == "README.md" or "<!-- begin " in read(page)
 
 
-def test_the_figure_of_the_readme_is_drawn_from_the_kept_results() -> None:
-    draw = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["draw"]
-    assert read("docs/images/state-tracking.svg") == draw()
+def test_the_readme_shows_the_table_that_the_command_prints() -> None:
+    kept = json.loads((TRAINED / "s5-state-passing-s0/accuracy_by_position.json").read_text(encoding="utf-8"))
+    nothing = np.zeros((0, 0))
+    trial = Trial(np.ones((16, 512), bool), 1.0, kept, 32, nothing, nothing, 0.05)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(accuracy_table(trial))
+    printed = [line.rstrip() for line in capture.get().splitlines()]
+    (shown,) = blocks_of("README.md", "text")
+    assert len(shown.splitlines()) > 2
+    assert set(shown.splitlines()) <= set(printed)
 
 
-def test_the_figure_of_evaluation_modes_is_drawn_from_the_kept_results() -> None:
-    draw = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["draw_modes"]
-    assert read("docs/images/evaluation-modes.svg") == draw()
+def test_the_readme_has_at_most_850_words() -> None:
+    assert len(read("README.md").split()) <= 850
 
 
-@pytest.mark.parametrize(("file", "by", "page"), [("seeds", "dropout", "demo"), ("tolerance", "tol", "state-tracking")])
+def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
+    assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
+
+
+def test_the_bar_chart_of_training_steps_is_drawn_from_the_measured_ones() -> None:
+    assert read("docs/images/performance.svg") == runpy.run_path(str(ROOT / "docs/images/performance.py"))["draw"]()
+
+
+def test_the_step_times_of_the_readme_are_the_measured_ones() -> None:
+    ours = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
+    theirs = {row["row"]: row["ms"] for row in benchmark("published-code")["training"]}
+    rows = "llama3-130m-explicit", "llama3-130m-implicit"
+    explicit, implicit = (f"{rounded(ours[row]):.0f}" for row in rows)
+    published = " and ".join(f"{theirs[row]:g}" for row in rows)
+    page = " ".join(read("README.md").split())
+    assert f"takes {explicit} ms explicit and {implicit} ms implicit, against {published} ms of the" in page
+
+
+STATE_FIGURES = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["FIGURES"]
+
+
+@pytest.mark.parametrize("name", STATE_FIGURES)
+def test_a_figure_of_state_tracking_is_drawn_from_the_kept_results(name: str) -> None:
+    assert read(f"docs/images/{name}.svg") == STATE_FIGURES[name]()
+
+
+@pytest.mark.parametrize(
+    ("file", "by", "page"),
+    [("seeds", "dropout", "docs/demo.md"), ("tolerance", "tol", NOTEBOOK)],
+)
 def test_the_seeds_of_the_demo_are_the_kept_ones(file: str, by: str, page: str) -> None:
     frame = pd.read_csv(ROOT / f"results/reference/demo/{file}.csv").query("unrolled_steps == 1000")
     for (value, hard, length), rows in frame.groupby([by, "hard_fraction", "length"]):
         found = rows.sort_values("seed").accuracy_last10
-        shown = cells(read(f"docs/{page}.md"), f"{value:g}", f"{hard:g}", str(length))
+        shown = cells(read(page), f"{value:g}", f"{hard:g}", str(length))
         assert shown == [f"{100 * accuracy:.1f}" for accuracy in (*found, found.mean())]
 
 
 LANGUAGE_MODELS = ROOT / "results/reference/language-models"
-PRETRAINING = " ".join(read("docs/pretraining.md").split())
+FINDINGS = " ".join(read("docs/language-models.md").split())
 ROWS = {  # run and phase; the tables of differences leave "implicit, " out
     "explicit": ("explicit", "explicit"),
     "explicit, weights normalised": ("explicit-normed", "explicit"),
@@ -546,21 +589,21 @@ def test_the_losses_of_language_models_are_the_kept_ones(losses) -> None:
     flops = frame.groupby(["run", "phase", "seed"]).flops.max().groupby(["run", "phase"]).mean() / 1e15
     for label, key in ROWS.items():
         shown = " | ".join(f"{loss:.3f}" for loss in (*kept.loc[key], kept.loc[key].mean()))
-        assert f"| {label} | {flops.loc[key]:.1f} | {shown} |" in PRETRAINING
+        assert f"| {label} | {flops.loc[key]:.1f} | {shown} |" in FINDINGS
     slow, first = (small.loc[f"small-explicit-lr{rate}", "explicit"][0] for rate in ("0.0003", "0.001"))
-    assert f"({slow:.2f} against {first:.2f})" in PRETRAINING
+    assert f"({slow:.2f} against {first:.2f})" in FINDINGS
 
 
 def test_the_differences_between_language_models_are_the_kept_ones(losses) -> None:
     kept, keys = losses["language-models"], {label.removeprefix("implicit, "): key for label, key in ROWS.items()}
-    shown = re.findall(r"^\| (.+) \| (.+) \| ([+-][^|]+) \|$", read("docs/pretraining.md"), re.MULTILINE)
+    shown = re.findall(r"^\| (.+) \| (.+) \| ([+-][^|]+) \|$", read("docs/language-models.md"), re.MULTILINE)
     assert len(shown) == 7
     for of, other, nats in shown:
         assert nats == difference(kept.loc[keys[of]], kept.loc[keys[other]]), (of, other)
     first = losses["language-models-first"].loc["implicit", "bounded"]
-    assert f"is {difference(first, kept.loc['single-pass', 'single'])}." in PRETRAINING
+    assert f"is {difference(first, kept.loc['single-pass', 'single'])}." in FINDINGS
     away = kept.loc["implicit", "bounded"] - first
-    assert f"ended {away.min():.3f} to {away.max():.3f} nats away" in PRETRAINING
+    assert f"ended {away.min():.3f} to {away.max():.3f} nats away" in FINDINGS
 
 
 def test_the_share_of_equal_tokens_is_the_kept_one() -> None:
@@ -569,7 +612,7 @@ def test_the_share_of_equal_tokens_is_the_kept_one() -> None:
     for (mode, against), of in frame.groupby(["mode", "against"]):
         percent = [100 * one for _, one in of.groupby("phase").token_agreement]
         text = [f"{one.mean():.1f} % ({one.min():.1f} to {one.max():.1f})" for one in percent]
-        assert f"| {names[mode]}, and {names[against]} | {' | '.join(text)} |" in PRETRAINING
+        assert f"| {names[mode]}, and {names[against]} | {' | '.join(text)} |" in FINDINGS
 
 
 def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
@@ -577,10 +620,10 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
     trained = frame[frame["mode"].isin(["parallel", "as_trained"])].groupby(["run", "phase", "length"]).loss
     cells = {at: f"{of.mean():.2f} ({of.min():.2f} to {of.max():.2f})" for at, of in trained}
     for label, key in ROWS.items():
-        assert f"| {label} | {' | '.join(cells[(*key, length)] for length in (2048, 4096, 8192))} |" in PRETRAINING
+        assert f"| {label} | {' | '.join(cells[(*key, length)] for length in (2048, 4096, 8192))} |" in FINDINGS
     by_mode = frame.pivot_table(index=["run", "phase", "length", "seed"], columns="mode", values="loss")
-    assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in PRETRAINING
-    assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in PRETRAINING
+    assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in FINDINGS
+    assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in FINDINGS
 
 
 STATE_TRACKING = ROOT / "results/reference/state-tracking"
@@ -589,20 +632,19 @@ SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5, "a5m-pub
 GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
 
 
-@pytest.mark.parametrize(
-    ("table", "number"),
-    [
-        *[("a5", 6), ("a5-other", 18), ("jacobian", 9), ("s5", 3), ("s5-other", 9), ("baselines", 8)],
-        *[("state-passing", 4), ("state-passing-other", 6), ("lost", 5)],
-        *[("longer", 8), ("small", 9), ("catbabi", 5)],
-    ],
-)
-def test_every_row_of_the_seeds_is_on_the_page(
-    tables: dict[str, Callable[[], Iterator[str]]], table: str, number: int
-) -> None:
-    rows = [*tables[table]()]
-    assert [row for row in rows if row not in read("docs/state-tracking.md")] == []
-    assert len(rows) == number
+def test_the_page_of_complete_tables_has_every_row_of_the_kept_results() -> None:
+    (page, text), *others = WRITTEN["WHOLE"].items()
+    assert (read(page), others) == (text(), [])
+    tables = WRITTEN["TRACKING"]["TABLES"]
+    rows = [len([*rows()]) for title, _, rows in tables.values() if title]
+    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 5, 8, 9, 5]
+    assert read(page).count("\n|") == sum(rows) + 2 * len(rows)
+
+
+def test_the_page_of_state_tracking_has_at_most_1500_words_and_six_figures() -> None:
+    page = re.sub(r"<!--.*?-->", "", read("docs/state-tracking.md"))
+    assert len([word for word in page.split() if re.search(r"\w", word)]) <= 1500
+    assert page.count("<img ") <= 6
 
 
 @pytest.mark.parametrize(
@@ -620,6 +662,14 @@ def test_tables_and_verdicts_are_made_from_the_kept_inputs(
     made = {path.name: path.read_bytes() for path in tmp_path.glob(f"{'declared/' * (script == 'page.py')}{files}")}
     assert made == {path.name: path.read_bytes() for path in folder.glob(files)}
     assert len(made) == number
+
+
+def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+    shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
+    experiment = ROOT / "workflow/config/language-models.yaml"
+    make_again(tmp_path / "results/language-models", tmp_path / "page", experiment)
+    kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
+    assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
 
 
 def test_only_rows_with_every_planned_seed_are_complete() -> None:
@@ -644,13 +694,13 @@ def test_a_misread_answer_is_no_slip_of_the_state() -> None:
 
 
 def test_the_slips_of_the_page_are_the_counted_ones() -> None:
-    page = " ".join(read("docs/state-tracking.md").partition("### How earlier models slipped")[2].split())
+    page = " ".join(read(NOTEBOOK).partition("### How earlier models slipped")[2].split())
     for found in json.loads(read("results/reference/state-tracking/slips.json")).values():
         assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
 
 
 def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
-    page = " ".join(read("docs/state-tracking.md").partition("### How words are lost")[2].split())
+    page = " ".join(read(NOTEBOOK).partition("### How words are lost")[2].split())
     kept = json.loads(read("results/reference/state-tracking/rereads.json"))
     at_005, at_001 = (
         [kept[f"s5-state-passing-s{seed}{at}"]["lost"] for seed in (0, 3)] for at in ("", ", tolerance 0.01")
@@ -663,13 +713,16 @@ def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
 
 
 def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
-    page = " ".join(read("docs/state-tracking.md").split())
+    page = " ".join(read(NOTEBOOK).split())
     kept = json.loads(read("results/reference/state-tracking/stopping_rules.json"))
     few, many = (
         [f"{100 * one[rule]['accuracy_last10']:.1f}" for rule in ("sequence", "token")]
         for one in kept["a5-monoid-released-s0"]
     )
     assert f"With 50 % hard tokens it has {many[0]} % by this rule, and {many[1]} % if" in page
+    findings = " ".join(read("docs/state-tracking.md").split())
+    assert f"has {many[0]} % with 50 % hard tokens by the mean residual" in findings
+    assert f"and {many[1]} % if each token must converge" in findings
     assert few[0] == few[1]
     assert f"With 10 % it has {few[0]} % both ways" in page
     *right, last = [one["token"]["right_throughout"] for one in kept["s5-state-passing"]]
@@ -677,7 +730,7 @@ def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
 
 
 def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
-    table = read("docs/state-tracking.md").partition("### What was changed")[2].partition("\n- ")[0]
+    table = read(NOTEBOOK).partition("### What was changed")[2].partition("\n- ")[0]
     kept = json.loads(read("results/reference/state-tracking/state-passing.json"))["pilots"]["runs"]
     found = [one for run in kept for one in run["accuracy"] if one["length"] > 32]
     shown = [f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}" for one in found]

@@ -46,7 +46,7 @@ def test_the_experiment_of_the_page_runs_and_a_change_reruns_the_free_phases(stu
     typed(study, RUN)
     numbers = typed(study, HEADLINE)
     assert re.search(r"^z60 +z60-implicit/free ", numbers, re.MULTILINE)
-    assert re.search(r"^accuracy_last10 z60-test-\S+ blockwise +0?\.?[0-9]+ ", numbers, re.MULTILINE)
+    assert re.search(r"^accuracy_last10 z60-test-\S+ blockwise-8-token +0?\.?[0-9]+ ", numbers, re.MULTILINE)
     assert "<svg" in (study / "results" / "solvable" / "report" / "index.html").read_text()
     with sqlite3.connect(study / "results" / "mlflow.db") as store:
         assert {status for (status,) in store.execute("select status from runs")} == {"FINISHED"}

@@ -10,6 +10,7 @@ rule report:
             category="Report",
         ),
         claims="results/{config}/report/work/{fingerprint}/claims.json",
+        rows="results/{config}/report/work/{fingerprint}/numbers.html",
         numbers="results/{config}/report/work/{fingerprint}/numbers.tex",
         csv=[
             report(

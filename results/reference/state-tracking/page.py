@@ -1,6 +1,8 @@
 """Make the report of this folder again, from `inputs.tar.xz`, with the code of today. In the checkout's root:
 
-    python results/reference/state-tracking/page.py TARGET          # TARGET/declared/index.html
+    python results/reference/state-tracking/page.py [TARGET]        # TARGET/declared/index.html
+
+Without a target the pages and claims.json of this folder are written; then docs/written.py writes what follows.
 
 A result counts whatever code made it, if its settings are those that the experiment plans. Two differences are left
 out. `reduction` came later, and says how several GPUs add their gradients. The modes of an evaluation were more: what
@@ -24,6 +26,8 @@ from implicit_llm_workflow.results.missing import find_missing, report_with_miss
 
 HERE = Path(__file__).absolute().parent
 CONFIG = Path("workflow/config/state-tracking.yaml")
+KEPT = ("index.html", "numbers.html", "claims.json")
+NOTE = "Commits that jobs did not record were noted manually: README.md beside this page has them, by run."
 
 
 def main(target: Path) -> None:
@@ -36,6 +40,7 @@ def main(target: Path) -> None:
         rename_modes(plan.root)
         page = without_ablation(plan.nodes["report"])
         missing = [replace(one, why="not finished") for one in find_missing(plan, page) if not is_kept(plan, one.job)]
+        page = replace(page, config={**page.config, "note": NOTE})
         identity, found = report_with_missing(plan, page, missing)
         folders = {role: Path(folder).absolute() for role, folder in found.items()}
         make_page(folders, target, identity.config, identity.fingerprint)
@@ -61,5 +66,13 @@ def without_ablation(page: Node) -> Node:
     return replace(page, upstream=jobs)
 
 
+def keep() -> None:
+    """Write the pages and the claims of this folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        main(Path(scratch, "page"))
+        for name in KEPT:
+            shutil.copyfile(Path(scratch, "page", "declared", name), HERE / name)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main(Path(sys.argv[1]).absolute()) if sys.argv[1:] else keep()

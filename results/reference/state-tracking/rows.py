@@ -1,8 +1,8 @@
-"""Print the rows of the tables of docs/state-tracking.md and README.md, from the kept results:
+"""Print the tables of docs/state-tracking.md, docs/catbabi.md and their reference page, from the kept results:
 
     python results/reference/state-tracking/rows.py [TABLE ...]
 
-A cell has the seeds in percent, and is empty while one is missing.
+A cell has the seeds in percent, and says so if they were not run. docs/written.py puts the tables into the pages.
 """
 
 import json
@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 HERE = Path(__file__).parent
 PROTOCOL = "blockwise-8-token"
@@ -25,19 +26,8 @@ A5 = [
     *(f"a5m-released/free-{bound}" for bound in (8, 16, 32)),
     *(f"a5m-{recipe}/free" for recipe in ("published-stop", "no-dropout", "fast")),
 ]
-A5_WHOLE = "a5m-published/free-32"  # the released recipe to its last step
-README = [
-    ("A5 × monoid, trained on 256 tokens, tested on 256", A5_WHOLE, PROTOCOL, 256),
-    ("A5 × monoid, tested on 1,024", A5_WHOLE, PROTOCOL, 1024),
-    ("A5 × monoid, a third of the steps, tested on 1,024", "a5m-released/free-32", PROTOCOL, 1024),
-    ("A5 × monoid, a third of the steps, tested on 4,096", "a5m-released/free-32", PROTOCOL, 4096),
-    ("A5 × monoid, fast recipe, tested on 1,024", "a5m-fast/free", PROTOCOL, 1024),
-    ("A5 × monoid, fast recipe, tested on 4,096", "a5m-fast/free", PROTOCOL, 4096),
-    ("S5, trained on 32 tokens, tested on 128", "s5-implicit/free", PROTOCOL, 128),
-    ("S5, with state passing, tested on 4,096", "s5-state-passing/free", PROTOCOL, 4096),
-    ("S5, with state passing, tested on 65,536", "s5-state-passing/free", PROTOCOL, 65536),
-    ("S5, 16 explicit layers, tested on 128", "s5-explicit-layers16/explicit", "parallel", 128),
-]
+A5_WHOLE = [f"a5m-published/free-{bound}" for bound in (8, 16, 32)]  # the released recipe to its last step
+NOT_RUN = "not run"
 
 
 def seeds_of(run: str, mode: str, length: int, hard: float) -> pd.DataFrame:
@@ -47,23 +37,43 @@ def seeds_of(run: str, mode: str, length: int, hard: float) -> pd.DataFrame:
 
 
 def percent(values: pd.Series) -> str:
-    return ", ".join(f"{100 * value:.1f}" for value in values)
+    return ", ".join(f"{100 * value:.1f}" for value in values) or NOT_RUN
+
+
+def spread(values: pd.Series) -> str:
+    """The mean over the seeds, and their range."""
+    if values.empty:
+        return NOT_RUN
+    mean, low, high = (100 * value for value in (values.mean(), values.min(), values.max()))
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def names() -> dict[str, str]:
+    """Of runs, those of the report."""
+    config = HERE.parents[2] / "workflow/config/state-tracking.yaml"
+    return yaml.safe_load(config.read_text(encoding="utf-8"))["report"]["names"]
 
 
 def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def readme() -> Iterator[str]:
-    for what, run, mode, length in README:
-        found = seeds_of(run, mode, length, 0.1 if run.startswith("a5m") else 1).accuracy_last10
-        yield row(what, f"{percent(found)} %", f"{100 * found.mean():.1f} %")
-
-
 def a5() -> Iterator[str]:
     for length, hard in product((256, 1024, 4096), (0.1, 0.5)):
-        whole = percent(seeds_of(A5_WHOLE, PROTOCOL, length, hard).accuracy_last10)
-        yield row(f"{length:,}, {100 * hard:.0f} %", whole, *a5_cells(length, hard, PROTOCOL))
+        whole = [percent(seeds_of(run, PROTOCOL, length, hard).accuracy_last10) for run in A5_WHOLE]
+        yield row(f"{length:,}, {100 * hard:.0f} %", *whole, *a5_cells(length, hard, PROTOCOL))
+
+
+def a5_summary() -> Iterator[str]:
+    """A row for each recipe, a column for each test."""
+    explicit = "a5m-explicit/explicit"
+    for run in [*reversed(A5_WHOLE), "a5m-released/free-32", "a5m-fast/free", explicit]:
+        name, phase = run.split("/")
+        bound = f", {phase.removeprefix('free-')} iterations" if phase.startswith("free-") else ""
+        mode = "parallel" if run == explicit else PROTOCOL
+        tests = ((256, 0.1), (1024, 0.1), (256, 0.5), (1024, 0.5))
+        cells = [spread(seeds_of(run, mode, length, hard).accuracy_last10) for length, hard in tests]
+        yield row(f"{names()[name].removeprefix('A5, ')}{bound}", *cells)
 
 
 def a5_other() -> Iterator[str]:
@@ -103,13 +113,40 @@ def s5_cells(length: int, mode: str) -> list[str]:
 
 
 def baselines() -> Iterator[str]:
-    """Without their names, which are the page's."""
+    """The models beside the implicit layer of S5, on the same sequences."""
     frame = pd.read_csv(HERE / "accuracy.csv").sort_values("seed")
     training = pd.read_csv(HERE / "training.csv")
     for run, of_run in frame[frame.run.str.match("s5-(explicit|lstm|llama|delta)")].groupby("run"):
         seconds = training[training.job.str.startswith(f"train/{run}-s")].busy_seconds
         cells = [percent(of_length.accuracy_last10) for _, of_length in of_run.groupby("length")]
-        yield row(f"{of_run.num_parameters.iloc[0]:,}", f"{seconds.min():.0f} to {seconds.max():.0f}", *cells)
+        time = f"{seconds.min():.0f} to {seconds.max():.0f}"
+        yield row(names()[run].removeprefix("S5, "), f"{of_run.num_parameters.iloc[0]:,}", time, *cells)
+
+
+def s5_summary() -> Iterator[str]:
+    """The implicit layer, the deepest explicit model and the LSTMs."""
+    training = pd.read_csv(HERE / "training.csv")
+    for run in ("s5-implicit", "s5-explicit-layers16", "s5-lstm-rate0.003", "s5-lstm-rate0.001"):
+        phase, mode = ("free", PROTOCOL) if run == "s5-implicit" else ("explicit", "parallel")
+        jobs = training[training.job.str.startswith(f"train/{run}-s")]
+        size = f"{1e-6 * jobs.parameters.iloc[0]:.1f}M"
+        time = f"{jobs.busy_seconds.min():.0f} to {jobs.busy_seconds.max():.0f}"
+        cells = [spread(seeds_of(f"{run}/{phase}", mode, length, 1).accuracy_last10) for length in (32, 128, 512)]
+        yield row(names()[run].removeprefix("S5, "), size, time, *cells)
+
+
+def passing_summary() -> Iterator[str]:
+    """Exact matches by length: without and with state passing, and the controls."""
+    runs = {
+        "s5-single-words/free": "implicit, without it",
+        "s5-state-passing/free": "implicit, with it",
+        "s5-explicit-state-passing/explicit": "control: explicit Mamba2, with it",
+        "s5-lstm-state-passing/explicit": "control: LSTM, with it",
+    }
+    for run, name in runs.items():
+        mode = PROTOCOL if run.endswith("free") else "parallel"
+        found = [seeds_of(run, mode, length, 1) for length in (32, 512, 4096, 65536)]
+        yield row(name, *(spread(of_length.accuracy_sequence) for of_length in found))
 
 
 def state_passing() -> Iterator[str]:
@@ -203,19 +240,72 @@ def records(kind: str) -> pd.DataFrame:
         return pd.DataFrame([one for name in names for one in json.load(archive.extractfile(name))["records"]])
 
 
-TABLES = {
-    **{"readme": readme, "a5": a5, "a5-other": a5_other, "jacobian": jacobian, "s5": s5, "s5-other": s5_other},
-    **{
-        "baselines": baselines,
-        "state-passing": state_passing,
-        "state-passing-other": state_passing_other,
-        "lost": lost,
-        "longer": longer,
-        "small": small,
-        "catbabi": catbabi,
-    },
+RECIPES = "8 iterations | 16 | 32 | batch criterion, seed 0 | no dropout | fast"
+PASSING = "without state passing | with it, 4,096 steps | with it | exact matches, with it"
+SEEDS = "seed 0 | seed 1 | seed 2 | seed 3 | seed 4 | mean"
+RADII = "transition radius, hard | identity | iteration radius, hard | identity"
+EIGHTHS = "8,192 | 16,384 | 24,576 | 32,768 | 40,960 | 49,152 | 57,344 | 65,536"
+TABLES = {  # title, head, rows
+    "a5": (
+        "A5 × monoid, by the protocol",
+        f"tokens, hard | all steps: 8 iterations | 16 | 32 | a third: {RECIPES}",
+        a5,
+    ),
+    "a5-other": ("A5 × monoid, other modes and criteria", f"tokens, hard | mode | a third: {RECIPES}", a5_other),
+    "jacobian": (
+        "A5 × monoid, a third of the steps: the Jacobian of the state, means over tokens",
+        f"iterations | seed | off the diagonal, hard | identity | {RADII}",
+        jacobian,
+    ),
+    "s5": ("S5, by the protocol: last ten tokens / exact matches", f"tokens, hard | {SEEDS}", s5),
+    "s5-other": ("S5, other modes and criteria", f"tokens, hard | mode | {SEEDS}", s5_other),
+    "baselines": (
+        "S5, other models on the same sequences",
+        "model | parameters | seconds of training | 32 tokens | 128 | 512",
+        baselines,
+    ),
+    "state-passing": ("S5 with state passing, by the protocol", f"tokens | {PASSING}", state_passing),
+    "state-passing-other": (
+        "S5 with state passing, other modes and criteria",
+        f"tokens | mode | {PASSING}",
+        state_passing_other,
+    ),
+    "lost": (
+        "S5 with state passing: of 256 sequences of 65,536 tokens, exact matches, then wrong predictions at a position",
+        f"seed | exact matches | {EIGHTHS}",
+        lost,
+    ),
+    "longer": (
+        "S5 with state passing, preliminary runs of 8,192 steps: last ten tokens / exact matches",
+        "learning rate, dropout | chain | seed | 4,096 tokens, protocol | 4,096, sequential | 65,536, protocol",
+        longer,
+    ),
+    "small": (
+        "Small A5 models with state passing",
+        "sequences in a chain | noise | seed | end of training | 16 tokens | 256 | 2,048",
+        small,
+    ),
+    "catbabi": (
+        "CatbAbI: accuracy at the questions of the test set in percent",
+        "model | parameters | windowed: seeds | mean | 19 tasks | carried: seeds | mean | 19 tasks",
+        catbabi,
+    ),
+    "a5-summary": (
+        "",
+        "recipe | 256 tokens, 10 % hard | 1,024, 10 % | 256, 50 % | 1,024, 50 %",
+        a5_summary,
+    ),
+    "s5-summary": ("", "model | parameters | seconds of training | 32 tokens | 128 | 512", s5_summary),
+    "passing-summary": ("", "model | 32 tokens | 512 | 4,096 | 65,536", passing_summary),
 }
+
+
+def table(name: str) -> list[str]:
+    """A table as Markdown."""
+    _, head, rows = TABLES[name]
+    return [f"| {head} |", "|" + "---|" * (head.count(" | ") + 1), *rows()]
+
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or TABLES:
-        sys.stdout.write("\n".join([name, *TABLES[name](), ""]))
+        sys.stdout.write("\n".join([name, *table(name), "", ""]))

@@ -128,9 +128,15 @@ def names_in(made: Path, folder: str) -> set[str]:
     return {path.stem for path in (made / folder).glob("*")}
 
 
+def page_of(made: Path) -> str:
+    """The page with all numbers; that of an excerpt is its only one."""
+    numbers = made / "numbers.html"
+    return (numbers if numbers.exists() else made / "index.html").read_text()
+
+
 def figure_of(made: Path, name: str) -> str:
     """A figure on the page."""
-    return (made / "index.html").read_text().split(f'id="figure-{name}"')[1].split("</figure>")[0]
+    return page_of(made).split(f'id="figure-{name}"')[1].split("</figure>")[0]
 
 
 def legend_of(figure: str) -> Sequence[str]:

@@ -18,6 +18,7 @@ from tests.unit.report.sample_runs import (
     make_report,
     make_runs,
     names_in,
+    page_of,
     rows_of,
 )
 
@@ -90,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_shows_each_section_and_its_figures(made: Path) -> None:
     figures = {"minimum-layers", "test-time-iterations", "test-time-tolerance", "jacobian", "spectral-radius"}
     assert figures <= names_in(made, "figures")
-    page = (made / "index.html").read_text()
+    page = page_of(made)
     assert page.index("Seed 1 &gt; seed 0.") < page.index('<nav aria-label="Contents">')
     assert all(f'id="figure-{name}"' in page for name in figures)
     for words in ("Layers needed by length", "Test-time compute", "Jacobian of the state transition"):

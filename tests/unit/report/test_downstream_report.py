@@ -9,7 +9,7 @@ import pytest
 from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
-from tests.unit.report.sample_runs import Record, evaluated, figure_of, make_report, rows_of
+from tests.unit.report.sample_runs import Record, evaluated, figure_of, make_report, page_of, rows_of
 from tests.unit.report.test_report_stage import see_that_the_page_is_whole
 
 RUNS = family("mamba2", "implicit_mamba2", seeds=(0, 1))[:2]
@@ -79,7 +79,7 @@ def test_the_table_has_the_papers_columns_and_averages_for_each_model_and_mode(m
     assert {row["task_hash"] for row in rows if row["task"]} == {"f" * 64}
     assert not any("@" in row["mode"] for row in rows)
     see_that_the_page_is_whole(made)
-    assert "LAMBADA ppl" in (made / "index.html").read_text()
+    assert "LAMBADA ppl" in page_of(made)
     assert r"\toprule" in (made / "tables" / "downstream.tex").read_text()
 
 
@@ -105,7 +105,7 @@ def test_a_missing_number_is_missing_in_its_average_too_and_never_zero(tmp_path:
     assert "OpenbookQA" not in row
     assert (row["average"]["value_mean"], row["average"]["num_missing"]) == ("", "2")
     assert (row["average without OBQA"]["num_seeds"], row["average without OBQA"]["num_missing"]) == ("1", "1")
-    page = (made / "index.html").read_text()
+    page = page_of(made)
     assert "1 missing" in page
     assert "sequential, 2 seeds, 226,000 parameters, 16 documents" in page
     assert "missing" in (made / "tables" / "downstream.tex").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from implicit_llm_report.tables import source_words
 from tests.unit.report.sample_language_runs import family, make_babi_runs, make_language_runs
-from tests.unit.report.sample_runs import MODES, SampleRun, claims_of, evaluated, finish, make_runs, rows_of
+from tests.unit.report.sample_runs import MODES, SampleRun, claims_of, evaluated, finish, make_runs, page_of, rows_of
 from tests.unit.report.sample_runs import make_report as make_any_report
 from tests.unit.report.test_report_stage import see_that_the_page_is_whole
 
@@ -69,7 +69,7 @@ def test_a_missing_seed_is_counted_as_missing_and_the_other_stays(tmp_path: Path
     }
     assert {row["num_seeds"] for row in mine} == {"1"}
     see_that_the_page_is_whole(declared)
-    page = (declared / "index.html").read_text()
+    page = page_of(declared)
     assert "2 seeds, 1 missing" in page
     assert "Missing from this report" in page
     assert "EvaluationOutOfMemory: no &lt;room&gt;" in page
@@ -120,14 +120,14 @@ def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, l
         ),
     ]
     declared = make_report(tmp_path, language, missing)
-    assert (declared / "index.html").read_text().count("1 missing") >= 2
+    assert page_of(declared).count("1 missing") >= 2
     assert claims_of(declared)
 
 
 def test_a_report_without_any_result_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
     one = {role: path for role, path in words.items() if role == "train:a5-explicit-s0/explicit"}
     missing = [missing_evaluation("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]
-    assert "lacks" in (make_report(tmp_path, one, missing) / "index.html").read_text()
+    assert "lacks" in page_of(make_report(tmp_path, one, missing))
 
 
 SOURCE = {
@@ -170,7 +170,7 @@ def test_peers_stand_beside_our_models_and_touch_no_claim_and_no_figure(tmp_path
     assert {(row["length"], row["perplexity_mean"]) for row in mine} == {("128", "3.25"), ("512", "3.25")}
     assert any(row["phase"] == "free-80" and float(row["perplexity_mean"]) > 3.25 for row in rows)
     see_that_the_page_is_whole(declared)
-    assert "owner/big at cccccccccccc, not pinned" in (declared / "index.html").read_text()
+    assert "owner/big at cccccccccccc, not pinned" in page_of(declared)
 
 
 def test_protocols_of_catbabi_are_not_taken_for_seeds_of_a_peer(tmp_path: Path, text: dict[str, Path]) -> None:

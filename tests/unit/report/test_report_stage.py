@@ -11,10 +11,14 @@ from xml.etree import ElementTree
 import pytest
 
 from implicit_llm_report import stage
-from implicit_llm_report.config import ReportError
+from implicit_llm_report.claims.verdicts import counted
+from implicit_llm_report.claims.verdicts import rows_of as rows_of_claims
+from implicit_llm_report.config import MOST_FIGURES, Front, ReportError
 from implicit_llm_report.kept import make_again
+from implicit_llm_report.page.front import MOST_LINES, MOST_ROWS, TABLES, front_tables, with_few_models
 from implicit_llm_report.page.latex_numbers import latex_number
 from implicit_llm_report.page.page import hyperparameters
+from implicit_llm_report.sections import ROWS
 from tests.unit.report.sample_language_runs import family, make_language_runs
 from tests.unit.report.sample_runs import (
     MODES,
@@ -29,6 +33,7 @@ from tests.unit.report.sample_runs import (
     make_report,
     make_runs,
     names_in,
+    page_of,
     rows_of,
 )
 
@@ -57,19 +62,26 @@ def demo_report(folder: Path, runs: tuple[SampleRun, ...] = SMALL, *, change: An
 
 
 def see_that_the_page_is_whole(made: Path) -> None:
-    """Every link leads to a place on the page, and no id stands twice."""
-    text = (made / "index.html").read_text().strip().removeprefix("<!doctype html>")
-    page = ElementTree.fromstring(re.sub(r"(<(?:meta|br)\b[^>]*)>", r"\1/>", text))  # raises where one is not closed
-    ids = [one.attrib["id"] for one in page.iter() if "id" in one.attrib]
-    links = {link for one in page.iter() for key, link in one.attrib.items() if key.endswith(("href", "src"))}
+    """Every link leads to a place on one of the pages, and no id is there twice."""
+    ids: dict[str, list[str]] = {}
+    links: set[str] = set()
+    for path in made.glob("*.html"):
+        text = path.read_text().strip().removeprefix("<!doctype html>")
+        text = re.sub(r"(<(?:meta|br)\b[^>]*)>", r"\1/>", text)
+        elements = list(ElementTree.fromstring(text).iter())  # raises where one is not closed
+        ids[path.name] = [one.attrib["id"] for one in elements if "id" in one.attrib]
+        found = {link for one in elements for key, link in one.attrib.items() if key.endswith(("href", "src"))}
+        links |= {f"{path.name}{link}" if link.startswith("#") else link for link in found}
+        assert len(ids[path.name]) == len(set(ids[path.name]))
     assert links
-    assert links <= {f"#{name}" for name in ids}
-    assert len(ids) == len(set(ids))
+    places = {f"{page}#{name}" for page, names in ids.items() for name in names}
+    assert {link for link in links if not link.startswith("https:")} <= places | set(ids)
 
 
 def test_page_needs_nothing_but_itself(made: Path) -> None:
     see_that_the_page_is_whole(made)
-    assert not re.search(r"<script|<link|@import|url\((?!#)", (made / "index.html").read_text())
+    for page in made.glob("*.html"):
+        assert not re.search(r"<script|<link|@import|url\((?!#)", page.read_text())
 
 
 def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> None:
@@ -78,7 +90,7 @@ def test_every_declared_file_is_there_and_figures_are_whole_svg(made: Path) -> N
     )
     for name in FIGURES:
         assert ElementTree.parse(made / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
-    assert {"index.html", "claims.json", "numbers.tex"} <= {path.name for path in made.iterdir()}
+    assert {"index.html", "numbers.html", "claims.json", "numbers.tex"} <= {path.name for path in made.iterdir()}
     assert {path.name for path in (made / "tables").iterdir()} == {
         f"{table}.{form}" for table in ("accuracy", "published") for form in ("csv", "tex")
     }
@@ -99,7 +111,7 @@ def test_one_figure_has_all_modes_and_the_others_the_protocol_alone(made: Path) 
 
 
 def test_the_page_states_the_protocol_once_at_its_head_and_the_criterion_in_the_rows_of_other_modes(made: Path) -> None:
-    head, _, rest = (made / "index.html").read_text().partition("</header>")
+    head, _, rest = page_of(made).partition("</header>")
     assert "8 tokens are solved at a time, until the relative residual of each is below 0.05" in head
     assert "tokens are solved at a time" not in rest
     assert "released-criterion, converged by batch" in rest
@@ -108,14 +120,14 @@ def test_the_page_states_the_protocol_once_at_its_head_and_the_criterion_in_the_
 
 
 def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
-    text = (made / "index.html").read_text()
+    text = page_of(made)
     row = re.search(r"<tr class=\"headline\">.*?a5-implicit.*?</tr>", text, re.DOTALL)[0]  # type: ignore[index]
     assert "<small>blockwise, 2 seeds, 41,856 parameters, 512 samples" in row
-    assert re.search(r">0\.99\d</a><small>0\.99\d to 0\.99\d</small><small>9\.200 f/token", row)
+    assert re.search(r">99\.\d\u00a0%</a><small>99\.\d\u00a0% to 99\.\d\u00a0%</small><small>9\.200 f/token", row)
 
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
-    text, name = (made / "index.html").read_text(), "evaluate/a5-implicit-s0/free/word-problem"
+    text, name = page_of(made), "evaluate/a5-implicit-s0/free/word-problem"
     manifest = json.loads((made.parents[3] / "results" / name / "manifest.json").read_text())
     fingerprint = manifest["fingerprint"]
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, name):
@@ -145,12 +157,12 @@ def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) ->
     metrics = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
     lost = dict.fromkeys((*metrics, "token_match_sequential", "f_evaluations_per_token"))
     made = demo_report(tmp_path, change=lambda record: record | lost)
-    numbers = (made / "index.html").read_text().split('id="numbers"')[1].split('id="training"')[0]
+    numbers = page_of(made).split('id="numbers"')[1].split('id="training"')[0]
     assert numbers.count("missing</span>") > 2 * len(MODES)
     assert ">0.000<" not in numbers
     assert "missing" in (made / "tables/accuracy.tex").read_text()
     assert {row["accuracy_last10_mean"] for row in rows_of(made, "accuracy")} == {""}
-    assert {claim["verdict"] for claim in claims_of(made).values()} == {"missing", "not run at this scale"}
+    assert {claim["verdict"] for claim in claims_of(made).values()} == {"missing", "not run"}
     assert names_in(made, "figures") == set(FIGURES)
     found = definitions(made)
     mine = {key: value for key, value in found.items() if key.endswith("/accuracy_last10")}
@@ -170,22 +182,22 @@ def test_published_number_stands_beside_the_same_measurement_only(tmp_path: Path
 def test_claims_file_has_verdict_measured_and_published_value(made: Path) -> None:
     claims = claims_of(made)
     solved = claims["implicit-solves-a5"]
-    assert (solved["verdict"], solved["published"], solved["num_seeds"]) == ("holds", "solved", 2)
+    assert (solved["verdict"], solved["published"], solved["num_seeds"]) == ("reproduced", "solved", 2)
     assert solved["sources"] == [f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1)]
-    assert claims["deep-explicit-cannot"]["verdict"] == "not run at this scale"
+    assert claims["deep-explicit-cannot"]["verdict"] == "not run"
 
 
 def test_explicit_runs_alone_make_a_report_without_solver_figures(tmp_path: Path) -> None:
     made = demo_report(tmp_path, SMALL[1:])
     assert names_in(made, "figures") == {"accuracy-by-length", "accuracy-by-position", "training-curves"}
     assert names_in(made, "tables") == {"accuracy", "published"}
-    text = (made / "index.html").read_text()
+    text = page_of(made)
     assert "held-out text" not in text.split('id="claims"')[0]
     assert "at all questions, from other papers" not in text
 
 
 def test_names_from_the_outside_are_escaped(tmp_path: Path) -> None:
-    text = (demo_report(tmp_path, (replace(SMALL[1], name="<b>&x"),)) / "index.html").read_text()
+    text = page_of(demo_report(tmp_path, (replace(SMALL[1], name="<b>&x"),)))
     assert "&lt;b&gt;&amp;x" in text
     assert "<b>&x" not in text
 
@@ -200,18 +212,49 @@ def test_report_without_inputs_or_with_damaged_metrics_says_what_to_do(tmp_path:
         stage.run(make_context(tmp_path / "report", roles))
 
 
-def test_page_opens_with_what_was_reproduced_and_what_was_not(made: Path) -> None:
+def test_the_first_page_opens_with_the_verdicts_then_figures_then_a_table_for_each_test(made: Path) -> None:
     page = (made / "index.html").read_text()
-    summary = page.split('<section id="summary"')[1].split("</section>")[0]
-    stated = [claim for claim in claims_of(made).values() if claim["origin"] == "paper"]
-    papers, left_out = (
-        [c for c in stated if c["verdict"] == verdict] for verdict in ("holds", "not run at this scale")
-    )
-    assert f"Of {len(stated)} statements of the paper, this experiment tests {len(stated) - len(left_out)}:" in summary
-    assert f"holds</span> <b>{len(papers)}</b>" in summary
-    assert f"<summary>{len(left_out)} that this experiment does not test" in page
-    assert f'href="#claim-{papers[0]["id"]}"' in summary
-    assert summary.count("<li>") <= 6 * 6
+    verdicts, figures, numbers = (page.index(f'<section id="{name}"') for name in ("verdicts", "figures", "numbers"))
+    assert verdicts < figures < numbers
+    rows = rows_of_claims(claims_of(made).values())
+    assert counted(rows) in page
+    table = page[verdicts:figures]
+    for row in (row for row in rows if row.is_asked and row.is_headline):
+        assert f'<a href="numbers.html#claim-{row.id}">{row.claim}</a>' in table
+        assert row.verdict in table
+    assert 1 <= page.count("<figure") <= MOST_FIGURES
+    assert "not run" in table
+
+
+def test_the_first_page_draws_at_most_six_lines_a_panel_and_counts_the_models_that_it_leaves_out(
+    tmp_path: Path,
+) -> None:
+    runs = tuple(replace(SMALL[index % 2], name=f"{'ie'[index % 2]}{index}", seeds=(0,)) for index in range(26))
+    given = inputs_of(make_context(tmp_path / "report", make_runs(tmp_path / "results", runs)))
+    few = with_few_models(given)
+    assert few.measured["name"].nunique() == MOST_LINES
+    assert few.measured.groupby("is_implicit")["name"].nunique().tolist() == [3, 3]
+    (table, *_) = front_tables({name: ROWS[name](given) for name in TABLES})
+    assert len(table.table.side) == MOST_ROWS
+    assert table.table.foot is not None
+    assert table.num_left_out == 26 + 1 - MOST_ROWS
+
+
+def test_models_and_figures_of_the_first_page_and_their_names_are_those_of_the_experiment(tmp_path: Path) -> None:
+    names = {"a5-implicit": "A5, one layer"}
+    front = {"figures": ["accuracy-by-position"], "models": ["A5, *"]}
+    made = demo_report(tmp_path, names=names, front=front)
+    page = (made / "index.html").read_text()
+    assert re.findall(r'<figure id="figure-([^"]+)"', page) == ["accuracy-by-position"]
+    legend = legend_of(page.split("<figure")[1])
+    assert legend == ["A5, one layer", "chance (best constant answer)"]
+    assert 'scope="row">A5, one layer' in page_of(made)
+    assert {row["run"] for row in rows_of(made, "accuracy")} == {"a5-implicit", "a5-explicit"}
+
+
+def test_more_figures_than_the_first_page_shows_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than the 5"):
+        Front(figures=("accuracy-by-length",) * 6)
 
 
 def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(tmp_path: Path) -> None:
@@ -219,8 +262,9 @@ def test_an_experiment_of_its_own_has_its_own_title_and_no_claims_of_the_paper(t
     see_that_the_page_is_whole(made)
     page = (made / "index.html").read_text()
     assert "<h1>Experiment mine</h1>" in page
-    assert 'id="claims"' not in page
-    assert 'id="published"' not in page
+    assert 'id="verdicts"' not in page
+    assert 'id="claims"' not in page + page_of(made)
+    assert 'id="published"' not in page_of(made)
     assert claims_of(made) == {}
     assert "published" in names_in(made, "tables")
 
@@ -267,7 +311,7 @@ def test_each_number_has_a_key_of_record_mode_and_length_and_its_value(made: Pat
     assert found[f"{key}.high"] == f"{mine[0]['accuracy_last10']:.4g}"
     assert float(found[f"{key}.low"]) < float(found[key]) < float(found[f"{key}.high"])
     assert found[f"{key}.seeds"] == "2"
-    assert found["claim/implicit-solves-a5.verdict"] in ("holds", "fails")
+    assert found["claim/implicit-solves-a5.verdict"] in ("reproduced", "not reproduced")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +353,7 @@ def test_hostile_names_of_runs_and_phases_change_no_number_no_verdict_and_no_ord
     expected = [[claim[key] for key in told] for claim in claims_of(plain).values()]
     found = json.loads(named(json.dumps(list(claims_of(hostile).values()))))
     assert [[claim[key] for key in told] for claim in found] == expected
-    assert sum(verdict == "holds" for _, verdict, *_ in expected) > 5
+    assert sum(verdict == "reproduced" for _, verdict, *_ in expected) > 5
     for name in tables:
         wanted, shown = ((folder / f"tables/{name}.csv").read_text() for folder in (plain, hostile))
         assert named(shown) == wanted

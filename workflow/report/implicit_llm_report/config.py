@@ -11,6 +11,7 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
 
 T = TypeVar("T")
+MOST_FIGURES = 5  # of the first page
 VALIDATION = "validation"  # the split of word problems on which one chooses, and the kind of its numbers
 FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
 
@@ -79,10 +80,27 @@ class DataPart:
 
 
 @dataclass(frozen=True)
+class Front:
+    """What the first page shows: at most five figures, the hero first, and the models in them, at most six a panel.
+
+    figures: their names; none for those of sections.py. models: patterns of the names that readers see, such as
+    "S5, *"; none for the first six of each test.
+    """
+
+    figures: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.figures) > MOST_FIGURES:
+            raise ValueError(f"figures: {len(self.figures)} are more than the {MOST_FIGURES} that the first page shows")
+
+
+@dataclass(frozen=True)
 class ReportConfig:
     """`experiment` (demo, miniature, state-tracking, paper, ...) says which claims can be judged.
 
-    `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page.
+    `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page. `names` are
+    those of runs for the reader, `front` is what the first page shows.
     `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
     """
 
@@ -91,6 +109,8 @@ class ReportConfig:
     data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
     note: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    front: Front = field(default_factory=Front)
     missing: tuple[MissingResult, ...] = ()  # the results that it does without
     minimum_layers: MinimumLayersConfig | None = None
     figures: tuple[str, ...] | None = None  # those that are made, by name; None for all

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
@@ -16,11 +17,15 @@ from implicit_llm_contracts.runs.stage_context import Input, StageContext
 from implicit_llm_report import stage
 
 
-def make_again(results: Path, target: Path) -> None:
-    """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names."""
+def make_again(results: Path, target: Path, experiment: Path | None = None) -> None:
+    """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names.
+
+    With the YAML file of the EXPERIMENT, title, note and names are those of today.
+    """
     manifest = Manifest.read(results / "report" / MANIFEST)
     folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
-    make_page(folders, target, manifest.config, manifest.fingerprint)
+    today = yaml.safe_load(experiment.read_text(encoding="utf-8"))["report"] if experiment is not None else {}
+    make_page(folders, target, {**manifest.config, **today}, manifest.fingerprint)
 
 
 def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:

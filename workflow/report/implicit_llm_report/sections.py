@@ -14,7 +14,7 @@ from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
-from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups, roles_of
+from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups
 from implicit_llm_report.inputs.published import Entry as PublishedEntry
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import registry
@@ -68,11 +68,12 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published number or statement; `ours` None where there is no measurement of the same thing."""
+    """A published number or statement; `ours`, of one model, None where there is no measurement of the same thing."""
 
     entry: PublishedEntry
     ours: Spread | None
     roles: tuple[str, ...]
+    model: str | None = None
 
 
 def figures_of(given: Given) -> list[Figure]:
@@ -81,6 +82,12 @@ def figures_of(given: Given) -> list[Figure]:
     draws |= {name: draw for name, (_, draw) in PLUGIN_FIGURES.items()}
     asked = [draw(given) for name, draw in draws.items() if given.config.shows("figures", name)]
     return [figure for figure in asked if figure is not None]
+
+
+def figure_of(given: Given, name: str) -> Figure | None:
+    """One of registry.yaml or of a plugin."""
+    draw = PLUGIN_FIGURES[name][1] if name in PLUGIN_FIGURES else _function(name.replace("-", "_"))
+    return draw(given)
 
 
 def _function(name: str) -> Callable[[Given], Figure | None]:
@@ -107,16 +114,17 @@ def published_rows(given: Given) -> list[PublishedRow]:
     """Every published number, those with one of ours beside them first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
     cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
-    rows = [_published_row(entry, cells.get(entry.kind or "", [])) for entry in given.published.entries]
+    entries = given.published.entries
+    rows = [row for entry in entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
     return sorted(rows, key=lambda row: row.ours is None)
 
 
-def _published_row(entry: PublishedEntry, cells: Sequence[Group]) -> PublishedRow:
+def _published_rows(entry: PublishedEntry, cells: Sequence[Group]) -> list[PublishedRow]:
+    """A row for each of our models that is of the same thing: recipes are never pooled."""
     is_of_all_modes = entry.kind not in LANGUAGE_KINDS
     beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]
-    spreads = [cell.spread(entry.metric) for cell in beside]
-    ours = Spread.of(value for spread in spreads for value in (*spread.values, *[None] * spread.num_missing))
-    return PublishedRow(entry, ours if beside else None, roles_of(beside))
+    rows = [PublishedRow(entry, cell.spread(entry.metric), cell.roles, cell.name) for cell in beside]
+    return rows or [PublishedRow(entry, None, ())]
 
 
 def published_files(rows: Sequence[PublishedRow]) -> dict[str, str]:
@@ -132,6 +140,7 @@ def _csv_row(row: PublishedRow) -> dict[str, object]:
         "part": entry.part,
         "what": entry.what,
         "published": entry.value,
+        "our_model": row.model,
         **{f"ours_{part}": rounded(getattr(ours, part)) for part in ("mean", "low", "high")},
         "num_seeds": None if row.ours is None else len(ours.values),
         "mark": entry.mark,

@@ -63,7 +63,7 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
     experiment = content.given.config.experiment
     claims = {"experiment": experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
     texts: dict[str, str | bytes] = {
-        "index.html": render(content),
+        **render(content),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
         latex_numbers.FILE_NAME: latex_numbers.latex_numbers(content.given, content.judgements),
     }

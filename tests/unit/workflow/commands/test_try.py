@@ -24,7 +24,7 @@ def test_it_prints_what_it_measured_and_draws_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = output(capsys, "try", "--length", "96", "--words", "2", "--picture", "a.svg")
-    assert "2 of 2 words are right at every token" in out
+    assert "2 of 2 sequences are right at every token" in out
     rows = {line[:22].strip(): line.split()[-6:] for line in out.splitlines()}
     assert rows["implicit, 1 layer, now"] == ["100"] * 6  # at 4, 8, 16, 32, 64 and 96 tokens
     assert rows["explicit, layers: 16"] == ["100", "100", "100", "100", "1", "1"]

@@ -238,6 +238,19 @@ def test_what_makes_no_curriculum_is_one_line(items: list[dict[str, Any]], messa
     assert str(caught.value).startswith("x.yaml: curriculum")
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("names: {implict: A}", "report.names: .*implict.*did you mean 'implicit'"),
+        ("front: {figures: [acuracy-by-length]}", "report.front.figures: .*did you mean 'accuracy-by-length'"),
+    ],
+)
+def test_names_and_figures_of_the_report_are_known_ones(tiny: ExperimentFile, part: str, message: str) -> None:
+    tiny.edit("name: tiny", f"name: tiny\nreport: {{{part}}}")
+    with refused(message, ConfigError):
+        tiny.load()
+
+
 def test_every_branch_is_trained_from_the_trunk_and_evaluated(language: ExperimentFile) -> None:
     nodes, trunk = build_graph(language.load()), "train/trunk-s1/bounded"
     assert nodes[trunk].config["phase"]["keep"] == [700, 800, 900]

@@ -1,6 +1,6 @@
-"""The command `try`: a trained model that comes with the package, on words far longer than those it was trained on.
+"""The command `try`: a trained model that comes with the package, on sequences far longer than in its training.
 
-Shapes: `B` words, `L` tokens, `D` model, `K` iterations of the solver.
+Shapes: `B` sequences, `L` tokens, `D` model, `K` iterations of the solver.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ INTRODUCTION = """
 [bold]Task[/bold]   Multiply random permutations of five things, one a token. After each
        token: which of the 120 is the product so far? (The group S5.)
 [bold]Model[/bold]  One implicit Mamba2 layer, {size} parameters: z* = f(z*, x).
-       Trained on words of {trained} tokens, each from the state of the one before.
-[bold]Test[/bold]   {words} new words of {length} tokens: {times:.3g} times as long.
+       Trained on sequences of {trained} tokens, each from the state of the last one.
+[bold]Test[/bold]   {words} new sequences of {length} tokens: {times:.3g} times as long.
 """
 NOTES = """
-{right} of {words} words are right at every token. A token took {evaluations:.1f} evaluations of f.
+{right} of {words} sequences are right at every token. A token took {evaluations:.1f} evaluations of f.
 
 [dim]The weights are those of seed 0, kept by rule and not for their result. Seeds 0
 to 4 have {seeds} % at the last ten of 512 tokens.
@@ -45,18 +45,19 @@ Explicit rows are kept results: 3 seeds, trained for a quarter of the steps.[/di
 
 def try_it(
     length: Annotated[
-        int, typer.Option(min=32, max=8192, help="Tokens in a word; it was trained on 32.", metavar="N")
+        int, typer.Option(min=32, max=8192, help="Tokens in a sequence; it was trained on 32.", metavar="N")
     ] = 512,
-    words: Annotated[int, typer.Option(min=1, max=256, help="Words to read.", metavar="N")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Draws other words.", metavar="N")] = 0,
+    words: Annotated[int, typer.Option(min=1, max=256, help="Sequences to evaluate.", metavar="N")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Draws other sequences.", metavar="N")] = 0,
     picture: Annotated[Path, typer.Option(help="File for the figure: .svg, .png or .pdf.", metavar="FILE")] = Path(
         "implicit-llm-try.svg"
     ),
 ) -> None:
     """See an implicit model at work, in less than a minute on a CPU.
 
-    One implicit layer, trained on words of 32 permutations, reads words of 512. After each token it names the product
-    of all so far. The command prints its accuracy beside that of explicit models, and draws accuracy and residuals.
+    One implicit layer, trained on sequences of 32 permutations, is evaluated on 512. After each token it names the
+    product of all so far. The command prints its accuracy beside that of explicit models, and draws accuracy and
+    residuals.
 
     **Example**
 
@@ -86,7 +87,7 @@ def next_command() -> str:
 
 
 def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
-    """Load the model, read the words, and watch the solver on the first tokens of the first word."""
+    """Load the model, evaluate it, and watch the solver on the first tokens of the first sequence."""
     with console.status("loading PyTorch and the model: a few seconds"):
         import torch
         from transformers import AutoModelForCausalLM
@@ -104,7 +105,10 @@ def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
         data = WordProblemConfig(GROUP, "none", 1.0, length, words, "test", seed, words)
         ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
     kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
-    with console.status(f"reading {words} words of {length:,} tokens, 8 tokens at a time"), torch.inference_mode():
+    with (
+        console.status(f"evaluating {words} sequences of {length:,} tokens, 8 at a time"),
+        torch.inference_mode(),
+    ):
         out = model(ids_BL)
         is_right_BL = out.logits.argmax(-1) == labels_BL
         trained = kept[0]["train_length"]

@@ -12,6 +12,7 @@ from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Plugin, declare_plugin
 from implicit_llm_report.config import VALIDATION, ReportConfig
+from implicit_llm_report.registry import registry
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt
@@ -42,8 +43,8 @@ class ExperimentFile:
     the models, tasks and curricula of all `runs`. `evaluations` run for every run whose data fits the kind, after every
     phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
     tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
-    title, note and minimum_layers of the report. `plugins`: Python files, relative to this one, that add families,
-    solver methods, groups, tasks, evaluations or figures.
+    title, note, names, front and minimum_layers of the report. `plugins`: Python files, relative to this one, that add
+    families, solver methods, groups, tasks, evaluations or figures.
     """
 
     name: Name
@@ -105,7 +106,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     excerpts = {
         name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
     }
-    report = _report(file, source)
+    report = _report(file, runs, plugins, source)
     read = {"values": values, "path": str(files.path), "source": source, "known": files.known}
     experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins, read)
     for check in (_check_peers, _check_evaluations, _check_splits, _check_repeated, _check_origins):
@@ -138,10 +139,15 @@ def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles)
     return found
 
 
-def _report(file: ExperimentFile, source: str) -> dict[str, Any]:
+def _report(
+    file: ExperimentFile, runs: Mapping[str, Run], plugins: Mapping[str, Plugin], source: str
+) -> dict[str, Any]:
     at = f"{source}: report"
-    check_keys(file.report, ("title", "note", "minimum_layers"), at)
-    fill(ReportConfig, {"experiment": file.name, **file.report}, at)
+    check_keys(file.report, ("title", "note", "names", "front", "minimum_layers"), at)
+    config = fill(ReportConfig, {"experiment": file.name, **file.report}, at)
+    check_keys(config.names, runs, f"{at}.names")
+    figures = [*registry().figures, *(name for plugin in plugins.values() for name in plugin.figures)]
+    check_keys(config.front.figures, figures, f"{at}.front.figures")
     return file.report
 
 

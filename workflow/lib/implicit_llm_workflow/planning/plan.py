@@ -128,7 +128,7 @@ class Plan:
         if node.stage in PAGES:
             names += ["index.html", "claims.json"]
         if node.stage == "report":
-            names += ["numbers.tex"]
+            names += ["numbers.html", "numbers.tex"]
             names += [f"tables/{table}.{form}" for table in self.tables for form in ("csv", "tex")]
             names += [f"figures/{figure}.svg" for figure in self.figures]
         return {f"{self.run_dir(node).as_posix()}/{name}": f"{self.work[node.key]}/{name}" for name in names}

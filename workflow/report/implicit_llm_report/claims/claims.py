@@ -6,14 +6,15 @@ them bad, does not refute what one of them shows; every other claim must be met 
 is shown.
 
 A number keeps its bound when every seed (or pair of seeds) does, and breaks it when none does; where they disagree the
-verdict is "borderline". The share of a single seed is judged by its 95 % interval over the test sequences. A missing
-number never helps: the claim is then "missing", unless another model refutes it.
+verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
+which may leave it undecided. A missing number never helps: the claim is then "missing", unless another model refutes
+it. The controls of a claim are judged by its bound: one that keeps it as well is named beside the verdict.
 """
 
 import operator
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,14 +25,23 @@ from implicit_llm_report.config import FOLDER, read_yaml
 from implicit_llm_report.inputs.frame import Spread
 from implicit_llm_report.inputs.published import Mark
 
-Verdict = Literal["holds", "borderline", "fails", "not run at this scale", "missing"]
-HOLDS: Final = "holds"
-BORDERLINE: Final = "borderline"
-FAILS: Final = "fails"
-NOT_RUN: Final = "not run at this scale"
+Verdict = Literal["reproduced", "depends on the seed", "undecided", "not reproduced", "not run", "missing"]
+HOLDS: Final = "reproduced"
+BY_SEED: Final = "depends on the seed"
+UNDECIDED: Final = "undecided"
+FAILS: Final = "not reproduced"
+NOT_RUN: Final = "not run"
 MISSING: Final = "missing"
-RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BORDERLINE: 1, HOLDS: 2}
+RANKS: dict[Verdict, int] = {MISSING: -1, FAILS: 0, BY_SEED: 1, UNDECIDED: 1, HOLDS: 2}
 SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", operator.gt), "<": ("<", operator.lt)}
+
+
+@dataclass(frozen=True)
+class Control:
+    """A model without what the claim is about: `of` takes the place of the claim's own."""
+
+    name: str
+    of: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Claim:
     """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
 
     holds_if: a bound on the number, ">= 0.95"; the bounds > and < are of every pair of seeds.
+    where, how: the place in the paper, and what else to know. short: the statement in the verdict table; is_headline:
+    whether the short table has it. full: training tokens and parameters of the published result.
     """
 
     id: str
@@ -50,10 +62,17 @@ class Claim:
     scales: tuple[str, ...]
     measure: Measure
     holds_if: str
+    how: str | None = None
+    short: str | None = None
+    is_headline: bool = False
+    full: Mapping[str, float] = field(default_factory=dict)
+    controls: tuple[Control, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[<>]=? -?[\d.]+(e-?\d+)?", self.holds_if):
             raise ValueError(f"holds_if: {self.holds_if!r} is no bound; give one such as '>= 0.95'")
+        if unknown := self.full.keys() - {"train_tokens", "num_parameters"}:
+            raise ValueError(f"full: {min(unknown)!r} is unknown; use train_tokens or num_parameters")
 
     @property
     def speaks_for_best(self) -> bool:
@@ -81,17 +100,35 @@ class Claim:
         """Of the ends of an interval, or of the seeds; at least one."""
         sign, bound = self._bound
         kept = [SIGNS[sign][1](value, bound) for value in values]
-        return HOLDS if all(kept) else BORDERLINE if any(kept) else FAILS
+        return HOLDS if all(kept) else BY_SEED if any(kept) else FAILS
+
+    def verdict_on(self, found: Found) -> Verdict:
+        """The verdict on one model, or pair of models."""
+        if found.spread.mean is None:
+            return MISSING
+        verdict = self.verdict(found.interval or found.spread.values)
+        return UNDECIDED if found.interval and verdict == BY_SEED else verdict
+
+    @property
+    def is_most(self) -> bool:
+        """Whether the bound is an upper one, so that the highest number is the worst."""
+        return "<" in self.holds_if
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with what was measured and what follows; without evidence there is no number."""
+    """A claim with what was measured and what follows; without evidence there is no number.
+
+    num_competing: runs, or pairs of runs, that the verdict chose among; `others` are those that it did not choose.
+    """
 
     claim: Claim
     verdict: Verdict
     evidence: Found = field(default_factory=Found)
-    num_competing: int = 0  # runs, or pairs of runs, that the verdict chose among
+    num_competing: int = 0
+    is_asked: bool = True  # whether the claim can be judged at the scale of the experiment
+    others: tuple[Found, ...] = ()
+    controls: tuple["Judgement", ...] = ()
 
     @property
     def spread(self) -> Spread:
@@ -99,17 +136,32 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """The claim's entry in claims.json; numbers that do not exist are null."""
-        stated = ("id", "statement", "origin", "where", "published", "mark", "condition")
+        stated = ("id", "statement", "short", "origin", "where", "published", "mark", "condition", "is_headline")
+        measured = ("num_seeds", "num_samples", "interval", "bounds", "run", "data", "modes")
         return {
             **{key: getattr(self.claim, key) for key in stated},
             "verdict": self.verdict,
-            "measured": {part: getattr(self.spread, part) for part in ("mean", "low", "high")},
+            "is_asked": self.is_asked,
+            "form": self.claim.measure.form,
+            "measured": _ends(self.spread),
+            "worst": self.spread.high if self.claim.is_most else self.spread.low,
+            "best": self.spread.low if self.claim.is_most else self.spread.high,
             "num_missing": self.spread.num_missing,
             "num_competing": self.num_competing,
+            "is_best_of_them": self.claim.speaks_for_best,
+            "others": {one.run: one.spread.mean for one in self.others if one.run is not None},
+            "full": {key: [getattr(self.evidence, key), value] for key, value in self.claim.full.items()},
+            "controls": [
+                {"name": one.claim.statement, "verdict": one.verdict, **_ends(one.spread)} for one in self.controls
+            ],
             "metric": self.claim.measure.metric,
-            **{key: getattr(self.evidence, key) for key in ("num_seeds", "interval", "run", "data", "modes")},
+            **{key: getattr(self.evidence, key) for key in measured},
             "sources": self.evidence.roles,
         }
+
+
+def _ends(spread: Spread) -> dict[str, float | None]:
+    return {part: getattr(spread, part) for part in ("mean", "low", "high")}
 
 
 @dataclass(frozen=True)
@@ -126,21 +178,29 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
-        return Judgement(claim, NOT_RUN)
+        return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)
 
-    def verdict_on(item: Found) -> Verdict:
-        return MISSING if item.spread.mean is None else claim.verdict(item.interval or item.spread.values)
-
-    def rank(item: Found) -> tuple[int, float]:
-        return RANKS[verdict_on(item)], claim.margin(item.spread.mean or 0.0)
+    def rank(item: Found) -> tuple[int, float, float]:
+        margin = claim.margin(item.spread.mean or 0.0)
+        return RANKS[claim.verdict_on(item)], margin, item.train_tokens or 0.0
 
     lacking = [item for item in found if item.is_lacking]
     of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
+    worst_of_run = [min(items, key=rank) for items in of_run.values()]
     if claim.speaks_for_best:
-        deciding = max((min(items, key=rank) for items in of_run.values()), key=rank)
+        deciding = max(worst_of_run, key=rank)
         lacking = [deciding] if deciding.is_lacking else []
     else:
         deciding = min([item for item in found if item.spread.mean is not None] or found, key=rank)
-    if lacking and (deciding in lacking or verdict_on(deciding) != FAILS):
-        return Judgement(claim, MISSING, deciding if deciding in lacking else lacking[0], len(of_run))
-    return Judgement(claim, verdict_on(deciding), deciding, len(of_run))
+    verdict = claim.verdict_on(deciding)
+    if lacking and (deciding in lacking or verdict != FAILS):
+        verdict, deciding = MISSING, deciding if deciding in lacking else lacking[0]
+    others = tuple(item for item in worst_of_run if item.run != deciding.run)
+    controls = tuple(judge(_control(claim, control), frame, scale) for control in claim.controls)
+    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=controls)
+
+
+def _control(claim: Claim, control: Control) -> Claim:
+    """The claim of its control, which is judged by the same bound."""
+    measure = replace(claim.measure, of=control.of)
+    return replace(claim, statement=control.name, measure=measure, controls=())

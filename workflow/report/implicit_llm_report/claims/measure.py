@@ -20,6 +20,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_report.inputs.frame import (
     COLUMNS,
     METRIC_WORDS,
+    SHARES,
     Group,
     Spread,
     groups,
@@ -73,6 +74,13 @@ class Measure:
         return METRIC_WORDS[self.metric] + of + ("" if self.against is None else f", {self.unit}")
 
     @property
+    def form(self) -> Literal["percent", "points", "ratio", "number"]:
+        """How the number is written."""
+        if self.against is not None and self.by != "tasks":
+            return "ratio" if self.by == "ratio" else "points" if self.metric in SHARES else "number"
+        return "percent" if self.metric in SHARES else "number"
+
+    @property
     def unit(self) -> str:
         """What stands behind the number where it is not the metric's own: what it is of two models, or above chance."""
         if self.against is None:
@@ -95,6 +103,8 @@ class Found:
     num_seeds: int = 0
     roles: tuple[str, ...] = ()
     num_samples: int | None = None
+    train_tokens: float | None = None
+    num_parameters: float | None = None
 
     @property
     def is_lacking(self) -> bool:
@@ -103,13 +113,24 @@ class Found:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of a single seed's share (Wilson's score interval); None of other numbers."""
-        if len(self.spread.values) != 1 or not self.num_samples:
+        return self.bounds if len(self.spread.values) == 1 else None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """From the lower end of the 95 % interval of the lowest seed to the upper end of that of the highest."""
+        if not self.spread.values or not self.num_samples:
             return None
-        (share,), num_samples = self.spread.values, self.num_samples
-        scale = 1 + Z_95**2 / num_samples
-        middle = (share + Z_95**2 / (2 * num_samples)) / scale
-        half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
-        return max(0.0, middle - half), min(1.0, middle + half)
+        return wilson(min(self.spread.values), self.num_samples)[0], wilson(max(self.spread.values), self.num_samples)[
+            1
+        ]
+
+
+def wilson(share: float, num_samples: int) -> tuple[float, float]:
+    """The 95 % interval of a share, Wilson's score interval: 64 of 64 is at least 94 %."""
+    scale = 1 + Z_95**2 / num_samples
+    middle = (share + Z_95**2 / (2 * num_samples)) / scale
+    half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)
@@ -199,7 +220,8 @@ def _alone(measure: Measure, cell: Group) -> Found:
     is_count = measure.metric in COUNTED
     num_samples = min(number or 0 for number in cell.rows["num_samples"]) if is_count else None
     text = f"{_named(cell)}, {_test(cell)}{seeds_words(spread)}"
-    return Found(spread, text, cell.name, cell.data or "", modes, len(spread.values), cell.roles, num_samples)
+    seeds = len(spread.values)
+    return Found(spread, text, cell.name, cell.data or "", modes, seeds, cell.roles, num_samples, *_training(cell))
 
 
 def _pair(measure: Measure, *choices: Choice) -> Found:
@@ -216,7 +238,11 @@ def _pair(measure: Measure, *choices: Choice) -> Found:
     words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + (choice.words or "") for choice in choices)
     text = f"{words}, {_test(first)}{seeds}{', no spread' if len(spread.values) == 1 else ''}"
     modes, roles = (first.mode, second.mode), roles_of((first, second))
-    return Found(spread, text, first.name, first.data or "", modes, num_seeds, roles)
+    return Found(spread, text, first.name, first.data or "", modes, num_seeds, roles, None, *_training(first))
+
+
+def _training(cell: Group) -> tuple[float | None, float | None]:
+    return cell.mean("train_tokens"), cell.mean("num_parameters")
 
 
 def _named(cell: Group) -> str:

@@ -1,6 +1,6 @@
 """The picture of `implicit-llm try`: accuracy beyond the training length, and the solver at work on one block.
 
-Shapes: `B` words, `L` tokens, `K` iterations of the solver.
+Shapes: `B` sequences, `L` tokens, `K` iterations of the solver.
 """
 
 import io
@@ -21,7 +21,7 @@ HEIGHTS = (3.4, 2.0)
 RC = {**style.RC, "font.size": 9.5, "axes.labelsize": 9.5, "xtick.labelsize": 9, "ytick.labelsize": 9}
 RC |= {"axes.titlesize": 11, "axes.titlepad": 10, "svg.hashsalt": "first-look"}
 SHADE = np.array([0x2F, 0x86, 0xD0]) / 255  # seen on white and on black
-TASK = "token of the word (S5: each token is one of 120 permutations, the answer is the product so far)"
+TASK = "position (S5: each token is one of 120 permutations, the answer is the product so far)"
 IMPLICIT_LABEL = "implicit, 1 layer, 1.5M parameters: these weights (bold), five seeds (thin)"
 # Beside the lines of the explicit runs: token, alignment, text.
 EXPLICIT_LABELS = (
@@ -41,7 +41,7 @@ class Trial:
     f_evaluations: float  # of a token
     kept: list[dict[str, Any]]
     train_length: int
-    # One block of the first word, iteration by iteration: the residual of each token, and whether its answer is right.
+    # One block of the first sequence, by iteration: the residual of each token, and whether its prediction is right.
     residual_KL: np.ndarray
     is_right_KL: np.ndarray
     tol: float
@@ -78,8 +78,8 @@ def draw_accuracy(axis: Axes, trial: Trial) -> None:
         axis.text(x, 0.5, label, color=style.VERMILION, ha=side, va="center", weight="bold")
     axis.text(length, 1.06, IMPLICIT_LABEL, color=style.BLUE, ha="right", weight="bold")
     axis.text(1.06, 0.07, "lengths of training", color=style.MUTED, size=9)
-    axis.set_title(f"Trained on words of {trial.train_length} tokens, read up to {length:,}")
-    axis.set(xscale="log", xlim=(1, length), ylim=(-0.02, 1.14), ylabel="right answers", xlabel=TASK)
+    axis.set_title(f"Trained on {trial.train_length} tokens, evaluated on {length:,}")
+    axis.set(xscale="log", xlim=(1, length), ylim=(-0.02, 1.14), ylabel="accuracy", xlabel=TASK)
     ticks = [2**power for power in range(14) if 2**power <= length]
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.minorticks_off()
@@ -93,7 +93,7 @@ def draw_line(axis: Axes, accuracy_L: np.ndarray, **look: Any) -> None:
 
 
 def draw_iterations(axis: Axes, trial: Trial) -> None:
-    """Residuals as shades, by iteration and token, and a line where answers become right for good."""
+    """Residuals as shades, by iteration and token, and a line where predictions become right for good."""
     residual_LK, iterations = trial.residual_KL.T, len(trial.residual_KL)
     shade_LK4 = np.empty((*residual_LK.shape, 4))
     shade_LK4[..., :3] = SHADE
@@ -105,7 +105,7 @@ def draw_iterations(axis: Axes, trial: Trial) -> None:
     axis.step(np.append(solved_L, solved_L[-1]), np.arange(tokens + 1) + 0.5, where="pre", color=style.GREEN)
     corner: dict[str, Any] = {"transform": axis.transAxes, "ha": "right", "size": 9}
     axis.text(0.99, 0.9, f"shade: residual of the token, from 1 down to {trial.tol}", color=style.MUTED, **corner)
-    axis.text(0.99, 0.78, "line: its answer is right from here on", color=style.GREEN, weight="bold", **corner)
+    axis.text(0.99, 0.78, "line: its prediction is right from here on", color=style.GREEN, weight="bold", **corner)
     axis.set_title("Inside the solver: each iteration gets about one more token right")
     axis.set(xlabel="iteration of the solver", ylabel="token")
     axis.set_yticks([1, *range(8, tokens + 1, 8)])

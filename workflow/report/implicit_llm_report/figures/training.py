@@ -91,9 +91,10 @@ def _line(seeds: Sequence[tuple[TrainingRun, Phase]], key: str, x: str) -> Line:
     curves = pd.concat([one.along(last, key, x) for one, last in seeds])
     bins = curves.groupby(level=[0, 1], sort=False)  # by phase and bin
     points = [(place, Spread(found)) for place, found in zip(bins[x].mean(), bins[key].agg(tuple), strict=True)]
-    names = [run.run, phase.label] if len(run.last_phases) > 1 else [run.run]
+    names = [run.name, phase.label] if len(run.last_phases) > 1 else [run.name]
     width = None if key == SPECTRAL_RADIUS else 1.5
-    return Line(" ".join(names), run.is_implicit, points, width=width, short=" ".join([kind_of(run), *names[1:]]))
+    short = None if run.name != run.run else " ".join([kind_of(run), *names[1:]])
+    return Line(" ".join(names), run.is_implicit, points, width=width, short=short)
 
 
 def _decorate(axis: Axes, x: str, last: float) -> None:

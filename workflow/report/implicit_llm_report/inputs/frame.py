@@ -80,6 +80,12 @@ METRIC_WORDS = {
     "f_radius": "spectral radius of ∂f/∂z at the fixed point",
 }
 
+# Metrics that are shares, which pages show in percent.
+SHARES = frozenset({
+    LAST_TEN, "accuracy_sequence", "accuracy_token", "unconverged_share", "token_match_sequential", "above_chance",
+    "chance_last10", "accuracy", "acc", "acc_norm", AVERAGE, "token_agreement", "settled_early", "off_diagonal_share",
+})  # fmt: skip
+
 
 def family_of(model_type: str | None) -> str:
     """The family's name; a type that is none of the known ones is its own name."""
@@ -152,16 +158,17 @@ def frame_of(
     records: Mapping[str, Sequence[Mapping[str, Any]]],
     reasons: Mapping[str, str],
     training: Sequence[TrainingRun] = (),
+    names: Mapping[str, str] | None = None,
 ) -> pd.DataFrame:
     """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
 
-    `reasons`: by role, why a result is missing.
+    `reasons`: by role, why a result is missing. `names`: of runs, for the reader.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
     titles, rows = model_titles(models), []
     for kind, mine in records.items():
-        derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training)
+        derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
             about = dict.fromkeys(COLUMNS) | {key: _hashable(record.get(key)) for key in ABOUT}
             about |= {"kind": kind, "record": number}
@@ -225,11 +232,11 @@ def serial_steps(record: Mapping[str, Any]) -> float | None:
 class _Derived:
     """What follows from the fields of a record and of the other records of its kind that sweep nothing.
 
-    `name` is the run, with its phase where several phases of the run have results of this kind, `label` the kind of
-    model and its phase. `is_headline` marks the mode that stands for the model in figures and claims: of those that
-    read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run with the fewest
-    iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the lower the better:
-    training loss at the end of language models, error on the validation set of CatbAbI.
+    `name` is the run's name for the reader, with its phase where several phases of the run have results of this kind,
+    `label` the kind of model and its phase. `is_headline` marks the mode that stands for the model in figures and
+    claims: of those that read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run
+    with the fewest iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the
+    lower the better: training loss at the end of language models, error on the validation set of CatbAbI.
     `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
     """
 
@@ -238,8 +245,9 @@ class _Derived:
         kind: str,
         records: Sequence[Mapping[str, Any]],
         training: Sequence[TrainingRun],
+        names: Mapping[str, str],
     ) -> None:
-        self.kind, self.training = kind, training
+        self.kind, self.training, self.names = kind, training, names
         self.tests: defaultdict[tuple, defaultdict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
         self.ranks: dict[tuple, tuple] = {}
         self.phases: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
@@ -263,7 +271,7 @@ class _Derived:
         headline = min(tests, key=lambda mode: (-len(tests[mode]), self.ranks[reading, mode]), default=None)
         return {
             "name": name,
-            "label": label if record.get("is_implicit") else "explicit",
+            "label": label if record.get("is_implicit") or run in self.names else "explicit",
             "family": family_of(record.get("model_type")),
             "phase_label": solver and solver.label,
             "is_headline": not sweep and record.get("mode") == headline,
@@ -280,7 +288,8 @@ class _Derived:
         labels = [one and one.label for one in self.phases[run].values()]
         is_unique = solver is not None and labels.count(solver.label) == 1
         words = (solver.label if is_unique else phase) if len(labels) > 1 else None
-        return (f"{run} {words}", f"implicit {words}") if words else (run, "implicit")
+        name, label = self.names.get(run, run), self.names.get(run, "implicit")
+        return (f"{name} {words}", f"{label} {words}") if words else (name, label)
 
     def _choice(self, record: Mapping[str, Any]) -> float | None:
         if self.kind == "catbabi":

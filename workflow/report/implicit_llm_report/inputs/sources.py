@@ -99,8 +99,8 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> Given:
             trained.append(_trained(source))
     for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
         _place(records, kind, record, record["role"], config)
-    training, reasons = _training_runs(sources, inputs), {item.role: item.why for item in config.missing}
-    return Given(config, load_published(), frame_of(records, reasons, training), training, sources)
+    training, reasons = _training_runs(sources, inputs, config.names), {item.role: item.why for item in config.missing}
+    return Given(config, load_published(), frame_of(records, reasons, training, config.names), training, sources)
 
 
 def _trained(source: Source) -> Record:
@@ -139,7 +139,9 @@ def _records(run: Input) -> list[Record]:
         raise ReportError(f"{path}: is not the metrics of an evaluation ({error}); run the evaluation again") from error
 
 
-def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -> tuple[TrainingRun, ...]:
+def _training_runs(
+    sources: Mapping[str, Source], inputs: Mapping[str, Input], names: Mapping[str, str]
+) -> tuple[TrainingRun, ...]:
     runs: defaultdict[tuple, list[Phase]] = defaultdict(list)
     for role, source in sources.items():
         if source.manifest.stage == TRAIN:
@@ -147,7 +149,13 @@ def _training_runs(sources: Mapping[str, Source], inputs: Mapping[str, Input]) -
                 _phase(source, inputs[role])
             )
     found = [
-        TrainingRun(run, seed, tuple(sorted(phases, key=lambda one: (one.start_step, one.end_step, one.name))), task)
+        TrainingRun(
+            run,
+            seed,
+            tuple(sorted(phases, key=lambda one: (one.start_step, one.end_step, one.name))),
+            task,
+            names.get(run, run),
+        )
         for (run, seed, task), phases in runs.items()
     ]
     return tuple(sorted(found, key=lambda run: (natural(run.run), run.seed or 0)))

@@ -101,12 +101,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The phases of one run and seed, by their start."""
+    """The phases of one run and seed, by their start; `name` is the run's for the reader."""
 
     run: str
     seed: int | None
     phases: tuple[Phase, ...]
     task: str | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.run)
 
     @property
     def is_implicit(self) -> bool:

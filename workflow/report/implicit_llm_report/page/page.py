@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else; behind every number stand the runs that it comes from."""
+"""The pages: HTML files that load nothing; a number of the page of everything leads to the runs behind it."""
 
 import html
 import re
@@ -12,13 +12,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
-from implicit_llm_report.claims.claims import BORDERLINE, FAILS, HOLDS, MISSING, NOT_RUN, Judgement, Verdict
+from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED, Judgement, Verdict
+from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS, counted, rows_of, shown
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import (
     LAST_TEN,
-    METRIC_WORDS,
     PERPLEXITY,
+    SHARES,
     Group,
     Spread,
     groups,
@@ -29,8 +30,9 @@ from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import Given, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
+from implicit_llm_report.page.front import TABLES, facts_of, front_figures, front_tables
 from implicit_llm_report.registry import caption_of, registry
-from implicit_llm_report.sections import PublishedRow
+from implicit_llm_report.sections import ROWS, PublishedRow
 from implicit_llm_report.tables import Cell, Table
 
 MISSING_WORD = Markup('<span class="missing">missing</span>')
@@ -48,7 +50,7 @@ CRITERIA = {
     "sequence": "the mean relative residual of the block",
     "batch": "the norm over the batch",
 }
-SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BORDERLINE: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
+SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", FAILS: "✗", NOT_RUN: "–", MISSING: "?"}
 
 
 @dataclass(frozen=True)
@@ -64,39 +66,63 @@ class PageContent:
     files: Mapping[str, Mapping[str, str]]  # the written tables by name
 
 
-def render(content: PageContent) -> str:
-    """The page as text."""
+def render(content: PageContent) -> dict[str, str]:
+    """The pages by name. A figure or table for itself has one page; a report has a first page and one of everything."""
+    given, config = content.given, content.given.config
+    shared = {
+        "content": content,
+        "config": config,
+        "light_css": Markup(theme_css(1)),
+        "dark_css": Markup(theme_css(2)),
+        "protocol": protocol_of(given),
+        "entries": registry().tables,
+        "symbols": SYMBOLS,
+        "sources_of": partial(sources_of, given.sources),
+        "git": git_words,
+    }
+    if not config.is_whole:
+        return {"index.html": _rendered(given, "everything.html.j2", shared | _everything(content))}
+    return {
+        "index.html": _rendered(given, "front.html.j2", shared | _front(content)),
+        "numbers.html": _rendered(given, "everything.html.j2", shared | _everything(content)),
+    }
+
+
+def _rendered(given: Given, template: str, names: Mapping[str, Any]) -> str:
+    page = _environment(given).get_template(template).render(names)
+    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+
+
+def _front(content: PageContent) -> dict[str, Any]:
+    given = content.given
+    verdicts = rows_of([judgement.to_dict() for judgement in content.judgements])
+    return {
+        "verdicts": verdicts,
+        "counted": counted(verdicts),
+        "marks_note": MARKS if any(FROM_NOTE in row.paper for row in verdicts if row.is_run) else "",
+        "facts": facts_of(given),
+        "front": front_figures(given),
+        "tables": list(front_tables({name: ROWS[name](given) for name in TABLES})),
+    }
+
+
+def _everything(content: PageContent) -> dict[str, Any]:
     given, config = content.given, content.given.config
     marks = {row.entry.mark for row in content.published} | {j.claim.mark for j in content.judgements if j.claim.mark}
-    page = (
-        _environment(given)
-        .get_template("index.html.j2")
-        .render(
-            content=content,
-            config=config,
-            light_css=Markup(theme_css(1)),
-            dark_css=Markup(theme_css(2)),
-            origins=[
-                (whose, [judgement for judgement in content.judgements if judgement.claim.origin == origin])
-                for origin, whose in ORIGINS.items()
-            ],
-            glances=glances(content) if config.is_whole else [],
-            protocol=protocol_of(given),
-            entries=registry().tables,
-            training=[_training(run, given.sources) for run in given.training if config.is_whole],
-            settings=hyperparameters(given),
-            all_sources=list(given.sources.values()),
-            anchors={source.manifest.fingerprint: source.anchor for source in given.sources.values()},
-            used_marks=sorted(marks),
-            marks=given.published.marks,
-            sources_of=partial(sources_of, given.sources),
-            symbols=SYMBOLS,
-            not_run=NOT_RUN,
-            mark_words=MARK_WORDS,
-            git=git_words,
-        )
-    )
-    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+    return {
+        "origins": [
+            (whose, [judgement for judgement in content.judgements if judgement.claim.origin == origin])
+            for origin, whose in ORIGINS.items()
+        ],
+        "training": [_training(run, given.sources) for run in given.training if config.is_whole],
+        "settings": hyperparameters(given),
+        "all_sources": list(given.sources.values()),
+        "anchors": {source.manifest.fingerprint: source.anchor for source in given.sources.values()},
+        "used_marks": sorted(marks),
+        "marks": given.published.marks,
+        "not_run": NOT_RUN,
+        "mark_words": MARK_WORDS,
+    }
 
 
 def protocol_of(given: Given) -> list[str]:
@@ -133,6 +159,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "seeds": seeds_words,
         "notes": partial(notes, published=given.published),
         "words": cell_words,
+        "brief": brief,
         "caption": caption,
         "commas": "{:,}".format,
         "by": partial(linked, sources=given.sources),
@@ -145,10 +172,12 @@ def caption(name: str) -> Markup:
     return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(caption_of(name))))
 
 
-def number(value: float | None) -> Markup:
-    """Three decimals around 1, else four significant digits; a missing number says so."""
+def number(value: float | None, metric: str = "") -> Markup:
+    """Shares in percent, else three decimals around 1 and four significant digits; a missing number says so."""
     if value is None:
         return MISSING_WORD
+    if metric in SHARES:
+        return Markup(shown(value, "percent") + "\u00a0%")
     size = abs(value)
     form = ".3f" if 1e-3 <= size < 10 or not size else ".4g" if 1e-3 <= size < 10_000 else ".2e"
     return Markup(minus(f"{value:{form}}"))
@@ -159,7 +188,18 @@ def cell_words(cell: Cell) -> Markup | str:
     assert cell.group is not None
     if cell.metric == LAYERS:
         return MISSING_WORD if cell.spread.mean is None else str(cell.group.details[0]["words"])
-    return number(cell.spread.mean)
+    return number(cell.spread.mean, cell.metric)
+
+
+def brief(cell: Cell) -> Markup:
+    """A number with its range over seeds, in percent where it is a share."""
+    spread, form = cell.spread, "percent" if cell.metric in SHARES else "number"
+    if spread.mean is None:
+        return MISSING_WORD
+    ends = [shown(end, form) for end in (spread.low, spread.high) if end is not None]
+    lost = f' <span class="missing">{spread.num_missing} missing</span>' if spread.num_missing else ""
+    between = f" <small>({ends[0]} to {ends[1]})</small>" if len(spread.values) > 1 else ""
+    return Markup(f"{shown(spread.mean, form)}{between}{lost}")
 
 
 def notes(cell: Cell, published: Published) -> list[Markup]:
@@ -168,12 +208,12 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
         return []
     group, spread = cell.group, cell.spread
     work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
-    found: list[str] = [spread_words(spread)]
+    found: list[str] = [spread_words(spread, cell.metric)]
     found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
         title = html.escape(published.marks[entry.mark])
-        found.append(f'<span class="published" title="{title}">{words} {number(entry.value)}</span>')  # type: ignore[arg-type]
+        found.append(f'<span class="published" title="{title}">{words} {number(entry.value, cell.metric)}</span>')  # type: ignore[arg-type]
     return [Markup(words) for words in found if words]
 
 
@@ -182,28 +222,12 @@ def minus(text: str) -> str:
     return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
 
 
-def spread_words(spread: Spread) -> Markup:
+def spread_words(spread: Spread, metric: str = "") -> Markup:
     """The range over seeds, and how many gave no number, where others did."""
-    words = [f"{number(spread.low)} to {number(spread.high)}"] if len(spread.values) > 1 else []
+    words = [f"{number(spread.low, metric)} to {number(spread.high, metric)}"] if len(spread.values) > 1 else []
     if spread.num_missing and spread.values:
         words.append(f'<span class="missing">{spread.num_missing} missing</span>')
     return Markup(" ".join(words))
-
-
-def glances(content: PageContent) -> list[dict[str, Any]]:
-    """The first table of each kind of result in the modes that stand for the models, at its ends."""
-    found = []
-    for name in ("accuracy", "perplexity", "babi"):
-        for table in content.sections.get(name, ())[:3]:
-            columns = [0] if name == "babi" else list(dict.fromkeys((0, len(table.top) - 1)))
-            rows = [
-                (head, [cells[c] for c in columns])
-                for head, cells in zip(table.side, table.cells, strict=True)
-                if head.is_strong and any(cells[c].group is not None for c in columns)
-            ]
-            words = METRIC_WORDS[table.cells[0][0].metric]
-            found.append({"title": table.title, "metric": words, "top": [table.top[c] for c in columns], "rows": rows})
-    return found
 
 
 def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:

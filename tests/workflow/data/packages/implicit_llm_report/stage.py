@@ -6,7 +6,7 @@ from implicit_llm_report.registry import registry
 
 def run(context: StageContext) -> StageResult:
     declared = context.work / "declared"
-    names = ["index.html", "claims.json", "numbers.tex"]
+    names = ["index.html", "numbers.html", "claims.json", "numbers.tex"]
     names += [f"tables/{table}.{form}" for table in registry().tables for form in ("csv", "tex")]
     names += [f"figures/{figure}.{form}" for figure in registry().figures for form in ("svg", "rst")]
     for name in names:

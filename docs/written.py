@@ -1,0 +1,110 @@
+"""Write the generated parts of the pages, between the comments that name them, complete tables, and the figures.
+
+    python docs/written.py
+
+They come from the kept results; a test compares them.
+"""
+
+import json
+import re
+import runpy
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from implicit_llm_report.claims.verdicts import MARKS, counted, evidence, markdown, merged, rows_of, short_markdown
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "results" / "reference"
+EXPERIMENTS = ("state-tracking", "language-models")  # the first one that ran a claim has it
+
+
+def verdicts() -> list[str]:
+    """Every claim that was tested."""
+    rows = _rows()
+    return ["", counted(rows), "", *markdown(row for row in rows if row.is_run), "", MARKS, ""]
+
+
+def short_verdicts() -> list[str]:
+    """The headline claims."""
+    rows = _rows()
+    return ["", counted(rows), "", *short_markdown(rows), "", MARKS, ""]
+
+
+def evidence_list() -> list[str]:
+    """What is behind each verdict."""
+    return ["", *evidence(row for row in _rows() if row.is_run), ""]
+
+
+def not_run() -> list[str]:
+    """The claims that no kept experiment tests."""
+    return [
+        "",
+        "| claim | paper |",
+        "|---|---|",
+        *(f"| {row.claim} | {row.paper} |" for row in _rows() if not row.is_run),
+        "",
+    ]
+
+
+def _rows() -> list:
+    return rows_of(merged(map(_entries, EXPERIMENTS)))
+
+
+def _entries(experiment: str) -> list:
+    return json.loads((REFERENCE / experiment / "claims.json").read_text(encoding="utf-8"))["claims"]
+
+
+TRACKING = runpy.run_path(str(REFERENCE / "state-tracking/rows.py"))
+
+
+def of_experiment(name: str) -> list[str]:
+    """The headline claims that an experiment can test."""
+    return ["", *short_markdown(row for row in rows_of(_entries(name)) if row.is_asked), "", MARKS, ""]
+
+
+def state_tracking_tables() -> str:
+    """The page of complete tables."""
+    parts = [(title, TRACKING["table"](name)) for name, (title, *_) in TRACKING["TABLES"].items() if title]
+    lines = [line for title, rows in parts for line in ("", f"## {title}", "", *rows)]
+    return "\n".join([HEAD, *lines, ""])
+
+
+HEAD = """# State tracking: complete tables
+
+Written by `docs/written.py` from the kept results. A cell has the seeds in percent: the last ten tokens,
+unless its head says otherwise. [State tracking](../state-tracking.md) explains them."""
+PARTS: dict[str, Callable[[], Iterable[str]]] = {
+    "verdicts": verdicts,
+    "short-verdicts": short_verdicts,
+    "claims-not-run": not_run,
+    "evidence": evidence_list,
+    **{f"claims-{name}": partial(of_experiment, name) for name in EXPERIMENTS},
+    **{name: partial(lambda name: ["", *TRACKING["table"](name), ""], name) for name in TRACKING["TABLES"]},
+}
+PAGES = (
+    *("README.md", "docs/index.md", "docs/results.md"),
+    *("docs/state-tracking.md", "docs/language-models.md", "docs/catbabi.md"),
+)
+DRAWN = ("hero.py", "state_tracking.py", "performance.py")
+WHOLE = {"docs/reference/state-tracking-tables.md": state_tracking_tables}
+_PART = re.compile(r"(<!-- begin ([a-z0-9-]+)[^>]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def written(text: str) -> str:
+    """The text of a page with all its generated parts as they are now."""
+    return _PART.sub(lambda found: found[1] + "\n".join([*PARTS[found[2]](), found[3]]), text)
+
+
+def main() -> None:
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, text in WHOLE.items():
+        (ROOT / page).write_text(text(), encoding="utf-8")
+    for script in DRAWN:
+        runpy.run_path(str(ROOT / "docs/images" / script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The verdict table: claim, paper, here, verdict and what was cut, from the entries of claims.json.
+
+The report, the pages of results and the README have it from here, so that they cannot disagree.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED
+from implicit_llm_report.inputs.frame import short_count
+
+Entry = Mapping[str, Any]
+FROM_NOTE = "†"
+MARKS = f"{FROM_NOTE} from a reading note: the sentence was not read in the paper itself."
+RUN_OF_RELEASED = ", our one run of the released code"
+IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
+LACKING = "not finished"  # of a claim that lacks a planned number
+ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
+FEW_SAMPLES = 300  # the short table says how little so few test sequences show
+OWN = "this project"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: what training was
+    short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
+    """
+
+    id: str
+    claim: str
+    paper: str
+    here: str
+    interval: str
+    verdict: str
+    state: str
+    cut: tuple[str, ...]
+    few: tuple[str, ...]
+    essential: tuple[str, ...]
+    is_new: bool
+    is_headline: bool
+    is_asked: bool
+
+    @property
+    def is_run(self) -> bool:
+        return self.state != NOT_RUN
+
+
+def rows_of(entries: Iterable[Entry]) -> list[Row]:
+    """A row for each claim: the paper's before the new ones, else in the order of claims.yaml."""
+    return sorted(map(_row, entries), key=lambda row: row.is_new)
+
+
+def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
+    """The entries of several experiments, of each claim the first one that was run."""
+    found: dict[str, Entry] = {}
+    for entry in (entry for entries in experiments for entry in entries):
+        if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:
+            found[entry["id"]] = entry
+    return list(found.values())
+
+
+def counted(rows: Sequence[Row]) -> str:
+    """How many claims of the paper were tested, and with what verdicts."""
+    mine = [row for row in rows if not row.is_new]
+    tested = [row for row in mine if row.is_run]
+    numbers = {state: sum(row.state == state for row in tested) for state in ORDER}
+    words = [f"{number} {LACKING if state == MISSING else state}" for state, number in numbers.items() if number]
+    head = f"{len(tested)} of {len(mine)} claims of the paper were tested"
+    return f"{head}: {', '.join(words)}." if tested else f"{head}."
+
+
+def markdown(rows: Iterable[Row]) -> list[str]:
+    """The full table for a page, with what was cut beside the verdict."""
+    head = ["| claim | paper | here: mean (worst to best seed) | 95 % | verdict |", "|" + "---|" * 5]
+    lines = [(row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows]
+    return head + [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _verdict(row: Row, cut: Iterable[str]) -> str:
+    return "; ".join((f"**{row.verdict}**", *cut))
+
+
+def evidence(rows: Iterable[Row]) -> list[str]:
+    """A table of the runs, seeds and sequences behind each verdict."""
+    return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
+
+
+def short_markdown(rows: Iterable[Row]) -> list[str]:
+    """The short table: headline claims, with what was cut beside the verdict."""
+    head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
+    return head + [
+        f"| {row.claim} | {row.paper} | {row.here} | {_verdict(row, (*row.few, *row.essential))} |"
+        for row in rows
+        if row.is_headline
+    ]
+
+
+def _row(entry: Entry) -> Row:
+    state, is_new = entry["verdict"], entry["origin"] == "project"
+    is_run = state != NOT_RUN
+    lost = entry["num_missing"]
+    lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
+    cut = (*lacking, *_training(entry), *_controls(entry)) if is_run else ()
+    return Row(
+        id=entry["id"],
+        claim=entry["short"] or entry["statement"].rstrip("."),
+        paper=_paper(entry),
+        here=_here(entry) if is_run else "not run",
+        interval=_interval(entry),
+        verdict=IN_WORDS.get(is_new, {}).get(state, LACKING if state == MISSING else state),
+        state=state,
+        cut=(*_tested(entry), *cut) if is_run else (),
+        few=_few(entry) if is_run else (),
+        essential=cut,
+        is_new=is_new,
+        is_headline=entry["is_headline"],
+        is_asked=entry["is_asked"],
+    )
+
+
+def _paper(entry: Entry) -> str:
+    mark = {"secondary": f" {FROM_NOTE}", "reference_run": RUN_OF_RELEASED}.get(entry["mark"] or "", "")
+    stated, where = entry["published"], entry["where"]
+    if entry["origin"] == "project":
+        return f"{stated}{mark}" if stated else "–" if where == OWN else where
+    return f"{stated} ({where}){mark}"
+
+
+def _here(entry: Entry) -> str:
+    measured, form = entry["measured"], entry["form"]
+    if measured["mean"] is None:
+        return LACKING
+    ends = "" if entry["num_seeds"] < 2 else f" ({shown(entry['worst'], form)} to {shown(entry['best'], form)})"
+    return f"{shown(measured['mean'], form)}{UNITS[form]}{ends}"
+
+
+UNITS = {"percent": " %", "points": " points", "ratio": " times", "number": ""}
+
+
+def shown(value: float, form: str) -> str:
+    """A number as the pages have it: percent with one decimal, else three significant digits."""
+    text = f"{100 * value:.1f}" if form in ("percent", "points") else f"{value:#.3g}".removesuffix(".")
+    return text.removeprefix("-") if text == "-0.0" else text.replace("-", "−")
+
+
+def _interval(entry: Entry) -> str:
+    return " to ".join(shown(end, "percent") for end in entry["bounds"] or ())
+
+
+def _tested(entry: Entry) -> tuple[str, ...]:
+    """Seeds, test sequences, and what the model was chosen among."""
+    number, samples = entry["num_seeds"], entry["num_samples"]
+    words = [f"{entry['run']}", f"{number} seed{'' if number == 1 else 's'}"]
+    words += [f"{samples:,} sequences"] if samples else []
+    others = [value for value in entry["others"].values() if value is not None]
+    if others:
+        of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
+        ends = [shown(end, entry["form"]) for end in (min(others), max(others))]
+        words.append(f"{of}; the others {' to '.join(dict.fromkeys(ends))}{UNITS[entry['form']]}")
+    lacking = [name for name, value in entry["others"].items() if value is None]
+    words += [f"not finished: {' and '.join(lacking)}"] if lacking else []
+    return tuple(words)
+
+
+def _few(entry: Entry) -> tuple[str, ...]:
+    """What few test sequences can show."""
+    samples = entry["num_samples"]
+    is_few = samples and samples < FEW_SAMPLES
+    return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
+
+
+def _training(entry: Entry) -> tuple[str, ...]:
+    """What the training was short of the published one."""
+    found = []
+    for key, (mine, full) in sorted(entry["full"].items()):
+        if mine and mine < 0.9 * full:
+            size = f"{short_count(float(f'{mine:.3g}'))} of {short_count(full)} parameters"
+            found.append(
+                {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of the published tokens"}[key]
+            )
+    return (", ".join(found),) if found else ()
+
+
+def _controls(entry: Entry) -> tuple[str, ...]:
+    """The number of each control, and whether it does as well; those that were not run together."""
+    words, lacking = [], []
+    for control in entry["controls"]:
+        if control["mean"] is None:
+            lacking.append(control["name"])
+            continue
+        number = f"{shown(control['mean'], entry['form'])}{UNITS[entry['form']]}"
+        as_well = ", does as well" if control["verdict"] == entry["verdict"] == HOLDS else ""
+        words.append(f"control, {control['name']}: {number}{as_well}")
+    return (*words, *([f"controls not run: {', '.join(lacking)}"] if lacking else []))

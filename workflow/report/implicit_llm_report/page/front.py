@@ -1,0 +1,104 @@
+"""The first page: verdicts, at most five figures with few lines, one compact table for each test, and links."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+
+import pandas as pd
+
+from implicit_llm_report.config import MOST_FIGURES
+from implicit_llm_report.figures.svg import Drawn, drawn
+from implicit_llm_report.inputs.frame import SHARES, Group, groups, headlines
+from implicit_llm_report.inputs.sources import Given
+from implicit_llm_report.registry import registry
+from implicit_llm_report.sections import figure_of
+from implicit_llm_report.tables import Table, tables_of
+
+# In this order the first five that have something to show, the hero first.
+FIGURES = (
+    "accuracy-by-length", "loss-by-flops", "perplexity-by-length", "minimum-layers", "accuracy-by-position",
+    "jacobian", "accuracy-by-babi-task", "perplexity-by-position",
+)  # fmt: skip
+FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # of all models: they have one line a kind, or none
+MOST_LINES, MOST_PANELS, MOST_ROWS = 6, 3, 12
+TABLES = ("accuracy", "perplexity", "downstream", "babi")
+TEST = ("kind", "group", "monoid", "data_set")
+
+
+@dataclass(frozen=True)
+class FrontTable:
+    """A table in the mode that stands for each model; `num_left_out` rows are on the page of all numbers."""
+
+    name: str
+    table: Table
+    unit: str
+    num_left_out: int
+
+
+def front_figures(given: Given) -> list[Drawn]:
+    config, few = given.config.front, with_few_models(given)
+    found = (
+        figure
+        for name in config.figures or FIGURES
+        if (figure := figure_of(given if name in FEW_LINES else few, name)) is not None
+    )
+    return [drawn(replace(one, panels=one.panels[:MOST_PANELS])) for one, _ in zip(found, range(MOST_FIGURES))]  # noqa: B905
+
+
+def with_few_models(given: Given) -> Given:
+    """What is given of the models that the configuration names, or of the first six of each test."""
+    rows, patterns = given.measured, given.config.front.models
+    if patterns:
+        shown = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
+    else:
+        shown = {name for test in groups(headlines(rows), TEST) for name in _first(test)}
+    kept = rows[rows["name"].isin(shown)]
+    runs = set(kept["run"])
+    return replace(given, measured=kept, training=tuple(one for one in given.training if one.run in runs))
+
+
+def _first(test: Group) -> list[str]:
+    """The first models of a test, of implicit and of explicit ones as many where there are."""
+    by_kind = [
+        list(dict.fromkeys(test.rows[test.rows["is_implicit"].astype(bool) == is_implicit]["name"]))
+        for is_implicit in (True, False)
+    ]
+    half = MOST_LINES // 2
+    implicit, explicit = by_kind
+    return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
+
+
+def front_tables(rows_of: dict[str, pd.DataFrame]) -> Iterator[FrontTable]:
+    """Of each test the first models, in the mode that stands for them."""
+    for name in TABLES:
+        entry = registry().tables[name]
+        for table in tables_of(entry, headlines(rows_of[name])):
+            top = 1 if name == "babi" else None  # its tasks are in a figure
+            cells = [row[:top] for row in table.cells]
+            has_any = [any(cell.group is not None for cell in row) for row in cells]
+            kept = [index for index, is_there in enumerate(has_any) if is_there]
+            shown = kept if len(kept) <= MOST_ROWS else [*kept[: MOST_ROWS - 1], *(kept[-1:] if table.foot else ())]
+            small = replace(
+                table,
+                side=[table.side[index] for index in shown],
+                top=table.top[:top],
+                cells=[cells[index] for index in shown],
+            )
+            metric = small.cells[0][0].metric if small.cells else ""
+            yield FrontTable(name, small, "%" if metric in SHARES else "", len(kept) - len(shown))
+
+
+def facts_of(given: Given) -> Sequence[str]:
+    """Where the numbers come from: devices, hours of training, commits."""
+    sources = list(given.sources.values())
+    devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
+    trained = [one for one in sources if one.manifest.stage == "train"]
+    busy_s = sum(attempt["busy_s"] for one in trained for attempt in one.provenance.get("attempts") or [])
+    commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
+    known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
+    words = [", ".join(devices)] if devices else []
+    words += [f"{len(trained)} training jobs, {busy_s / 3600:.1f} hours"] if busy_s else []
+    words += [f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"] if known else []
+    lost = commits.count(None)
+    words += [f"commit not recorded by {lost} of {len(commits)} jobs"] if lost else []
+    return words
