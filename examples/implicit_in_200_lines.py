@@ -96,20 +96,20 @@ def relative_residual(z_BLD, fz_BLD):
 def solve(w, x_BLE, state=None, tau=TAU, tol=TOL, max_iter=MAX_ITER):
     """Iterate z <- (1 - tau) z + tau f(z, x) until every token of a word is below `tol`: Eqs. 8 and 9 hold there.
 
-    A word keeps its iterate of lowest residual. Returns: z (B, L, D), and the residuals (B, L) of all iterations.
+    A token keeps the iterate at which the worst residual up to it is lowest. Returns: z (B, L, D), and the residuals (B, L) of all iterations.
     """
     z_BLD = torch.zeros(*x_BLE.shape[:2], w["norm_f.weight"].numel())
-    best_BLD, best_B = z_BLD.clone(), torch.full((len(z_BLD),), torch.inf)
+    best_BLD, best_BL = z_BLD.clone(), torch.full(z_BLD.shape[:2], torch.inf)
     is_open_B = torch.ones(len(z_BLD), dtype=torch.bool)
     residuals = []
     while is_open_B.any() and len(residuals) < max_iter:
         fz_BLD, _ = f(w, z_BLD, x_BLE, state)
         residuals.append(relative_residual(z_BLD, fz_BLD))
-        worst_B = residuals[-1].amax(1)
+        worst_BL = residuals[-1].cummax(1).values  # the last is that of the word
         z_BLD = torch.lerp(z_BLD, fz_BLD, tau)
-        better_B = is_open_B & (worst_B < best_B)
-        best_BLD[better_B], best_B[better_B] = z_BLD[better_B], worst_B[better_B]
-        is_open_B &= worst_B >= tol
+        better_BL = is_open_B[:, None] & (worst_BL < best_BL)
+        best_BLD[better_BL], best_BL[better_BL] = z_BLD[better_BL], worst_BL[better_BL]
+        is_open_B &= worst_BL[:, -1] >= tol
     return best_BLD, residuals
 
 
