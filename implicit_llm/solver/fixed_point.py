@@ -133,9 +133,9 @@ def solve(
 
     Padding, where `valid_BL` is False, stays at zero and so has no part in residuals or acceleration; z0 is zero there.
 
-    Returns: the iterate with the lowest residual, by sequence or by token (`Progress`), made by `update`, (B, L, D); and
-        the statistics. A token whose own residual is not below the rule's tol is reported whatever the rule says of its
-        sequence.
+    Returns: the iterate with the lowest residual, by sequence or by token (`Progress`), made by `update`, (B, L, D),
+        and the statistics. A token whose own residual is not below the rule's tol is reported whatever the rule says
+        of its sequence.
     Raises: NonFiniteState, naming sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """
