@@ -37,7 +37,7 @@ def status(project: Project) -> tuple[dict[str, Any], dict[str, str]]:
 
 def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project: Project) -> None:
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
-    project.edit(project.config, "eval_block_len: 4", "eval_block_len: 2")
+    project.edit(project.config, "    modes:", "    lengths: [8, 16]\n    modes:")
     failing = replace(project, variables={"TINY_FAIL": EXPLICIT.removeprefix("evaluate/")})
     end = time.monotonic() + DEADLINE_S
     with failing.held(cores=2) as driver:
@@ -138,9 +138,9 @@ def test_a_job_in_a_process_of_its_own_reads_the_default_configuration_too(proje
 
 def test_a_failing_evaluation_leaves_the_others_and_a_report_with_missing_results(project: Project) -> None:
     failing = replace(project, variables={"TINY_FAIL": IMPLICIT.removeprefix("evaluate/")})
-    failing.edit(failing.config, "eval_block_len: 4", "eval_block_len: 2")
+    failing.edit(failing.config, "    modes:", "    lengths: [8, 16]\n    modes:")
     failing.snakemake("--keep-going", code=1)
-    assert failing.manifest(EXPLICIT)["identity"]["config"]["modes"][0]["eval_block_len"] == 2
+    assert failing.manifest(EXPLICIT)["identity"]["config"]["lengths"] == [8, 16]
     said = command(failing, "missing", code=2)
     for part in (IMPLICIT, "RuntimeError: made to fail", "results/tiny/report/manifest.json"):
         assert part in said
