@@ -96,7 +96,8 @@ def relative_residual(z_BLD, fz_BLD):
 def solve(w, x_BLE, state=None, tau=TAU, tol=TOL, max_iter=MAX_ITER):
     """Iterate z <- (1 - tau) z + tau f(z, x) until every token of a word is below `tol`: Eqs. 8 and 9 hold there.
 
-    A token keeps the iterate at which the worst residual up to it is lowest. Returns: z (B, L, D), and the residuals (B, L) of all iterations.
+    A token keeps the iterate at which the worst residual up to it is lowest. Returns: z (B, L, D), and the residuals
+    (B, L) of all iterations.
     """
     z_BLD = torch.zeros(*x_BLE.shape[:2], w["norm_f.weight"].numel())
     best_BLD, best_BL = z_BLD.clone(), torch.full(z_BLD.shape[:2], torch.inf)
