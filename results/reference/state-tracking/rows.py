@@ -30,9 +30,9 @@ A5_WHOLE = [f"a5m-published/free-{bound}" for bound in (8, 16, 32)]  # the relea
 NOT_RUN = "not run"
 
 
-def seeds_of(run: str, mode: str, length: int, hard: float) -> pd.DataFrame:
-    """The rows of a run and phase in one mode, by seed."""
-    frame = pd.read_csv(HERE / "accuracy.csv").query("mode == @mode and length == @length and hard_fraction == @hard")
+def seeds_of(run: str, mode: str, length: int, hard: float, file: str = "accuracy.csv") -> pd.DataFrame:
+    """The rows of a run and phase in one mode, by seed; of incomplete.csv those that lack seeds."""
+    frame = pd.read_csv(HERE / file).query("mode == @mode and length == @length and hard_fraction == @hard")
     return frame[frame.run + "/" + frame.phase == run].sort_values("seed")
 
 
@@ -72,8 +72,19 @@ def a5_summary() -> Iterator[str]:
         bound = f", {phase.removeprefix('free-')} iterations" if phase.startswith("free-") else ""
         mode = "parallel" if run == explicit else PROTOCOL
         tests = ((256, 0.1), (1024, 0.1), (256, 0.5), (1024, 0.5))
-        cells = [spread(seeds_of(run, mode, length, hard).accuracy_last10) for length, hard in tests]
+        found = [seeds_of(run, mode, length, hard) for length, hard in tests]
+        known = [seeds_of(run, mode, length, hard, "incomplete.csv") for length, hard in tests]
+        cells = [
+            spread(all_seeds.accuracy_last10) if len(some) == 0 else some_seeds(some)
+            for all_seeds, some in zip(found, known, strict=True)
+        ]
         yield row(f"{names()[name].removeprefix('A5, ')}{bound}", *cells)
+
+
+def some_seeds(rows: pd.DataFrame) -> str:
+    """Each seed that is known of a row that lacks others."""
+    numbers = ", ".join(map(str, rows.seed))
+    return f"{percent(rows.accuracy_last10)} (only seed{'s' * (len(rows) > 1)} {numbers})"
 
 
 def a5_other() -> Iterator[str]:
