@@ -34,7 +34,6 @@ WITHOUT = {
     "training/operations/preemption.py:__enter__": "sets the handler, which has the point",
     "training/operations/preemption.py:__exit__": "takes the handler away again",
     "training/operations/watchdog.py:_stop": "what a person may read; the process ends either way",
-    "runs/logs.py:_link": "of the log, which no result depends on",
     "runs/logs.py:show_log": "a link to the log, which no result depends on",
     "implicit_llm_jobs/stage.py:_sigterm_as_exit": "sets the handler, which has the point",
 }
