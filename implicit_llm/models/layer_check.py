@@ -22,8 +22,9 @@ TOLERANCE = 1e-4  # of the largest output, in fp32; faults of a layer are of its
 def check_layer(config: ImplicitConfig) -> None:
     """Check that a layer of this configuration is causal, continues from its state, and ignores padding and other rows.
 
-    The family must be registered. One layer with random weights gets random input, with an injection if the
-    configuration is implicit; the random numbers of the caller stay as they were.
+    The layer of an implicit model must add its injection too. The family must be registered. One layer with random
+    weights gets random input, with an injection if the configuration is implicit; the random numbers of the caller
+    stay as they were.
     Raises: ModelConfigError, which says what the layer does wrong.
     """
     family = FAMILIES[config.model_type]
@@ -49,6 +50,9 @@ def check_layer(config: ImplicitConfig) -> None:
         difference = float((found_BLD - expected_BLD).abs().max() / whole_BLD.abs().max())
         if not difference <= TOLERANCE:
             raise ModelConfigError(f"{name}: {wrong} (by {difference:.1e} of the largest output)")
+
+    if config.is_implicit and torch.equal(apply(z_BLD, other_BLD)[0], whole_BLD):
+        raise ModelConfigError(f"{name}: the input does not change its output; add injection_BLE in mix")
 
     later_z_BLD, later_x_BLD = (torch.cat([t[:, :SPLIT], other_BLD[:, SPLIT:]], dim=1) for t in (z_BLD, x_BLD))
     first_BLD = whole_BLD[:, :SPLIT]

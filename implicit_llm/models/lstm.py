@@ -41,12 +41,22 @@ class LstmForCausalLM(PreTrainedModel):
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, past_key_values: ConvergedStateCache | None = None, **_: Any
+        self,
+        input_ids: Tensor,
+        past_key_values: ConvergedStateCache | None = None,
+        attention_mask: Tensor | None = None,
+        **others: Any,
     ) -> CausalLMOutput:
         """Return the logits (B, L, V) of each position after its token.
 
         A cache holds the states (h, c) in which the sequences start; it is advanced in place, without a gradient.
+        Raises: TypeError for an argument without effect here, such as labels; ValueError for padding.
         """
+        for name, value in others.items():
+            if value is not None and (name, value) != ("use_cache", False):
+                raise TypeError(f"LstmForCausalLM takes no argument {name!r}; leave it out")
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("attention_mask: an LSTM would read padding as tokens; give it sequences of one length")
         cache, before = past_key_values, None
         if cache is not None and cache.prefix is not None:
             h_KBD, c_KBD = map(torch.stack, zip(*cache.prefix.layers, strict=True))

@@ -327,6 +327,10 @@ def _no_padding(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> An
     return _gated(self, h, injection, state, None)
 
 
+def _no_injection(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
+    return _gated(self, h, None, state, valid)
+
+
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
@@ -341,6 +345,12 @@ def test_the_check_of_a_layer_finds_what_is_wrong_with_it(mix: Any, message: str
     config = _family("faulty", mix)
     with refused(f"faultyLayer: {message}", ModelConfigError):
         implicit_llm.check_layer(type(config)(vocab_size=6, hidden_size=16, is_implicit=is_implicit))
+
+
+def test_the_check_finds_a_layer_of_an_implicit_model_that_leaves_its_input_out() -> None:
+    config = _family("unread", _no_injection)
+    with refused("unreadLayer: the input does not change its output; add injection_BLE in mix", ModelConfigError):
+        implicit_llm.check_layer(type(config)(vocab_size=6, hidden_size=16))
 
 
 @pytest.mark.parametrize("is_implicit", [True, False])

@@ -131,6 +131,15 @@ def test_a_store_of_mlflow_that_cannot_be_made_stops_nothing(project: Project) -
     assert (project.results / "report" / "manifest.json").is_file()
 
 
+def test_a_store_of_mlflow_that_refuses_leaves_no_password_on_the_screen(project: Project) -> None:
+    (project.library.parent / "mlflow.py").write_text("raise OSError('http://me:hunter2@host/api refuses')\n")
+    (project.results.parent / "mlflow.db").unlink()
+    (project.results / "report" / "manifest.json").unlink()
+    output = project.snakemake()
+    assert "MLflow: OSError: http://***@host/api refuses; the jobs run without it" in output
+    assert "hunter2" not in output
+
+
 def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
     with hold_lock(built.results / ".driver.lock"):
         assert "\nerror: results/tiny/.driver.lock: another Snakemake" in built.snakemake(code=2)
@@ -357,6 +366,11 @@ def test_a_cluster_without_gpus_takes_what_its_nodes_have(tmp_path: Path) -> Non
             "class: small}",
             "class: smal}",
             "rules.train_word_problem.class: there is no class 'smal'; did you mean 'small",
+        ),
+        (
+            "{class: small}",
+            "{class: small, gpus: 1}",
+            "rules.train_word_problem.gpus: a node of class 'small' has 0, not 1",
         ),
         ("{class: small}", "{class: small, runtme: 9}", "rules.train_word_problem: unknown key 'runtme'; did you mean"),
         ("partition: old,", "patition: old,", "classes.small: unknown key 'patition'; did you mean 'partition'"),

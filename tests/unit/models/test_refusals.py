@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Con
 import implicit_llm
 from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
+from implicit_llm.models.lstm import LstmConfig
 from implicit_llm_contracts.errors import ConfigError
 from tests.pages import ROOT
 
@@ -83,6 +84,25 @@ def test_what_a_call_would_ignore_or_cannot_do_is_refused(
     model(IDS, output_attentions=None, return_dict=True)
     with pytest.raises(error, match=message):
         call(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])},
+            ValueError,
+            "attention_mask: an LSTM would read padding",
+        ),
+        ({"labels": IDS}, TypeError, "takes no argument 'labels'"),
+        ({"use_cache": True}, TypeError, "takes no argument 'use_cache'"),
+    ],
+)
+def test_the_lstm_refuses_what_it_would_ignore(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    model = AutoModelForCausalLM.from_config(LstmConfig(vocab_size=23, hidden_size=8))
+    assert model(IDS, attention_mask=torch.ones_like(IDS), labels=None, use_cache=False).logits.shape == (2, 3, 23)
+    with pytest.raises(error, match=message):
+        model(IDS, **arguments)
 
 
 def test_a_prompt_is_padded_on_the_left_or_between(make_model, family: str) -> None:

@@ -89,6 +89,10 @@ def fill_site(block: dict[str, Any], where: str) -> Site:
         if use.class_ not in site.classes:
             hint = nearest(use.class_, site.classes)
             raise ConfigError(f"{where}: rules.{rule}.class: there is no class {use.class_!r}; {hint}")
+        if use.gpus > (most := site.classes[use.class_].gpus):
+            raise ConfigError(
+                f"{where}: rules.{rule}.gpus: a node of class {use.class_!r} has {most}, not {use.gpus}; give fewer"
+            )
     return site
 
 

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import (
@@ -192,7 +193,7 @@ def _mlflow(module: list[str], logger: logging.Logger) -> None:
     """Run a module that loads MLflow, which the driver does not."""
     done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        reason = (done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
+        reason = without_password(done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
         logger.warning(
             f"MLflow: {reason}; the jobs run without it, and `implicit-llm mlflow rebuild` brings it up to date later"
         )
