@@ -123,6 +123,13 @@ def test_text_of_the_hub_is_named_in_the_head(tmp_path: Path) -> None:
     assert "A base model" in card.text
 
 
+def test_a_limit_of_different_tokens_is_told_with_the_passes_over_them(tmp_path: Path) -> None:
+    data = make_rows(tmp_path / "text-train", tokens=16)
+    text = train_one_step(tmp_path / "text-s0" / "only", data, model={**LLAMA, "vocab_size": 16}).text
+    tokens = Manifest.read(tmp_path / "text-s0" / "only" / "manifest.json").summary["tokens"]
+    assert f"| different ones among them | 16, {tokens / 16:.4g} passes |" in text
+
+
 def test_a_model_that_began_as_one_of_the_hub_names_it_and_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

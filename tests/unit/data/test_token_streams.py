@@ -113,6 +113,41 @@ def test_the_share_of_test_documents_is_as_asked_for() -> None:
     assert [DocumentSplit(0.5, seed).of(b"x") for seed in range(20)] != [split.of(b"x")] * 20
 
 
+def test_validation_documents_are_taken_from_those_of_training_and_the_test_documents_stay() -> None:
+    keys = [str(number).encode() for number in range(20_000)]
+    without, split = DocumentSplit(0.1, 7), DocumentSplit(0.1, 7, 0.05)
+    assert [split.of(key) == "test" for key in keys] == [without.of(key) == "test" for key in keys]
+    count = sum(split.of(key) == "validation" for key in keys)
+    assert abs(count - 1000) < 5 * np.sqrt(20_000 * 0.05 * 0.95)
+
+
+def test_a_shard_with_a_validation_split_has_its_documents_in_a_stream_of_their_own(project: Project) -> None:
+    before = project.run(*shard())
+    train, test = (documents_in(before / f"{name}.bin", 0) for name in ("train", "test"))
+    work = project.run(*shard(validation_fraction=0.3))
+    validation = documents_in(work / "validation.bin", 0)
+    assert documents_in(work / "test.bin", 0) == test
+    assert len(validation) > 3
+    assert sorted(documents_in(work / "train.bin", 0) + validation) == sorted(train)
+    summary = json.loads((work / MANIFEST).read_text())["summary"]
+    assert summary["validation_documents"] == len(validation)
+
+
+def test_the_tokenizer_is_trained_without_validation_documents(project: Project) -> None:
+    corpus = write_corpus(project.downloads)
+    split = DocumentSplit(0.2, 1, 0.7)
+    share = open_share(CorpusFiles("files", files=("part-*.jsonl.gz",)), project.downloads)
+    documents = [document.text for document in share.documents()]
+    kept = [text for text in documents if split.of(text.encode()) == "train"]
+    assert 0 < len(kept) < len(documents) / 4
+    trained = {"kind": "tokenizer", "source": "trained", "vocab_size": 300, "seed": 1}
+    split_config = {"corpus": corpus, "test_fraction": 0.2, "validation_fraction": 0.7}
+    held_out = project.run("y-tokenizer", {**trained, **split_config}) / "tokenizer.json"
+    write_jsonl(project.downloads / "kept.jsonl.gz", kept)
+    alone = {"corpus": {"source": "files", "files": ["kept.jsonl.gz"]}, "test_fraction": 0.0}
+    assert held_out.read_bytes() == (project.run("z-tokenizer", {**trained, **alone}) / "tokenizer.json").read_bytes()
+
+
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
     with file_size_limit(1000):
         check_refused(project, r"cannot write .*train.bin.*; raise the limit", StorageError)
@@ -270,8 +305,8 @@ def test_shards_that_saw_different_files_do_not_make_a_stream(
     token_stream.run(finished.context("y", {"kind": "token_stream", "split": "train", "length": LENGTH}, ROLES))
 
 
-def refusal(finished: Project, split: str = "train", length: int = LENGTH) -> str:
-    config = {"kind": "token_stream", "split": split, "length": length}
+def refusal(finished: Project, split: str = "train", length: int = LENGTH, **limit: int) -> str:
+    config = {"kind": "token_stream", "split": split, "length": length, **limit}
     with refused("") as caught:
         token_stream.run(finished.context("y", config, ROLES))
     return str(caught.value)
@@ -280,9 +315,31 @@ def refusal(finished: Project, split: str = "train", length: int = LENGTH) -> st
 def test_what_cannot_be_made_or_read_is_refused_in_one_line(finished: Project) -> None:
     assert "not one row of 100000; add text, choose a shorter length" in refusal(finished, length=100_000)
     assert "or raise test_fraction" in refusal(finished, split="test", length=100_000)
-    assert "y.split: the text 'valid' is not one of train, test" in refusal(finished, split="valid")
+    assert "y.split: the text 'valid' is not one of train, test, validation" in refusal(finished, split="valid")
     with pytest.raises(ValueError, match=r"length: 0 is out of range"):
         stream_of(finished, "train", 0)
+
+
+def test_a_limited_stream_has_that_many_tokens_in_rows_spread_evenly_over_all_shards(finished: Project) -> None:
+    whole = stream_of(finished, "train")
+    rows = [row.tolist() for row in whole.fetch(np.arange(len(whole)))["input_ids"]]
+    wanted = len(rows) // 3
+    config = {"kind": "token_stream", "split": "train", "length": LENGTH, "tokens": wanted * LENGTH}
+    work = finished.run("y-train", config, ROLES)
+    limited = open_dataset(work)
+    assert len(limited) == wanted
+    chosen = limited.fetch(np.arange(wanted))["input_ids"].tolist()
+    assert chosen == [rows[number * len(rows) // wanted] for number in range(wanted)]
+    summary = json.loads((work / MANIFEST).read_text())["summary"]
+    assert (summary["num_tokens"], summary["num_rows"]) == (wanted * LENGTH, wanted)
+
+
+def test_more_tokens_than_the_text_has_are_refused_with_what_it_has(finished: Project) -> None:
+    rows = len(stream_of(finished, "train"))
+    message = refusal(finished, tokens=(rows + 1) * LENGTH)
+    assert f"y: tokens: {(rows + 1) * LENGTH} are more than the train split has in rows of {LENGTH}" in message
+    assert f"give at most {rows * LENGTH}, or add text" in message
+    assert "\n" not in message
 
 
 def test_a_shard_without_documents_of_the_split_is_left_out(tmp_path: Path) -> None:

@@ -116,8 +116,11 @@ def make_data(results: Path) -> Path:
     return run_dir
 
 
-def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0) -> Path:
-    """A data set of random rows, the labels of which are the inputs; a share of them is ignored. Returns `run_dir`."""
+def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0, **about: int) -> Path:
+    """A data set of random rows, the labels of which are the inputs; a share of them is ignored. Returns `run_dir`.
+
+    `about`: more that its configuration says.
+    """
     rng = np.random.default_rng(5)
     rows = rng.integers(1, vocab_size, (NUM_SAMPLES, LENGTH), dtype=np.uint8)
     rows[:, 1::2] = rows[:, :-1:2]  # something to learn: every other token is the one before
@@ -127,7 +130,7 @@ def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0
         spec = DatasetSpec(vocab_size, LENGTH, ("input_ids", "labels"), {"kind": "rows"}, ignored_id=0)
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": labels}), {})
 
-    config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share}
+    config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share, **about}
     run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {}).to_json()), body)
     return run_dir
 

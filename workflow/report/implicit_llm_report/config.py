@@ -7,12 +7,16 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
+from implicit_llm_contracts.config.evaluation_kinds import PERPLEXITY
 from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.errors import UserError
 
 T = TypeVar("T")
 MOST_FIGURES = 5  # of the first page
-VALIDATION = "validation"  # the split of word problems on which one chooses, and the kind of its numbers
+VALIDATION = "validation"  # the split on which one chooses
+# The kind of its numbers, by that of the evaluation.
+VALIDATION_KINDS = {WORD_PROBLEM: VALIDATION, PERPLEXITY: "validation_perplexity"}
 FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
 
 

@@ -10,8 +10,10 @@ from functools import partial
 
 import pandas as pd
 
+from implicit_llm_contracts.config.evaluation_kinds import PERPLEXITY
+from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
-from implicit_llm_report.config import VALIDATION
+from implicit_llm_report.config import VALIDATION_KINDS
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups
@@ -55,7 +57,8 @@ def _duality(given: Given) -> pd.DataFrame:
 
 ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
     "accuracy": partial(_of_kind, "word_problem"),
-    "validation": partial(_of_kind, VALIDATION),
+    "validation": partial(_of_kind, VALIDATION_KINDS[WORD_PROBLEM]),
+    "validation-perplexity": partial(_of_kind, VALIDATION_KINDS[PERPLEXITY]),
     "minimum-layers": _layers,
     "perplexity": partial(_of_kind, "perplexity"),
     "downstream": _downstream,

@@ -120,6 +120,16 @@ def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: Exp
     assert (free.card, free.gpus) == ("mi300x", 8)
 
 
+def test_passes_over_limited_tokens_are_told_with_the_tokens(
+    language: ExperimentFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 640}").plan()
+    (job, *_) = [job for job in training_estimates(plan, CostModel(plan)) if job.name.startswith("flat")]
+    assert (job.work.tokens, job.work.unique_tokens) == (1000 * 512 * 32, 640)
+    shown = output(capsys, "estimate", str(language.path))
+    assert "16.4M (each 2.56e+04 x 640)" in shown
+
+
 def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: ExperimentFile) -> None:
     model = model_fields("mamba2-130m-implicit", "test")
     nodes = [train_node(f"m-s{seed}/free", model, FREE) for seed in (0, 1)]

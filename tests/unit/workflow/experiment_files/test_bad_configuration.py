@@ -138,7 +138,7 @@ TINY_CASES += [
     (
         "evaluations:\n",
         "evaluations:\n  jacobian: {kind: jacobian, split: validation}\n",
-        "evaluations.jacobian.split: only evaluations of kind word_problem read validation; remove the key",
+        "evaluations.jacobian.split: only evaluations of kind word_problem or perplexity read validation; remove",
     ),
 ]
 _BLOCKS = "      - {name: blockwise, eval_mode: blockwise, eval_block_len: 4}\n"
@@ -184,6 +184,21 @@ LANGUAGE_CASES = [
         "{source: trained}",
         "{source: train}",
         "data.text.tokenizer.source: the text 'train' is not one of file, hub, trained",
+    ),
+    (
+        "train: {length: 32}",
+        "train: {length: 32, tokens: 650}",
+        "data.text.train.tokens: 650 is not a multiple of length, 32; give 640",
+    ),
+    (
+        "test_fraction: 0.1\n",
+        "test_fraction: 0.1\n    validation: {lengths: [32], fraction: 0.9}\n",
+        "data.text.validation: fraction 0.9 and test_fraction 0.1 leave no text for training; give smaller ones",
+    ),
+    (
+        "    kind: perplexity\n",
+        "    kind: perplexity\n    split: validation\n",
+        "evaluations.perplexity.split: data.text, which trunk was trained on, has no validation sets; add its key",
     ),
     ("num_shards: 3", "num_shards: 0", "data.text.num_shards: 0 is not allowed; give an integer from 1 to 100000"),
     ("task: catbabi", "task: language-model", "runs.babi.task: is for language_model data, data set 'babi' is catbabi"),

@@ -100,6 +100,40 @@ def test_an_evaluation_of_the_validation_split_reads_its_sets_and_no_test_sets(t
     assert changed == {"report"}  # the other jobs and their fingerprints are those without the new keys
 
 
+TEXT_CHOICE = """\
+  text-choice:
+    kind: perplexity
+    split: validation
+    modes: [{name: blockwise, eval_mode: blockwise}]
+"""
+
+
+def test_validation_text_is_a_stream_of_its_own_that_tokenizer_and_shards_leave_out(language: ExperimentFile) -> None:
+    before = language.plan().identities
+    limited = "test: {lengths: [64, 32]}\n    validation: {lengths: [128, 64], fraction: 0.2}\n"
+    plan = language.edit("test: {lengths: [64, 32]}\n", limited).add(TEXT_CHOICE).plan()
+    evaluation = plan.nodes["evaluate/flat-s0/explicit/text-choice"]
+    assert evaluation.upstream == {"model": "train/flat-s0/explicit", "text-validation": "data/text-validation"}
+    assert evaluation.config["lengths"] == [128, 64]
+    stream = plan.nodes["data/text-validation"]
+    assert (stream.config, stream.upstream) == ({"kind": "token_stream", "split": "validation", "length": 64}, SHARDS)
+    assert {plan.nodes[f"data/text-{role}"].config["validation_fraction"] for role in ("tokenizer", *SHARDS)} == {0.2}
+    assert plan.nodes["report"].config["data"]["text-validation"] == {"data": "text", "split": "validation"}
+    assert "validation-perplexity" in report_tables(language.load())
+    kept = {key for key, identity in before.items() if plan.identities[key] == identity}
+    assert {key for key in kept if "babi" not in key} == set()
+
+
+def test_a_limit_of_the_training_tokens_changes_the_training_stream_and_what_reads_it(
+    language: ExperimentFile,
+) -> None:
+    before = language.plan().identities
+    plan = language.edit("train: {length: 32}", "train: {length: 32, tokens: 640}").plan()
+    assert plan.nodes["data/text-train"].config == NODES["data/text-train"][0] | {"tokens": 640}
+    kept = {key for key, identity in before.items() if plan.identities[key] == identity}
+    assert {key for key in kept if "babi" not in key} == {"data/text-tokenizer", "data/text-test", *SHARDS.values()}
+
+
 def test_validation_sets_share_no_sequence_with_the_test_sets_of_the_same_length(tiny: ExperimentFile) -> None:
     tiny.edit("[8, 16], hard_fractions: [0.5]", "[16], hard_fractions: [1]")
     sets = "\n    validation: {lengths: [16], hard_fractions: [1], num_samples: 32, seed: 7}\n"
@@ -204,7 +238,8 @@ def test_an_excerpt_is_made_by_the_report_s_code_with_its_own_title_and_names(sh
 def test_the_paper_and_the_miniature_have_every_figure_and_table(name: str) -> None:
     experiment = load_experiment(experiment_path(name))
     assert report_figures(experiment) == list(registry().figures)
-    of_the_paper = [name for name in registry().tables if name != "validation"]  # which an experiment may have beside
+    beside = ("validation", "validation-perplexity")  # which an experiment may have
+    of_the_paper = [name for name in registry().tables if name not in beside]
     assert report_tables(experiment) == of_the_paper
 
 

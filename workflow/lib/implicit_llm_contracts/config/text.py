@@ -171,6 +171,7 @@ class TokenShardConfig:
     vocab_size: VocabSize
     test_fraction: BelowOne
     seed: Seed
+    validation_fraction: Annotated[BelowOne, UNLESS_DEFAULT] = 0.0
     kind: Literal["token_shard"] = "token_shard"
 
     def __post_init__(self) -> None:
@@ -180,8 +181,12 @@ class TokenShardConfig:
 
 @dataclass(frozen=True)
 class TokenStreamConfig:
-    """One split of all shards; length: tokens of a row unless a reader wants another."""
+    """One split of all shards; length: tokens of a row unless a reader wants another.
 
-    split: Literal["train", "test"]
+    tokens: only so many of the split, in rows that are spread evenly over it.
+    """
+
+    split: Literal["train", "test", "validation"]
     length: Count
+    tokens: Annotated[Count | None, UNLESS_DEFAULT] = None
     kind: Literal["token_stream"] = "token_stream"

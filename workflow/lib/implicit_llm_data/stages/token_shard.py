@@ -1,6 +1,7 @@
-"""The stage `data` of kind `token_shard`: some files of a corpus as two streams of tokens, and a record of them.
+"""The stage `data` of kind `token_shard`: some files of a corpus as one stream of tokens a split, and a record of them.
 
 train.bin, test.bin      little-endian uint16, every document followed by end-of-text
+validation.bin           likewise, where the data set has that split
 shard.json               what they were made of and their digests, written last
 """
 
@@ -26,7 +27,7 @@ from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
-from implicit_llm_data.text.corpus import SPLITS, CorpusShare, Document, DocumentSplit, Split, open_share
+from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, Split, open_share
 from implicit_llm_data.text.encoding import encode
 
 RECORD_NAME = "shard.json"
@@ -46,7 +47,7 @@ def run(context: StageContext) -> StageResult:
     path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))
     require_ids_below(tokenizer, config.vocab_size)
-    shard = _Shard(tokenizer, end_of_text, DocumentSplit(config.test_fraction, config.seed))
+    shard = _Shard(tokenizer, end_of_text, DocumentSplit(config.test_fraction, config.seed, config.validation_fraction))
     files = _write(context, share, shard)
     source = {key: value for key, value in context.config.items() if key != "kind"}
     record = {
@@ -60,7 +61,7 @@ def run(context: StageContext) -> StageResult:
     write_json(context.work / RECORD_NAME, record)
     summary = {
         **{f"{split}_tokens": file.size // TOKEN_TYPE.itemsize for split, file in files.items()},
-        **{f"{name}_documents": shard.documents[name] for name in (*SPLITS, "empty")},
+        **{f"{name}_documents": shard.documents[name] for name in (*shard.split.names, "empty")},
         "text_bytes": shard.text_bytes,
         "text_sha256": shard.text_digest.hexdigest(),
     }
@@ -73,7 +74,7 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
     reported_s = 0.0
     with ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=share.size, desc=context.name, unit="B", unit_scale=True, disable=None))
-        paths = {split: context.work / f"{split}.bin" for split in reversed(SPLITS)}  # the larger one ends first
+        paths = {split: context.work / f"{split}.bin" for split in reversed(shard.split.names)}  # the largest ends
         files = {split: HashedFile(stack.enter_context(new_file(path)), path.name) for split, path in paths.items()}
         for batch in _batches(share.documents()):
             faults.point("token_shard.before_batch")
@@ -102,7 +103,7 @@ class _Shard:
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, split: DocumentSplit) -> None:
         self._tokenizer = tokenizer
         self._end = np.array([end_of_text], dtype=TOKEN_TYPE).tobytes()
-        self._split = split
+        self.split = split
         self._start_s = time.perf_counter()
         self.documents: Counter[str] = Counter()
         self.text_digest = hashlib.sha256()
@@ -115,7 +116,7 @@ class _Shard:
         for document, ids in zip(written, encode(self._tokenizer, [item.text for item in written]), strict=True):
             self.text_digest.update(len(document.utf8).to_bytes(8, "little") + document.utf8)
             self.text_bytes += len(document.utf8)
-            split = self._split.of(document.split_key)
+            split = self.split.of(document.split_key)
             self.documents[split] += 1
             files[split].write(ids + self._end)
             self.num_tokens += len(ids) // TOKEN_TYPE.itemsize + 1

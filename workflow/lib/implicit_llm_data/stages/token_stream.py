@@ -1,7 +1,7 @@
 """The stage `data` of kind `token_stream`: one split of all shards as a data set.
 
-The training split stays where the shards' jobs wrote it, the index points there; the test split is merged, so that
-rows of every length can run over its shards' borders.
+The training split stays where the shards' jobs wrote it, the index points there; where only some of its rows are wanted
+they are copied. The held-out splits are merged, so that rows of every length can run over their shards' borders.
 """
 
 import json
@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from implicit_llm_contracts.config.text import TokenStreamConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults
@@ -19,11 +21,12 @@ from implicit_llm_contracts.runs.atomic import new_file
 from implicit_llm_contracts.runs.manifest import FileRecord
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile, write_index
-from implicit_llm_data.shards import DatasetSpec, Index, open_dataset
+from implicit_llm_data.shards import TOKEN_TYPE, DatasetSpec, Index, open_dataset
 from implicit_llm_data.stages.token_shard import RECORD_NAME
 
 MERGED_NAME = "tokens.bin"
 COPIED_BYTES = 1 << 22  # at once
+RAISE = {"train": "", "test": " or raise test_fraction", "validation": " or raise validation.fraction"}
 
 
 class StreamError(UserError):
@@ -31,7 +34,7 @@ class StreamError(UserError):
 
 
 def run(context: StageContext) -> StageResult:
-    """Write the index, and for the test split the merged tokens.
+    """Write the index, and the merged tokens unless it is the whole training split.
 
     Raises: ConfigError; StreamError; StorageError.
     """
@@ -45,7 +48,10 @@ def run(context: StageContext) -> StageResult:
         file = FileRecord(**record["files"][config.split])
         path = os.path.relpath(context.inputs[role].work / file.path, context.work)
         parts.append(replace(file, path=Path(path).as_posix()))
-    if config.split == "test":
+    is_whole = config.split == "train" and config.tokens is None
+    if config.tokens is not None:
+        parts = [_chosen_rows(context, config, parts)]
+    elif not is_whole:
         parts = [_merge(context.work, parts)]
     first = records[min(records)]  # one tokenizer has made them all
     source = {"kind": "token_stream", "split": config.split, "end_of_text": first["end_of_text"]}
@@ -57,10 +63,10 @@ def run(context: StageContext) -> StageResult:
     if num_rows == 0:
         raise StreamError(
             f"{context.name}: the {config.split} split has {num_tokens} tokens, not one row of {config.length}; "
-            "add text, choose a shorter length" + (" or raise test_fraction" if config.split == "test" else "")
+            "add text, choose a shorter length" + RAISE[config.split]
         )
     context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
-    files = [index, *(context.work / part.path for part in parts if config.split == "test")]
+    files = [index, *(context.work / part.path for part in parts if not is_whole)]
     summary = {
         "num_tokens": num_tokens,
         "num_rows": num_rows,
@@ -88,6 +94,32 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
             f"there, type `rm -f {shlex.quote(pattern)}*/manifest.json` and run the workflow again: it makes all "
             "shards from one list"
         )
+
+
+def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> FileRecord:
+    """One file with `config.tokens` tokens: rows at equal distances among those of all parts.
+
+    Raises: StreamError when there are fewer.
+    """
+    assert config.tokens is not None
+    row_bytes, wanted = config.length * TOKEN_TYPE.itemsize, config.tokens // config.length
+    ends = np.cumsum([part.size // row_bytes for part in parts])
+    total = int(ends[-1])
+    if wanted > total:
+        raise StreamError(
+            f"{context.name}: tokens: {config.tokens} are more than the {config.split} split has in rows of "
+            f"{config.length}; give at most {total * config.length}, or add text"
+        )
+    chosen = np.arange(wanted) * total // wanted
+    with new_file(context.work / MERGED_NAME) as whole:
+        rows = HashedFile(whole, MERGED_NAME)
+        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+            faults.point("token_stream.before_part")
+            with (context.work / part.path).open("rb") as file:
+                for row in chosen[(chosen >= start) & (chosen < end)]:
+                    file.seek(int(row - start) * row_bytes)
+                    rows.write(file.read(row_bytes))
+    return rows.record
 
 
 def _merge(work: Path, parts: list[FileRecord]) -> FileRecord:

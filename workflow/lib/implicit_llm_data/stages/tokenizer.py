@@ -30,7 +30,7 @@ class TokenizerError(UserError):
 class TokenizerConfig:
     """One tokenizer, as `source` says: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
-    A trained one reads about `max_bytes` of `corpus`, without the test documents of the split. `vocab_size`: of the
+    A trained one reads about `max_bytes` of the training documents of `corpus`. `vocab_size`: of the
     model, at least as many as the tokenizer has ids; a trained one gets so many, unless the text gives fewer.
     """
 
@@ -44,11 +44,12 @@ class TokenizerConfig:
     corpus: Corpus | None = None
     max_bytes: Count = 100_000_000
     test_fraction: BelowOne = 0.001
+    validation_fraction: BelowOne = 0.0
     seed: Seed = 0
 
     @property
     def split(self) -> DocumentSplit:
-        return DocumentSplit(self.test_fraction, self.seed)
+        return DocumentSplit(self.test_fraction, self.seed, self.validation_fraction)
 
 
 def run(context: StageContext) -> StageResult:
@@ -147,7 +148,7 @@ def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
     assert config.corpus is not None
     num_bytes = 0
     for document in open_share(config.corpus, downloads).documents():
-        if config.split.of(document.split_key) == "test":
+        if config.split.of(document.split_key) != "train":
             continue
         yield document.text
         num_bytes += len(document.utf8)

@@ -30,8 +30,7 @@ from implicit_llm_contracts.runs.places import local_files
 # job below 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
 
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
+Split = Literal["train", "test", "validation"]
 PARQUET_ROWS = 64  # read at once: enough to hide the cost of a call, few enough to hold
 
 
@@ -78,15 +77,27 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """A share of `test_fraction`, in [0, 1), of the documents; those with equal keys are on one side."""
+    """Shares of the documents for test and validation, below 1 together; those with equal keys are on one side.
+
+    The test documents do not depend on `validation_fraction`.
+    """
 
     test_fraction: float
     seed: int
+    validation_fraction: float = 0.0
+
+    @property
+    def names(self) -> tuple[Split, ...]:
+        """The splits that there are, the largest first."""
+        return ("train", "test", "validation") if self.validation_fraction else ("train", "test")
 
     def of(self, key: bytes) -> Split:
         """The split of the documents with this `Document.split_key`."""
         value = hashlib.blake2b(key, digest_size=8, salt=self.seed.to_bytes(16, "little")).digest()
-        return "test" if int.from_bytes(value, "little") < int(self.test_fraction * (1 << 64)) else "train"
+        place = int.from_bytes(value, "little")
+        if place < int(self.test_fraction * (1 << 64)):
+            return "test"
+        return "validation" if place < int((self.test_fraction + self.validation_fraction) * (1 << 64)) else "train"
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,15 @@ MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
 class Work:
     """What a training job computes and keeps; None for a model of unknown size.
 
-    `f_evaluations`: of a token of a training step, those with gradient included.
+    `f_evaluations`: of a token of a training step, those with gradient included. `unique_tokens`: different ones among
+    the tokens, where the data set limits them.
     """
 
     tokens: int
     f_evaluations: float
     flops: float | None = None
     disk_bytes: float | None = None
+    unique_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,15 +110,16 @@ class CostModel:
     def work(self, node: Node) -> Work:
         """What a training job computes and keeps."""
         model, phase = node.config["model"], node.config["phase"]
-        length = int(self._plan.nodes[node.upstream["data"]].config["length"])
+        data = self._plan.nodes[node.upstream["data"]].config
+        length, unique = int(data["length"]), data.get("tokens")
         tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
         try:
             flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
             # The last training state, those kept for branches, and the model stay.
             per_parameter = STATE_BYTES * (1 + len(phase.get("keep", []))) + MODEL_BYTES
-            return Work(tokens, f_evaluations, flops, per_parameter * num_parameters(model))
+            return Work(tokens, f_evaluations, flops, per_parameter * num_parameters(model), unique)
         except UncountedModel:
-            return Work(tokens, f_evaluations)
+            return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
         """Card and number of GPUs of a training job. Raises: ConfigError for a wanted card that the facts lack."""
@@ -278,13 +281,19 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
     place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
-        sums["tokens"],
+        sums["tokens"] + _passes(job.work),
         f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
         MISSING if job.cost.hours is None else place,
         sums["disk"],
     ]
+
+
+def _passes(work: Work) -> str:
+    """How often each job reads its tokens, where these are limited."""
+    unique = work.unique_tokens
+    return "" if unique is None else f" (each {work.tokens / unique:.3g} x {_short(unique)})"
 
 
 def _sums(jobs: list[JobEstimate]) -> dict[str, str]:

@@ -207,10 +207,22 @@ class Catbabi(_DataSet):
 
 
 @dataclass(frozen=True)
-class TrainLength:
-    """Tokens of a training sequence."""
+class TrainText:
+    """`length`: tokens of a training sequence.
+
+    `tokens`: only so many different ones are trained on, in sequences spread evenly over the text; a longer training
+    reads them several times, each time in another order.
+    """
 
     length: Length
+    tokens: Count | None = None
+
+    def __post_init__(self) -> None:
+        nearest_multiple = max(1, round((self.tokens or 0) / self.length)) * self.length
+        refuse_if(
+            self.tokens is not None and self.tokens % self.length > 0,
+            f"tokens: {self.tokens} is not a multiple of length, {self.length}; give {nearest_multiple}",
+        )
 
 
 @dataclass(frozen=True)
@@ -221,11 +233,19 @@ class TestLengths:
 
 
 @dataclass(frozen=True)
+class ValidationText(TestLengths):
+    """Like `test`, of documents of its own, a share `fraction` of all: rates and variants are chosen here."""
+
+    fraction: Share = 0.01
+
+
+@dataclass(frozen=True)
 class LanguageModel(_DataSet):
     """Text as one stream of tokens, documents divided by an end-of-text token.
 
     `num_shards`: number of jobs, and of files of tokens, that share the corpus; input files go to them in turn.
-    `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`.
+    `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`. Evaluations
+    with `split: validation` read `validation` instead of `test`. Test documents are the same with and without it.
     """
 
     name: str
@@ -234,10 +254,11 @@ class LanguageModel(_DataSet):
     tokenizer: TokenizerFile | HubTokenizer | TrainedTokenizer
     num_shards: Annotated[int, Only(lambda value: 1 <= value <= 100_000, "an integer from 1 to 100000")]
     vocab_size: VocabSize
-    train: TrainLength
+    train: TrainText
     test: TestLengths
     test_fraction: Share = 0.001  # the published test split of the deduplicated Pile
     seed: Seed = 0
+    validation: ValidationText | None = None
 
     def __post_init__(self) -> None:
         is_trained = isinstance(self.tokenizer, TrainedTokenizer)
@@ -245,32 +266,51 @@ class LanguageModel(_DataSet):
             is_trained and self.vocab_size < 257,
             f"vocab_size: {self.vocab_size} is too small to train a tokenizer; bytes and end of text need 257",
         )
+        refuse_if(
+            self.test_fraction + self.validation_fraction >= 1,
+            f"validation: fraction {self.validation_fraction} and test_fraction {self.test_fraction} leave no text for "
+            "training; give smaller ones",
+        )
+
+    @property
+    def validation_fraction(self) -> float:
+        return 0.0 if self.validation is None else self.validation.fraction
 
     def train_node(self) -> Node:
-        return self._stream_node("train", self.train.length)
+        return self._stream_node("train", self.train.length, self.train.tokens)
 
     def test_nodes(self) -> Iterator[Node]:
         """One stream for all lengths, which reading packs anew; the shortest length is only what its index says."""
         yield self._stream_node("test", min(self.test.lengths))
 
+    def validation_nodes(self) -> Iterator[Node]:
+        if self.validation is not None:
+            yield self._stream_node("validation", min(self.validation.lengths))
+
+    def lengths(self, split: str) -> tuple[int, ...]:
+        """Those at which evaluations read a held-out split."""
+        return self.validation.lengths if split == VALIDATION and self.validation is not None else self.test.lengths
+
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
-        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in the test split, so it must know the split
+        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in held out, so it must know the split
             config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
+            config |= {} if self.validation is None else {"validation_fraction": self.validation_fraction}
         return Node("data", f"{self.name}-tokenizer", config)
 
     def sources(self) -> Iterator[Node]:
         tokenizer = self.tokenizer_node()
         yield tokenizer
         upstream = {"tokenizer": tokenizer.key}
-        first = as_config(
-            TokenShardConfig(self.corpus, 0, self.num_shards, self.vocab_size, self.test_fraction, self.seed)
-        )
+        about = (self.vocab_size, self.test_fraction, self.seed, self.validation_fraction)
+        first = as_config(TokenShardConfig(self.corpus, 0, self.num_shards, *about))
         for shard in range(self.num_shards):
             yield Node("data", f"{self.name}-{_shard_role(shard)}", {**first, "shard": shard}, upstream)
 
-    def _stream_node(self, split: Literal["train", "test"], length: int) -> Node:
-        config = as_config(TokenStreamConfig(split, length))
+    def _stream_node(
+        self, split: Literal["train", "test", "validation"], length: int, tokens: int | None = None
+    ) -> Node:
+        config = as_config(TokenStreamConfig(split, length, tokens))
         return Node("data", f"{self.name}-{split}", config, _shard_keys(self.name, self.num_shards))
 
 

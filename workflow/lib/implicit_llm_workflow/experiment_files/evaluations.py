@@ -15,7 +15,7 @@ from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
-from implicit_llm_report.config import VALIDATION
+from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_workflow.experiment_files.yaml_files import (
     fill_entry,
     matches,
@@ -31,7 +31,7 @@ SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 class Evaluation:
     """`runs`: patterns of the runs it is done for. `settings`: those of its kind, as its job reads them.
 
-    `split`: the held-out sets that it reads, of word problems also their validation sets.
+    `split`: the held-out sets that it reads, of word problems and text also their validation sets.
     """
 
     name: str
@@ -75,8 +75,10 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
     if kind.has_modes:
         modes_of(filled.modes, filled.sweep, at)
     found = fill(Evaluation, {"name": name, "settings": filled, **own}, at)
-    if found.split == VALIDATION and item["kind"] != WORD_PROBLEM:
-        raise ConfigError(f"{at}.split: only evaluations of kind {WORD_PROBLEM} read {VALIDATION}; remove the key")
+    if found.split == VALIDATION and item["kind"] not in VALIDATION_KINDS:
+        raise ConfigError(
+            f"{at}.split: only evaluations of kind {' or '.join(VALIDATION_KINDS)} read {VALIDATION}; remove the key"
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.plugins import Plugin
 from implicit_llm_contracts.runs.places import local_folder
-from implicit_llm_report.config import VALIDATION
+from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_report.registry import Entry, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
@@ -135,8 +135,8 @@ def _evaluate_nodes(
     for evaluation in experiment.evaluations_of(model):
         config, kind = as_config(evaluation.settings), evaluation.kind
         if isinstance(data, LanguageModel) and kind.lengths is not None:
-            lengths = data.test.lengths if kind.lengths == "all" else (min(data.test.lengths),)
-            config = {"lengths": list(lengths), **config}
+            lengths = data.lengths(evaluation.split)
+            config = {"lengths": list(lengths if kind.lengths == "all" else (min(lengths),)), **config}
         if isinstance(data, LanguageModel) and "tokenizer" in kind.reads:
             read = {"tokenizer": data.tokenizer_node().key}
         else:
@@ -175,7 +175,7 @@ def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
             yield {"kind": "train", **about}
         for item in experiment.evaluations_of(model):
             modes = tuple(mode.eval_mode for mode in item.modes)
-            kind = VALIDATION if item.split == VALIDATION else item.settings.kind
+            kind = VALIDATION_KINDS[item.settings.kind] if item.split == VALIDATION else item.settings.kind
             swept = () if item.sweep is None else item.sweep.given
             yield about | {"kind": kind, "swept": swept, "eval_mode": modes}
 

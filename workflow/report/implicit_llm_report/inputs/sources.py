@@ -19,7 +19,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
 from implicit_llm_contracts.runs.stage_context import Input
-from implicit_llm_report.config import VALIDATION, DataPart, Job, ReportConfig, ReportError
+from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, Job, ReportConfig, ReportError
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
@@ -118,7 +118,7 @@ def _place(records: dict[str, list[Record]], kind: str, record: Record, role: st
     job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
     solver = Solver.of(job.solver) if record.get("is_implicit") else None
     about = {"role": role, "run": job.run, "seed": job.seed, "phase": job.phase, "solver": solver}
-    kind = VALIDATION if part.split == VALIDATION else kind
+    kind = VALIDATION_KINDS[kind] if part.split == VALIDATION else kind
     records.setdefault(kind, []).append({**record, **about, "data_set": part.data, "split": part.split})
 
 
