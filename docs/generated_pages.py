@@ -25,9 +25,9 @@ from implicit_llm_contracts.config.evaluation import (
     PerplexityConfig,
     SweepConfig,
 )
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConfig, TaskConfig
+from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_report.config import Front, MinimumLayersConfig
 from implicit_llm_workflow.console import app
 from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs

@@ -221,7 +221,7 @@ def test_a_misspelt_command_is_noticed(command: str, monkeypatch: pytest.MonkeyP
 
 def test_the_lists_of_commands_and_keys_are_those_of_the_program() -> None:
     pages = runpy.run_path(str(ROOT / "docs" / "generated_pages.py"))["generated_pages"]()
-    assert len(pages) == 2
+    assert len(pages) == 3
     for path, content in pages.items():
         assert path.read_text(encoding="utf-8") == content, f"type `python docs/generated_pages.py`: {path}"
 

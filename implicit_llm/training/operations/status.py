@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from implicit_llm.training.metrics import Totals
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.runs.journal import Journal
+from implicit_llm_contracts.runs.metrics import METRICS
 
 log = logging.getLogger(__name__)
 

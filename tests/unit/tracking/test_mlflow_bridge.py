@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from implicit_llm.training.metrics import StepMetrics
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
+from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten

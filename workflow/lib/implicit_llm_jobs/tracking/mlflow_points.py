@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.runs.journal import Point, point_of
+from implicit_llm_contracts.runs.metrics import METRICS
 
 # Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key that the
 # table of training does not have keeps the journal's name, in the section of its stage.

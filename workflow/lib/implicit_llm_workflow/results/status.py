@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.run_directory import LOG
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES

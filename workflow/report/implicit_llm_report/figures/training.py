@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from implicit_llm_contracts.config.metrics import METRICS
 from implicit_llm_contracts.config.tasks import CATBABI, LANGUAGE_MODEL, WORD_PROBLEM
 from implicit_llm_contracts.hints import natural
+from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_report.figures.charts import Chart, Line, chart_figure, log_ticks
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import TASK, of_lengths
