@@ -6,7 +6,8 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
-CONSTRAINTS := constraints/cpu.txt
+# constraints/gpu.txt, with PYTHON=python3.12, is the environment that made the GPU results.
+CONSTRAINTS ?= constraints/cpu.txt
 PROFILE ?= profiles/local
 # A package index for torch alone, such as https://download.pytorch.org/whl/cpu; by default pip's own.
 TORCH_INDEX ?=
@@ -14,7 +15,7 @@ TORCH_INDEX ?=
 SNAKEMAKE_PROFILES := $(or $(XDG_CONFIG_HOME),$(HOME)/.config)/snakemake
 
 # The name of the stamp says what was installed and where: a changed requirement or a moved folder sets up again.
-STAMP_KEY := $(shell (cat pyproject.toml workflow/plugins/submitit/pyproject.toml $(CONSTRAINTS); echo "$(CURDIR)") | sha256sum | cut -c1-16)
+STAMP_KEY := $(shell (cat pyproject.toml workflow/plugins/submitit/pyproject.toml $(CONSTRAINTS) constraints/common.txt; echo "$(CURDIR)") | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(STAMP_KEY)
 TOOLS := $(VENV)/.tools-$(STAMP_KEY)
 SITE := $(VENV)/.site-$(STAMP_KEY)
@@ -88,7 +89,7 @@ bench: $(TOOLS)  ## Run the benchmarks; each prints a table
 # Its name changes with its contents, so it has no prerequisites: a checkout that only changes file times installs nothing.
 # torch comes first and by its exact version: left to the other packages, pip would take a build for GPUs.
 $(READY):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11 or newer" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { echo "error: $(PYTHON) is not Python 3.11 or 3.12; set PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; type: sudo apt-get install python3-venv" >&2; exit 2; }
 	@echo "Setting up $(VENV): a few minutes, once."
 	@rm -f $(VENV)/.ready-* $(VENV)/.tools-* $(VENV)/.site-*

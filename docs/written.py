@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from implicit_llm_report.claims.verdicts import MARKS, counted, evidence, markdown, merged, rows_of, short_markdown
+from implicit_llm_report.claims.claims import MISSING
+from implicit_llm_report.claims.verdicts import (
+    MARKS,
+    counted,
+    counted_new,
+    evidence,
+    markdown,
+    merged,
+    rows_of,
+    short_markdown,
+)
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -22,13 +32,15 @@ EXPERIMENTS = ("state-tracking", "language-models")  # the first one that ran a 
 def verdicts() -> list[str]:
     """Every claim that was tested."""
     rows = _rows()
-    return ["", counted(rows), "", *markdown(row for row in rows if row.is_run), "", MARKS, ""]
+    head = f"{counted(rows)} New claims: {counted_new(rows)}."
+    return ["", head, "", *markdown(row for row in rows if row.is_run), "", MARKS, ""]
 
 
 def short_verdicts() -> list[str]:
-    """The headline claims."""
+    """The headline claims and the failed claims of the paper; unfinished ones are in the count above them alone."""
     rows = _rows()
-    return ["", counted(rows), "", *short_markdown(rows), "", MARKS, ""]
+    shown = [row for row in rows if (row.is_headline or not row.is_new) and row.state != MISSING]
+    return ["", counted(rows), "", *short_markdown(shown), "", MARKS, ""]
 
 
 def evidence_list() -> list[str]:

@@ -3,7 +3,8 @@
     python tests/language.py [PAGE ...]
 
 A sentence has at most 30 words and one semicolon, and avoids the phrases below. Code is not read, and tables only for
-the phrases. Prints one line for each finding, with what to write instead.
+the phrases. A docstring does not begin in the middle of a sentence. Prints one line for each finding, with what to
+write instead.
 """
 
 import ast
@@ -52,6 +53,7 @@ INSTEAD = {
 }
 _PHRASES = {re.compile(rf"(?<![\w`/-])(?:{phrase})(?![\w`/-])", re.IGNORECASE): fix for phrase, fix in INSTEAD.items()}
 _CLAUSE = re.compile(r"^(?:What|Who|Whoever|Whatever) [^?]*[.]$")
+_MIDDLE = re.compile(r"(?:As|Of|By|Those|Likewise)\b")
 _ALLOWED = re.compile(r"(?:model|index|README) cards?|\bmodel card\b", re.IGNORECASE)
 
 
@@ -62,7 +64,7 @@ def main(names: list[str]) -> int:
         texts |= dict(helps(get_command(app), "help of implicit-llm"))
     findings = [finding for name, text in texts.items() for finding in of_text(name, text)]
     if not names:
-        findings += of_errors()
+        findings += [*of_errors(), *of_docstrings()]
     sys.stdout.writelines(f"{finding}\n" for finding in findings)
     return 1 if findings else 0
 
@@ -89,6 +91,17 @@ def of_errors() -> Iterator[str]:
                 place = f"{path.relative_to(ROOT)}:{node.lineno}"
                 message = " ".join(" ".join(text_of(argument) for argument in node.exc.args).split())
                 yield from (f"{place}: {what}" for what in findings_in(message, is_prose=False))
+
+
+def of_docstrings() -> Iterator[str]:
+    """Docstrings that begin in the middle of a sentence."""
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if _MIDDLE.match(text):
+                    line = node.body[0].lineno
+                    yield f"{path.relative_to(ROOT)}:{line}: begin with a verb or an article: {text[:90]}"
 
 
 def text_of(node: ast.AST) -> str:

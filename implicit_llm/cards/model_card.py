@@ -104,7 +104,7 @@ class ModelFacts:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the solver that are set; empty for an explicit model."""
+        """Return the solver's settings that are set; empty for an explicit model."""
         values = {} if self.solver is None else self.solver.to_dict()
         return {key: value for key, value in values.items() if value is not None}
 
@@ -114,7 +114,7 @@ class ModelFacts:
 
     @property
     def tags(self) -> list[str]:
-        """Of the head; the arXiv tag makes the hub show the paper."""
+        """Return the tags of the card's head; the arXiv tag makes the hub show the paper."""
         own = ["implicit-llm", self.variant, "arxiv:2502.07827"] if self.is_ours else []
         return [self.family.lower(), *own]
 

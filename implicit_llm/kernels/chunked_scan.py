@@ -167,7 +167,7 @@ def scan_gradient(c: Chunks, dy_BLHP: Tensor, dstate_BHPN: Tensor | None) -> tup
 
 
 def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
-    """Of y = (decay * scores) u."""
+    """Return the gradients of y = (decay * scores) u."""
     dtype, groups = c.x_FQHP.dtype, c.B_FGQN.shape[1]
     dy_FHQP, u_FHQP = dy_FQHP.transpose(1, 2), c.u_FQHP.transpose(1, 2)
     weights_FHQQ = (c.decay_FHQQ * c.scores_FHQQ).to(dtype)

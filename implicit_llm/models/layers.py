@@ -155,7 +155,7 @@ class CausalConv(NormedWeight):
         return_state: bool = False,
         valid_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `kernels.causal_conv.causal_conv`."""
+        """Work like `kernels.causal_conv.causal_conv`."""
         weight_CK = self.effective_weight().squeeze(1)
         return causal_conv(
             x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL

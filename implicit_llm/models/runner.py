@@ -71,11 +71,11 @@ class Runner:
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
-        """As `solver.passes.training_solve`, from z = 0."""
+        """Work like `solver.passes.training_solve`, from z = 0."""
         return training_solve(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)
 
     def evaluation_pass(
         self, f: Any, embedding_BLD: Tensor, solver: SolverConfig
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """As `solver.passes.evaluation_pass`, from z = 0."""
+        """Work like `solver.passes.evaluation_pass`, from z = 0."""
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)

@@ -1,9 +1,11 @@
 """What is installed: versions that are the same in every file, and the library alone, without the extras."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
@@ -22,9 +24,28 @@ REQUIREMENTS = map(Requirement, [*PROJECT["dependencies"], *EXTRAS["workflow"], 
 RANGES = {item.name.replace("_", "-").lower(): item.specifier for item in REQUIREMENTS}
 
 
-def test_the_pinned_versions_lie_in_the_ranges() -> None:
-    lines = (ROOT / "constraints" / "cpu.txt").read_text(encoding="utf-8").splitlines()
-    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+def pins(name: str) -> list[Requirement]:
+    lines = (ROOT / "constraints" / name).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith(("#", "-c "))]
+
+
+def test_the_gpu_environment_has_the_versions_that_made_the_kept_results() -> None:
+    made_by: dict[str, set[str]] = {}
+    with tarfile.open(ROOT / "results/reference/state-tracking/inputs.tar.xz") as kept:
+        for member in kept:
+            provenance = json.load(kept.extractfile(member)) if member.name.endswith("/provenance.json") else {}
+            if str(provenance.get("device")).startswith("NVIDIA"):
+                for package, version in provenance["versions"].items():
+                    made_by.setdefault(package, set()).add(version)
+    assert len(made_by) > 5
+    pinned = {pin.name: {item.version for item in pin.specifier} for pin in pins("gpu.txt")}
+    assert {package: pinned.get(package) for package in made_by} == made_by
+
+
+@pytest.mark.parametrize("machine", ["cpu.txt", "gpu.txt"])
+def test_the_pinned_versions_lie_in_the_ranges(machine: str) -> None:
+    pinned = pins("common.txt") + pins(machine)
+    assert len({pin.name for pin in pinned}) == len(pinned)
     known = [pin for pin in pinned if pin.name.replace("_", "-").lower() in RANGES]
     assert len(known) > 10
     for pin in known:

@@ -519,6 +519,14 @@ def test_the_bar_chart_of_training_steps_is_drawn_from_the_measured_ones() -> No
     assert read("docs/images/performance.svg") == runpy.run_path(str(ROOT / "docs/images/performance.py"))["draw"]()
 
 
+def test_the_gpu_hours_of_the_readme_are_those_of_the_reports_and_of_the_page_of_the_paper() -> None:
+    reports = [read(f"results/reference/{name}/index.html") for name in WRITTEN["EXPERIMENTS"]]
+    hours = sum(float(re.search(r"training jobs, ([\d.]+) hours", report)[1]) for report in reports)
+    whole = re.search(r"([\d,]+) GPU-hours in all", read("docs/paper.md"))[1]
+    stated = f"took {hours:.1f} GPU-hours of training; the whole paper takes {whole} by estimate"
+    assert stated in " ".join(read("README.md").split())
+
+
 def test_the_step_times_of_the_readme_are_the_measured_ones() -> None:
     ours = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
     theirs = {row["row"]: row["ms"] for row in benchmark("published-code")["training"]}

@@ -125,13 +125,13 @@ class StoriesInOrder:
 
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:
-    """As `evaluate_catbabi`, over windows in their order, one at a time. Raises: EvaluationOutOfMemory."""
+    """Work like `evaluate_catbabi`, over windows in their order, one at a time. Raises: EvaluationOutOfMemory."""
     one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
 class AnswerTally:
-    """By task: questions, right answers among them, words, right ones among them, and the losses of the words."""
+    """Count by task: questions, right answers among them, words, right ones among them, and the losses of the words."""
 
     measures = (
         "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",

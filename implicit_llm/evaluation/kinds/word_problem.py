@@ -186,7 +186,7 @@ def _most_frequent_product(table: np.ndarray, length: int) -> np.ndarray:
 
 @dataclass
 class Answers:
-    """Of a batch: predictions (B, L), which sequences have finite logits (B), and the solver's statistics."""
+    """A batch's answers: predictions (B, L), which sequences have finite logits (B), and the solver's statistics."""
 
     predictions_BL: Tensor
     is_finite_B: Tensor
@@ -216,7 +216,7 @@ class Reading:
         self.pieces.append(Answers.of(out))
 
     def answers(self) -> Answers:
-        """Those of the whole batch, once all pieces are read."""
+        """Return the answers of the whole batch, once all pieces are read."""
         lengths = [piece.predictions_BL.shape[1] for piece in self.pieces]
         stats: Any = list(zip(lengths, (piece.solver_stats for piece in self.pieces), strict=True))
         return Answers(

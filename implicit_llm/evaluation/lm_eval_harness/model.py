@@ -111,7 +111,7 @@ class ImplicitLM(HFLM):
         )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
-        """As in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
+        """Work as in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
         is_hidden = disable_tqdm or not wants_bar()
         by_task: dict[str | None, list[int]] = {}
         for index, request in enumerate(requests):
@@ -164,7 +164,7 @@ class ImplicitLM(HFLM):
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """As in HFLM.
+        """Work as in HFLM.
 
         Raises: TokenizerMissing, if the tokenizer does not say which token ends a text; SolverSettingError.
         """
@@ -178,7 +178,7 @@ class ImplicitLM(HFLM):
         return super().generate_until(requests, disable_tqdm)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
-        """As in HFLM; but a text ends at its end-of-text token also where the model's configuration names none.
+        """Work as in HFLM; but a text ends at its end-of-text token also where the model's configuration names none.
 
         HFLM leaves that token out of `stop`'s text, so such a text would go on for as long as others in its batch.
         """

@@ -33,7 +33,7 @@ def token_attention(
     room_BHSP: tuple[Tensor, Tensor],
     position_1: Tensor,
 ) -> Tensor:
-    """As `kernels.attention.room_attention`, for one token and without gradient; the room is contiguous."""
+    """Work like `kernels.attention.room_attention`, for one token and without gradient; the room is contiguous."""
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape
     qkv_B1E = qkv_B1E.contiguous()
@@ -110,7 +110,7 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `kernels.attention.rotated_heads`."""
+    """Work like `kernels.attention.rotated_heads`."""
     found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
     return found
 

@@ -50,7 +50,7 @@ def ssd(
     D_H: Tensor | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `kernels.ssd.ssd`. Products in the dtype of x (fp32: in TF32), as are the states between chunks."""
+    """Work like `kernels.ssd.ssd`. Products in the dtype of x (fp32: in TF32), as are the states between chunks."""
     length = x_BLHP.shape[1]
     out = _chunk_scan(
         x_BLHP,
@@ -69,7 +69,7 @@ def ssd(
 def causal_conv(
     x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, initial_BKC: Tensor | None, *, silu: bool
 ) -> Tensor:
-    """As `kernels.causal_conv.causal_conv`; sums in fp32."""
+    """Work like `kernels.causal_conv.causal_conv`; sums in fp32."""
     if not _is_aligned(x_BLC):
         x_BLC = x_BLC.clone(memory_format=torch.contiguous_format)
     initial = None if initial_BKC is None else initial_BKC.to(x_BLC.dtype).contiguous().transpose(1, 2)

@@ -13,7 +13,7 @@ def load(at, is_there):
 
 @triton.jit
 def wide(at, is_there):
-    """As `load`, in fp32."""
+    """Work like `load`, in fp32."""
     return load(at, is_there).to(tl.float32)
 
 

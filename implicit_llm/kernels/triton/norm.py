@@ -27,14 +27,14 @@ STAGED_ENTRIES = 4096  # of x, gate and dy each: at most 48 KiB of shared memory
 
 
 def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """As `kernels.norm`, in `dtype`. x and gate may be views whose rows lie apart: nothing is copied."""
+    """Work like `kernels.norm`, in `dtype`. x and gate may be views whose rows lie apart: nothing is copied."""
     return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
 def add_and_norm(
     h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """As `kernels.norm`: the sum in the dtype of h, and its norm in `dtype`."""
+    """Work like `kernels.norm`: the sum in the dtype of h, and its norm in `dtype`."""
     return _AddedNorm.apply(h_D, branch_D, weight_D, eps, dtype)
 
 

@@ -21,7 +21,7 @@ FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy m
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As `kernels.attention.swiglu`."""
+    """Work like `kernels.attention.swiglu`."""
     found: Tensor = _SwiGLU.apply(gate_up)
     return found
 

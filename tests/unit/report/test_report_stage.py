@@ -219,7 +219,7 @@ def test_the_first_page_opens_with_the_verdicts_then_figures_then_a_table_for_ea
     rows = rows_of_claims(claims_of(made).values())
     assert counted(rows) in page
     table = page[verdicts:figures]
-    for row in (row for row in rows if row.is_asked and row.is_headline):
+    for row in (row for row in rows if row.is_asked and row.is_short):
         assert f'<a href="numbers.html#claim-{row.id}">{row.claim}</a>' in table
         assert row.verdict in table
     assert 1 <= page.count("<figure") <= MOST_FIGURES

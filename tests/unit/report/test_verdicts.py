@@ -7,7 +7,16 @@ import pytest
 from implicit_llm_report.claims import claims
 from implicit_llm_report.claims.claims import Claim, Control
 from implicit_llm_report.claims.measure import Measure, wilson
-from implicit_llm_report.claims.verdicts import FROM_NOTE, Row, counted, markdown, merged, rows_of, short_markdown
+from implicit_llm_report.claims.verdicts import (
+    FROM_NOTE,
+    Row,
+    counted,
+    counted_new,
+    markdown,
+    merged,
+    rows_of,
+    short_markdown,
+)
 from tests.unit.report.sample_runs import Record, given_of
 from tests.unit.report.test_claims import WORD, runs, seeds
 
@@ -69,6 +78,14 @@ def test_a_claim_that_lacks_a_seed_is_not_finished_and_says_how_many() -> None:
     assert counted([row]) == "1 of 1 claims of the paper were tested: 1 not finished."
 
 
+NEW = [(1.0, "paper"), (1.0, "project"), (0.1, "project"), (0.2, "project")]
+
+
+def test_verdicts_on_new_claims_are_counted_too() -> None:
+    rows = rows_of([entry_of(of_seeds(value)) | {"origin": origin} for value, origin in NEW])
+    assert counted_new(rows) == "1 confirmed, 2 not confirmed"
+
+
 def test_a_verdict_names_what_its_training_was_short_of() -> None:
     full = {"train_tokens": 4e6, "num_parameters": 1000.0}
     row = row_of(of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), full=full)
@@ -108,13 +125,16 @@ def test_of_two_experiments_the_one_that_ran_a_claim_has_it() -> None:
     assert merged([[tested], [not_run]]) == [tested]
 
 
-def test_the_tables_have_a_line_for_each_claim_and_the_short_one_its_headlines() -> None:
-    entries = [entry_of(of_seeds(1.0, 0.95)), entry_of(of_seeds(0.1), is_headline=False) | {"id": "other"}]
-    rows = rows_of(entries)
-    assert len(markdown(rows)) == 2 + 2
+def test_the_tables_have_a_line_for_each_claim_and_the_short_one_its_headlines_and_failures() -> None:
+    good, bad, plain = of_seeds(1.0, 0.95), of_seeds(0.1), of_seeds(0.99)
+    entries = [entry_of(good), entry_of(bad, is_headline=False) | {"id": "bad"}]
+    rows = rows_of([*entries, entry_of(plain, is_headline=False) | {"id": "plain"}])
+    assert len(markdown(rows)) == 2 + 3
     assert short_markdown(rows)[2:] == [
-        "| It solves A5 | solved (Fig. 3) † | 97.5 % (95.0 to 100.0) | **reproduced** |"
+        "| It solves A5 | solved (Fig. 3) † | 97.5 % (95.0 to 100.0) | **reproduced** |",
+        "| It solves A5 | solved (Fig. 3) † | 10.0 % | **not reproduced**; needs ≥ 90.0 % |",
     ]
+    rows = rows_of(entries)
     assert counted(rows) == "2 of 2 claims of the paper were tested: 1 reproduced, 1 not reproduced."
 
 

@@ -105,5 +105,5 @@ class HashedFile:
 
     @property
     def record(self) -> FileRecord:
-        """Of what is written so far, with the path relative to the file's directory."""
+        """Return the record of what is written so far, with the path relative to the file's directory."""
         return FileRecord(self._name, self._size, self._digest.hexdigest())

@@ -63,7 +63,7 @@ class FileDigests:
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """Of config.json and the safetensors of a model: what a job reads of it. Empty where there is no `local_folder`."""
+    """Return digests of a model's config.json and safetensors, which a job reads; empty without a `local_folder`."""
     root = local_folder(folder)
     if root is None:
         return {}

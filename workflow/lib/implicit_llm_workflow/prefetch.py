@@ -345,7 +345,7 @@ def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
-    """Of the weights the safetensors, whole or in shards; only where there are none the pickle."""
+    """Return the model's files: its safetensors, whole or in shards; only where there are none the pickle."""
     if WEIGHTS_FILE in names:
         weights = {WEIGHTS_FILE}
     elif INDEX_FILE in names:

@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Registry:
-    """By name, in the order in which Snakemake lists them."""
+    """The registered entries by name, in the order in which Snakemake lists them."""
 
     figures: Mapping[str, Entry]
     tables: Mapping[str, Entry]

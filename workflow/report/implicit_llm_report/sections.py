@@ -38,7 +38,7 @@ def _layers(given: Given) -> pd.DataFrame:
 
 
 def _babi(given: Given) -> pd.DataFrame:
-    """Of test sets: validation sets only choose runs."""
+    """Return the rows of test sets: validation sets only choose runs."""
     rows = _of_kind("catbabi", given)
     return rows[rows["split"] != "valid"].assign(
         task=lambda shown: shown["task"].where(shown["task"].notna(), "all questions")
@@ -80,7 +80,7 @@ class PublishedRow:
 
 
 def figures_of(given: Given) -> list[Figure]:
-    """Those that have something to show, of those that the configuration asks for, in the order of registry.yaml."""
+    """Return the figures of the configuration that have something to show, in the order of registry.yaml."""
     draws = {name: _function(name.replace("-", "_")) for name in registry().figures}
     draws |= {name: draw for name, (_, draw) in PLUGIN_FIGURES.items()}
     asked = [draw(given) for name, draw in draws.items() if given.config.shows("figures", name)]

@@ -150,7 +150,7 @@ def num_parameters(model: Mapping[str, Any]) -> int:
 
 
 def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """By weights: in-projection, convolution, out-projection; and the scan. Source: Dao and Gu 2024, sections 6 and 7.
+    """Count FLOPs of projections, convolution and scan. Source: Dao and Gu 2024, sections 6 and 7.
 
     SSD is masked attention inside a chunk, with a state handed from chunk to chunk. A token sees on average (Q+1)/2
     positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). What it adds to
@@ -168,7 +168,7 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """By weights: four projections and three products of the MLP at its published width; and causal attention.
+    """Count FLOPs of four projections, of three products of the MLP at its published width, and of causal attention.
 
     A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 H P each, over all query heads.
     """

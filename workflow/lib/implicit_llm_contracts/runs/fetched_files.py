@@ -62,7 +62,7 @@ class HubFiles:
         return self.folder(downloads) / ".fetched" / f"{self.split or self.kind}.json"
 
     def all_records(self, downloads: Path) -> list[Path]:
-        """Those of every split, and of the tokenizer, in the folder."""
+        """Return the records of every split, and of the tokenizer, in the folder."""
         return sorted(self.record(downloads).parent.glob("*.json"))
 
 

@@ -10,7 +10,7 @@ IGNORED = "__pycache__"
 
 
 def find_task_folder(name: str) -> Path | None:
-    """By its path, or by its name below workflow/config/lm_eval; None if neither is a folder."""
+    """Find a folder by its path, or by its name below workflow/config/lm_eval; None if neither is a folder."""
     return next((folder for folder in (Path(name), TASK_FOLDERS / name) if folder.is_dir()), None)
 
 

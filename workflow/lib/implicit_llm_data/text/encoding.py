@@ -23,7 +23,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 
 
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """As `encode`, no text cut."""
+    """Work like `encode`, no text cut."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, TOKEN_TYPE).tobytes() for encoding in encodings]
 

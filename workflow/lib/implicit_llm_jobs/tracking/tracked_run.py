@@ -168,7 +168,7 @@ class TrackedRun:
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 
     def invocations(self) -> list[Invocation]:
-        """Those that worked on the run, in their order; a run that was begun by hand belongs to none."""
+        """Return the invocations that worked on the run, in order; a run that was begun by hand belongs to none."""
         found = [start.get("invocation") for start in self.starts]
         if not found or found[0] is None:
             return []

@@ -198,7 +198,7 @@ def _parsed(config: type, field: str, value: Any) -> Any:
 
 
 def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
-    """Of the evaluation; its name ends in the first digits of its fingerprint."""
+    """Return the evaluation's identity; its name ends in the first digits of its fingerprint."""
     model = inputs["model"]
     if PLUGINS in model.config:
         config[PLUGINS] = model.config[PLUGINS]

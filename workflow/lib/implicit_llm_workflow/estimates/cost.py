@@ -142,7 +142,7 @@ class CostModel:
         return Cost("gpu", flops / speed.flops_per_s / share / 3600, card, speed.basis)
 
     def _f_evaluations(self, node: Node) -> float:
-        """Those of the finished job, or of another seed, with the same solver; else the most that it may do."""
+        """Return those of the finished job, or of another seed, with the same solver; else the most that it may do."""
         solver = node.config["phase"]["solver"]
         for _, manifest, _ in self._earlier(node):
             value = manifest.summary.get("metrics", {}).get("f_evaluations")
@@ -192,7 +192,7 @@ def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
 
 
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:
-    """By the sequences of training where these were changed; other settings are said, not counted."""
+    """Scale the cost by the number of training sequences; other changed settings are only named in the basis."""
     if canonical_json({**old, "seed": 0}) == canonical_json({**new, "seed": 0}):
         return replace(cost, basis=words)
     factor = _sequences(new) / _sequences(old) if "phase" in new and "phase" in old else 1.0
@@ -226,7 +226,7 @@ class JobEstimate:
 
 
 def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
-    """Of all training jobs, in the order of the plan."""
+    """Return the estimates of all training jobs, in the order of the plan."""
     found = []
     for node in plan.nodes.values():
         if node.stage == "train":

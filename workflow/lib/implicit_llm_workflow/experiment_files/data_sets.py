@@ -48,7 +48,7 @@ from implicit_llm_workflow.node import Node
 
 
 class _DataSet:
-    """By default the jobs of a data set read from no others, and it has no validation sets."""
+    """A data set; by default its jobs read from no others, and it has no validation sets."""
 
     def sources(self) -> Iterator[Node]:
         yield from ()

@@ -79,7 +79,7 @@ class Experiment:
         return [*self.runs.values(), *self.peers.values()]
 
     def evaluations_of(self, model: Run | Peer) -> list[Evaluation]:
-        """Those that are done for it."""
+        """Return the evaluations that apply to this model."""
         data = self.data[model.data].kind
         return [item for item in self.evaluations.values() if data in item.kind.data and model.takes(item)]
 

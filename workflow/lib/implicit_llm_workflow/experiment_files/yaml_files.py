@@ -111,7 +111,7 @@ def experiment_path(name_or_path: str) -> Path:
 
 
 def experiment_names() -> set[str]:
-    """Of the files in workflow/config/, here and of the project."""
+    """Return the names of the files in workflow/config/, here and of the project."""
     return {path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")}
 
 

@@ -120,7 +120,7 @@ def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any
 
 
 def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Likewise the import of a peer and its evaluations, as those of a phase of a run of its name."""
+    """Return the import of a peer and its evaluations, as those of a phase of a run of its name."""
     job, node = {"run": peer.name, "phase": CHECKPOINT}, Node(CHECKPOINT, peer.name, as_config(peer.checkpoint))
     yield job, node
     yield from _evaluate_nodes(experiment, peer, job, node)

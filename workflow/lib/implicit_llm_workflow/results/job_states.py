@@ -71,7 +71,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Progress:
-    """Of a job with steps: the global step, and the first and last one of the phase. Rates are of this attempt."""
+    """A job's progress: the global step, and the first and last one of the phase. Rates are of this attempt."""
 
     step: int | None = None
     start_step: int | None = None
@@ -163,7 +163,7 @@ def failed_preflights(plan: Plan) -> list[Path]:
 
 
 def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
-    """By key, those of the nodes that were ever submitted. Slurm is asked once, and only if something may still run."""
+    """Return submitted jobs by key of their node. Slurm is queried once, and only if something may still run."""
     from snakemake_executor_plugin_submitit import records
 
     folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
@@ -284,7 +284,7 @@ class _Job:
         )
 
     def _of_result(self, state: State, why: str, recorded: Manifest) -> JobView:
-        """By the result that is there."""
+        """Judge a job by the result that is there."""
         work = work_directory(self.run_dir, recorded.fingerprint)
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
         return JobView(

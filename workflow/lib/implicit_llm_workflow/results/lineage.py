@@ -52,7 +52,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """By its manifest, in the run directory or below work/. Raises: ManifestError."""
+        """Read a result by its manifest, in the run directory or below work/. Raises: ManifestError."""
         return cls(run_dir_of(path), path, Manifest.read(path))
 
     @property

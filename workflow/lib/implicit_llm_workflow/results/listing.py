@@ -53,7 +53,7 @@ class TrainedModel:
 
 
 def experiments(results: Path) -> list[Listed]:
-    """Those of workflow/config/, here and of the project, the cheapest first."""
+    """List the experiments of workflow/config/, here and of the project, the cheapest first."""
     found = [_listed(name, results) for name in sorted(experiment_names())]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 
@@ -86,7 +86,7 @@ def _site_hours(plan: Plan, costs: CostModel, hours: Mapping[str, float]) -> flo
 
 
 def models() -> list[TrainedModel]:
-    """By name."""
+    """List the trained models by name."""
     folders = sorted(path.parent for path in trained_models().glob(f"*/{ABOUT}"))
     about = ((folder.name, json.loads((folder / ABOUT).read_text(encoding="utf-8"))) for folder in folders)
     return [TrainedModel(name, values["task"], values["kind"], values["accuracy"]) for name, values in about]

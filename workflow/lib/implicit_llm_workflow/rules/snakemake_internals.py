@@ -45,7 +45,7 @@ def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
 
 
 def forced_outputs(workflow: Any, call: argparse.Namespace, outputs: set[str]) -> set[str]:
-    """Those of the outputs that `-R`, `-f` and `-F` force, by rule or by file."""
+    """Return the outputs that `-R`, `-f` and `-F` force, by rule or by file."""
     words = {*call.forcerun, *(call.targets if call.force else ())}
     if call.forceall or not words:
         return outputs if call.forceall else set()

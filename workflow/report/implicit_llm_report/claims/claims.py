@@ -92,12 +92,12 @@ class Claim:
         return f"{SIGNS[sign][0]} {bound:g}"
 
     def margin(self, value: float) -> float:
-        """By how much the bound is kept; negative where it is not."""
+        """Return by how much the bound is kept; negative where it is not."""
         sign, bound = self._bound
         return value - bound if ">" in sign else bound - value
 
     def verdict(self, values: Sequence[float]) -> Verdict:
-        """Of the ends of an interval, or of the seeds; at least one."""
+        """Judge the ends of an interval, or the seeds; at least one."""
         sign, bound = self._bound
         kept = [SIGNS[sign][1](value, bound) for value in values]
         return HOLDS if all(kept) else BY_SEED if any(kept) else FAILS

@@ -172,7 +172,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Of every model that competes for it; one that was tested and gave no number has a spread that counts it."""
+    """Find every competing model's number; one that was tested and gave no number has a spread that counts it."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:
@@ -196,7 +196,7 @@ def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
 
 
 def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> list[Group]:
-    """Of models trained here, in `rows`; sweeps only where they are asked for."""
+    """Return the cells of models trained here, in `rows`; sweeps only where they are asked for."""
     for column, value in {"swept": None, **wanted}.items():
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]

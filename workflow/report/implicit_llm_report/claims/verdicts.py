@@ -12,7 +12,7 @@ from implicit_llm_report.inputs.frame import short_count
 
 Entry = Mapping[str, Any]
 FROM_NOTE = "†"
-MARKS = f"{FROM_NOTE} from a reading note: the sentence was not read in the paper itself."
+MARKS = f"{FROM_NOTE} from a reading note, not read in the paper itself."
 RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
 LACKING = "not finished"  # of a claim that lacks a planned number
@@ -25,8 +25,9 @@ OWN = "this project"
 class Row:
     """A line of the table.
 
-    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: what training was
-    short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
+    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: the bound that a seed
+    missed, what training was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one
+    that can test it.
     """
 
     id: str
@@ -47,6 +48,11 @@ class Row:
     def is_run(self) -> bool:
         return self.state != NOT_RUN
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the short tables have it: a failure is never left to the full one."""
+        return self.is_headline or self.state == FAILS
+
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """A row for each claim: the paper's before the new ones, else in the order of claims.yaml."""
@@ -66,10 +72,19 @@ def counted(rows: Sequence[Row]) -> str:
     """How many claims of the paper were tested, and with what verdicts."""
     mine = [row for row in rows if not row.is_new]
     tested = [row for row in mine if row.is_run]
-    numbers = {state: sum(row.state == state for row in tested) for state in ORDER}
-    words = [f"{number} {LACKING if state == MISSING else state}" for state, number in numbers.items() if number]
     head = f"{len(tested)} of {len(mine)} claims of the paper were tested"
-    return f"{head}: {', '.join(words)}." if tested else f"{head}."
+    return f"{head}: {_by_state(tested, {MISSING: LACKING})}." if tested else f"{head}."
+
+
+def counted_new(rows: Iterable[Row]) -> str:
+    """The verdicts on the claims that are not the paper's."""
+    words = {HOLDS: "confirmed", FAILS: "not confirmed", UNDECIDED: "undecided", MISSING: LACKING}
+    return _by_state([row for row in rows if row.is_new], words)
+
+
+def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
+    numbers = {state: sum(row.state == state for row in rows) for state in ORDER}
+    return ", ".join(f"{number} {words.get(state, state)}" for state, number in numbers.items() if number)
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
@@ -89,12 +104,12 @@ def evidence(rows: Iterable[Row]) -> list[str]:
 
 
 def short_markdown(rows: Iterable[Row]) -> list[str]:
-    """The short table: headline claims, with what was cut beside the verdict."""
+    """The short table: headline claims and failures, with what was cut beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
     return head + [
         f"| {row.claim} | {row.paper} | {row.here} | {_verdict(row, (*row.few, *row.essential))} |"
         for row in rows
-        if row.is_headline
+        if row.is_short
     ]
 
 
@@ -103,7 +118,7 @@ def _row(entry: Entry) -> Row:
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
     lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
-    cut = (*lacking, *_training(entry), *_controls(entry)) if is_run else ()
+    cut = (*_bound(entry), *lacking, *_training(entry), *_controls(entry)) if is_run else ()
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
@@ -163,6 +178,13 @@ def _tested(entry: Entry) -> tuple[str, ...]:
     lacking = [name for name, value in entry["others"].items() if value is None]
     words += [f"not finished: {' and '.join(lacking)}"] if lacking else []
     return tuple(words)
+
+
+def _bound(entry: Entry) -> tuple[str, ...]:
+    """What a verdict needs of every seed, where not every seed has it."""
+    sign, bound = entry["condition"].split()
+    is_missed = entry["verdict"] in (BY_SEED, FAILS)
+    return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:

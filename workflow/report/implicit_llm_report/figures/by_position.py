@@ -65,7 +65,7 @@ def _accuracies(cell: Group) -> Points:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> Points:
-    """Of each seed the mean over equal bins of positions, where there are more of these than can be seen."""
+    """Return each seed's mean over equal bins of positions, where there are more of these than can be seen."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))

@@ -163,7 +163,7 @@ def _trace(model: Group, key: str, width: float) -> Line:
 
 
 def _traces(model: Group) -> list[Mapping[str, Sequence[float]]]:
-    """Those of the seeds, as far as they look at the same evaluations."""
+    """Return the traces of the seeds, as far as they have the same evaluations."""
     curves = model.curves("convergence")
     return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
 

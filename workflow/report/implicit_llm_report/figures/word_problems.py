@@ -163,7 +163,7 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
 
 
 def _by_share(kind: Group) -> Line:
-    """Of several models that were trained with one share the most accurate."""
+    """Return the most accurate of several models that were trained with one share."""
     best: dict[float, tuple[Spread, Group]] = {}
     for cell in groups(kind.rows, CELL):
         share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)

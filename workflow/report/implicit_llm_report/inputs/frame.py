@@ -92,7 +92,7 @@ def family_of(model_type: str | None) -> str:
 
 
 def kind_of(model: Any) -> str:
-    """Of a group of rows, a training run or a published number."""
+    """Return the kind of a group of rows, a training run or a published number."""
     return "implicit" if model.is_implicit else "explicit"
 
 
@@ -185,7 +185,7 @@ def frame_of(
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
-    """By run the kind and size of its model, "Mamba2, 214k–226k", which is that of all models of about its size."""
+    """Return the kind and size of each run's model, "Mamba2, 214k–226k": that of all models of about its size."""
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
@@ -367,7 +367,7 @@ class Group:
         return Spread.of(value for _, value in found)
 
     def mean(self, column: str) -> float | None:
-        """Of a column over the seeds, such as training FLOPs; None where a seed has none."""
+        """Return the mean of a column over the seeds, such as training FLOPs; None where a seed has none."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
         return None if None in values else sum(values) / len(values)
 

@@ -74,7 +74,7 @@ class Phase:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """By step the journal's values, infinite ones as NaN; tokens are counted where the journal has none."""
+        """Return the journal by step, infinite values as NaN; tokens are counted where the journal has none."""
         steps = [point.step for point in self.points]
         table = pd.DataFrame([point.values for point in self.points], index=steps).replace([np.inf, -np.inf], np.nan)
         if self.step_tokens is not None:

@@ -69,7 +69,7 @@ def _first(test: Group) -> list[str]:
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame]) -> Iterator[FrontTable]:
-    """Of each test the first models, in the mode that stands for them."""
+    """Yield a table of the first models of each test, in the mode that represents them."""
     for name in TABLES:
         entry = registry().tables[name]
         for table in tables_of(entry, headlines(rows_of[name])):

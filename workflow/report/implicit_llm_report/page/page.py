@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED, Judgement, Verdict
-from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS, counted, rows_of, shown
+from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS, counted, counted_new, rows_of, shown
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import (
@@ -99,6 +99,7 @@ def _front(content: PageContent) -> dict[str, Any]:
     return {
         "verdicts": verdicts,
         "counted": counted(verdicts),
+        "counted_new": counted_new(verdicts),
         "marks_note": MARKS if any(FROM_NOTE in row.paper for row in verdicts if row.is_run) else "",
         "facts": facts_of(given),
         "front": front_figures(given),

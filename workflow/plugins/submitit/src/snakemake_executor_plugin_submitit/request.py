@@ -68,13 +68,13 @@ class Job(SubmittedJobInfo):
 
     @property
     def end(self) -> End | None:
-        """As the job has written it, unless Slurm decides."""
+        """Return the text as the job has written it, unless Slurm decides."""
         end = self.files.end(self.record.number)
         return None if end and end.is_provisional else end
 
     @property
     def stderr(self) -> Path:
-        """Of submitit."""
+        """The path of submitit's standard error."""
         from submitit.core.utils import JobPaths
 
         return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr

@@ -94,7 +94,7 @@ class JobFiles:
         return max(times)
 
     def progress(self) -> Any:
-        """As the job has stated it, None if it states none."""
+        """Return the value as the job has stated it, None if it states none."""
         return read_json(self.status).get("progress")
 
     def is_unfruitful(self) -> bool:

@@ -189,7 +189,7 @@ class RuleUse:
 
 
 def measure(folder: Path, since_unix_s: float = 0.0) -> list[RuleUse]:
-    """By rule, from the attempts that started after `since_unix_s`; those without an end yet count as waiting only."""
+    """Measure by rule the attempts that started after `since_unix_s`; those without an end count as waiting only."""
     rules: dict[str, RuleUse] = {}
     for files, record in load_all(folder):
         every = read_attempts(files.history, files.attempts)
