@@ -288,7 +288,7 @@ class LanguageModel(_DataSet):
             yield self._stream_node("validation", min(self.validation.lengths))
 
     def lengths(self, split: str) -> tuple[int, ...]:
-        """Those at which evaluations read a held-out split."""
+        """The lengths at which evaluations read a held-out split."""
         return self.validation.lengths if split == VALIDATION and self.validation is not None else self.test.lengths
 
     def tokenizer_node(self) -> Node:
