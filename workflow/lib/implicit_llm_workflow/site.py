@@ -50,10 +50,16 @@ class RuleUse:
     cuda_graphs: str | None = None
 
     def num_nodes(self, run: str, phase: str) -> int:
-        """Nodes of a training job, as Snakemake evaluates them."""
+        """Nodes of a training job, as Snakemake evaluates them. Raises: ConfigError."""
         if isinstance(self.nodes, int):
             return self.nodes
-        return int(eval(self.nodes, {"wildcards": SimpleNamespace(run=run, phase=phase)}))  # noqa: S307
+        try:
+            return int(eval(self.nodes, {"wildcards": SimpleNamespace(run=run, phase=phase)}))  # noqa: S307
+        except Exception as error:  # of an expression that a user wrote
+            raise ConfigError(
+                f"{CLUSTER_PROFILE}: nodes: {self.nodes!r} gives {type(error).__name__} for run {run!r}: {error}; give "
+                "a number, or an expression of wildcards.run and wildcards.phase"
+            ) from error
 
 
 @dataclass(frozen=True)
