@@ -21,9 +21,8 @@ import yaml
 
 from implicit_llm_contracts.config.evaluation import RELEASED_CRITERION, ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MODE_SETTINGS, EvaluationKind
-from implicit_llm_contracts.config.fill import fill
-from implicit_llm_contracts.config.tasks import WORD_PROBLEM
-from implicit_llm_contracts.config.word_problem import MONOID_ORDERS, product_order
+from implicit_llm_contracts.config.fill import as_config, fill
+from implicit_llm_contracts.config.word_problem import MONOID_ORDERS, WordProblemConfig, product_order
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import KEY as PLUGINS
 from implicit_llm_contracts.runs.atomic import read_object
@@ -311,8 +310,7 @@ def _of_released_words(path: Path) -> Path:
     monoids = [name for name in MONOID_ORDERS if product_order(group, name) == vocab_size]
     if not monoids:
         raise OptionError(f"--data {path}: its {vocab_size} tokens are those of no product with {group}; rename it")
-    config = {
-        "kind": WORD_PROBLEM,
+    given = {
         "group": group,
         "monoid": monoids[0],
         "hard_fraction": round(1 - int(percent) / 100, 2),
@@ -324,6 +322,7 @@ def _of_released_words(path: Path) -> Path:
         "file": str(path.resolve()),
         "sha256": FileDigests(ROOT / ".digests.json")(path),
     }
+    config = as_config(fill(WordProblemConfig, given, f"--data {path}"))
     identity = Identity("data", path.stem, config, job_digest(job_code("data", config)), {})
     run_dir = ROOT / "data" / path.stem
     run_job(run_dir, identity.to_json(), None, {})
