@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -184,50 +184,77 @@ def draw_state_passing() -> str:
     return two_panels("State passing on S5: exact matches by length, and failures by position", panels)
 
 
+PARALLEL = {  # color and label of each trained model
+    "a5-monoid-published-s0": ("blue", "A5 x monoid"),
+    "a5-monoid-released-s0": ("orange", "A5 x monoid, a third of the steps"),
+    "s5-state-passing-s0": ("green", "S5, all tokens hard"),
+}
+
+
 def draw_parallel() -> str:
     """Iterations of whole-sequence solves by the number of hard tokens, and serial evaluations a token by block."""
-    frame = accuracies()
-    whole = frame[(frame["mode"] == "released-criterion") & (frame.accuracy_last10 > 0.5)]
-    low, high, left = 16.0, 256.0, 62.0
-
-    def place(value: float, start: float, size: float) -> float:
-        return start + size * log2(value / low) / log2(high / low)
-
-    shapes = [f'<text class="title" x="{left}" y="{TOP - 18}">Whole sequences: iterations by hard tokens</text>']
-    for tick in (16, 32, 64, 128, 256):
-        x, y = place(tick, left, PLOT_WIDTH), place(tick, TOP + PLOT_HEIGHT, -PLOT_HEIGHT)
-        shapes.append(f'<path class="grid" d="M{left} {y:.1f}h{PLOT_WIDTH}"/>')
-        shapes.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick}</text>')
-        shapes.append(f'<text x="{x:.1f}" y="{TOP + PLOT_HEIGHT + 19}" text-anchor="middle">{tick}</text>')
-    shapes.append(f'<path class="dashed" d="M{left} {TOP + PLOT_HEIGHT}L{left + PLOT_WIDTH} {TOP}"/>')
-    for row in whole.itertuples():
-        x = place(row.length * row.hard_fraction, left, PLOT_WIDTH)
-        y = place(row.iterations_per_token, TOP + PLOT_HEIGHT, -PLOT_HEIGHT)
-        kind = "green" if row.run.startswith("s5") else "blue"
-        shapes.append(f'<circle class="{kind}" fill-opacity=".5" r="4" cx="{x:.1f}" cy="{y:.1f}"/>')
-    words = f'x="{left + PLOT_WIDTH / 2}" y="{TOP + PLOT_HEIGHT + 38}" text-anchor="middle"'
-    shapes.append(f'<text class="muted" {words}>hard tokens in a sequence (dashed: one iteration each)</text>')
-    shapes += _serial_steps(530.0)
-    for x, kind, label in ((62, "blue", "A5 x monoid"), (262, "green", "S5, all tokens hard")):
-        shapes.append(f'<circle class="{kind}" r="5" cx="{x + 6}" cy="{HEIGHT - 22}"/>')
-        shapes.append(f'<text x="{x + 18}" y="{HEIGHT - 18}">{label}</text>')
+    shapes = [*_iterations(62.0), *_serial_steps(530.0)]
+    x = 62.0
+    for kind, label in PARALLEL.values():
+        shapes.append(f'<circle class="{kind}" r="5" cx="{x + 6:.0f}" cy="{HEIGHT - 22}"/>')
+        shapes.append(f'<text x="{x + 18:.0f}" y="{HEIGHT - 18}">{label}</text>')
+        x += 45 + 6.9 * len(label)
     return svg("Serial depth of implicit layers, by number of hard tokens and by block", shapes)
 
 
+def _benchmark(name: str) -> dict[str, Any]:
+    kept = HERE.parents[1] / "results" / "benchmarks" / f"{name}.json"
+    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+    return found
+
+
+def _iterations(left: float) -> Iterator[str]:
+    """A dot for each sequence that converged, and the line fitted to those of a model."""
+    kept = _benchmark("hard-tokens-cpu")
+    right, top = 140, 240
+
+    def place(hard: float, iterations: float) -> str:
+        return f"{left + PLOT_WIDTH * hard / right:.1f} {TOP + PLOT_HEIGHT * (1 - iterations / top):.1f}"
+
+    yield f'<text class="title" x="{left}" y="{TOP - 18}">Whole sequences: iterations by hard tokens</text>'
+    for tick in range(0, top + 1, 60):
+        yield f'<path class="grid" d="M{place(0, tick)}h{PLOT_WIDTH}"/>'
+        _, y = place(0, tick).split()
+        yield f'<text x="{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick}</text>'
+    for tick in range(0, right + 1, 20):
+        x, _ = place(tick, 0).split()
+        yield f'<text x="{x}" y="{TOP + PLOT_HEIGHT + 19}" text-anchor="middle">{tick}</text>'
+    yield f'<path class="dashed" d="M{place(0, 0)}L{place(right, right)}"/>'
+    for model, (kind, _) in PARALLEL.items():
+        rows = [row for row in kept["rows"] if row["model"] == model]
+        lists = [zip(row["hard_tokens"], row["iterations"], row["is_converged"], strict=True) for row in rows]
+        dots = sorted({(hard, iterations) for one in lists for hard, iterations, is_converged in one if is_converged})
+        for hard, iterations in dots:
+            x, y = place(hard, iterations).split()
+            yield f'<circle class="{kind}" fill-opacity=".4" stroke="none" r="2.6" cx="{x}" cy="{y}"/>'
+        (fit,) = (fit for fit in kept["fits"] if fit["model"] == model)
+        start, slope, (first, *_, last) = fit["at_none"], fit["per_hard_token"], [hard for hard, _ in dots]
+        yield f'<path class="{kind}" d="M{place(first, start + slope * first)}L{place(last, start + slope * last)}"/>'
+    words = f'x="{left + PLOT_WIDTH / 2}" y="{TOP + PLOT_HEIGHT + 38}" text-anchor="middle"'
+    yield f'<text class="muted" {words}>hard tokens in a sequence (dashed: one iteration each)</text>'
+
+
 def _serial_steps(left: float) -> Iterator[str]:
-    """Serial evaluations a token if every token of a block must converge: a bar for each length of the blocks."""
-    kept = HERE.parents[1] / "results" / "benchmarks" / "evaluation-blocks-cpu.json"
-    rows = [row for row in json.loads(kept.read_text(encoding="utf-8"))["rows"] if row["stop"] == "token"]
+    """Serial evaluations a token if every token of a block must converge: a bar for each model and block."""
+    rows = [row for row in _benchmark("evaluation-blocks-cpu")["rows"] if row["stop"] == "token"]
     yield f'<text class="title" x="{left}" y="{TOP - 18}">Serial evaluations per token, by block</text>'
-    for kind, model, shift in (("blue", "a5-monoid-published-s0", 0), ("green", "s5-state-passing-s0", 19)):
-        steps = {row["block_len"]: row["serial_steps_per_token"] for row in rows if row["model"] == model}
-        for index, block in enumerate((1, 8, 32, 64, max(steps))):
-            y, wide = TOP + 2 + 42 * index + shift, 22 * steps[block]
-            bar = f"M{left + 90} {y}h{wide:.1f}v16h-{wide:.1f}z"
-            yield f'<path class="{kind}" stroke="none" fill-opacity=".6" d="{bar}"/>'
-            yield f'<text x="{left + 96 + wide:.1f}" y="{y + 12}">{steps[block]:.2f}</text>'
-    for index, label in enumerate(("1 token", "8 (protocol)", "32", "64", "all")):
-        yield f'<text x="{left + 82}" y="{TOP + 24 + 42 * index}" text-anchor="end">{label}</text>'
+    blocks = {1: "1 token", 8: "8 (protocol)", 32: "32", 256: "256 (A5: the whole)", 512: "512 (S5: the whole)"}
+    for index, (block, label) in enumerate(blocks.items()):
+        top = TOP + 2 + 42 * index
+        yield f'<text x="{left + 82}" y="{top + 22}" text-anchor="end">{label}</text>'
+        for place, (model, (kind, _)) in enumerate(PARALLEL.items()):
+            for steps in (
+                row["serial_steps_per_token"] for row in rows if (row["model"], row["block_len"]) == (model, block)
+            ):
+                y, wide = top + 13 * place, 22 * steps
+                bar = f"M{left + 90} {y}h{wide:.1f}v11h-{wide:.1f}z"
+                yield f'<path class="{kind}" stroke="none" fill-opacity=".6" d="{bar}"/>'
+                yield f'<text class="small" x="{left + 96 + wide:.1f}" y="{y + 10}">{steps:.2f}</text>'
     yield f'<path class="dashed" d="M{left + 112} {TOP}v{PLOT_HEIGHT}"/>'
     yield f'<text class="muted" x="{left + 112}" y="{TOP + PLOT_HEIGHT + 19}" text-anchor="middle">1: an RNN</text>'
 

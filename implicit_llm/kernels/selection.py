@@ -130,7 +130,13 @@ def _uses_triton() -> bool:
 
 GROUPED = "fewer heads of keys and values than of queries"
 MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
-MAX_ENTRIES = 2**31  # the kernels compute offsets in 32 bits
+# Offsets of 32 bits: our kernels compute them from the start of a sequence or a token, which they find with 64 bits;
+# those of mamba_ssm and causal_conv1d from the start of a tensor, and larger ones would be finite and wrong.
+MAX_OFFSET = 2**31
+MAX_GRID = 65_535  # programs along the second or third axis of a launch
+MIN_CHUNK = 32  # positions of a long sequence that one program of a mixer takes, at least
+# mamba_ssm tunes itself anew, for a minute, for every chunk length: few of them, and multiples of its tiles.
+PUBLISHED_CHUNKS = (64, 128, 256)
 MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
 MAX_TRAINED_STATE_TILE = 64 * 128  # the same of the gradient
@@ -144,15 +150,13 @@ def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
     """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
     if not _uses_triton():
         return False
-    batch, length, heads, width = x_BLHP.shape
-    size = B_BLGN.shape[3]
     is_too_exact = x_BLHP.dtype == torch.float32 and not _is_tf32_allowed()
     limits = {
         "fp32 SSD multiplies in TF32, which torch.set_float32_matmul_precision('high') allows": is_too_exact,
-        f"SSD with head or state wider than {MAX_WIDTH}": max(width, size) > MAX_WIDTH,
-        "SSD on chunk states of 2^31 entries or more": batch * -(-length // 64) * heads * width * size >= MAX_ENTRIES,
+        f"SSD with head or state wider than {MAX_WIDTH}": max(x_BLHP.shape[3], B_BLGN.shape[3]) > MAX_WIDTH,
     }
-    return _decide("ssd", _unfit(x_BLHP) or _first(limits) or missing_of_mamba_ssm())
+    reason = _unfit(x_BLHP) or _first(limits) or _too_large(x_BLHP, *_published_sizes(x_BLHP, B_BLGN))
+    return _decide("ssd", reason or missing_of_mamba_ssm())
 
 
 def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
@@ -163,7 +167,9 @@ def conv_runs_on_triton(x_BLC: Tensor, weight_CK: Tensor) -> bool:
         f"convolution of width {width} (2 to 4 are built)": not 2 <= width <= 4,
         "convolution of channels that are no multiple of 8": x_BLC.shape[2] % 8 != 0,
     }
-    return _decide("conv", _unfit(x_BLC) or _first(limits) or missing_of_mamba_ssm())
+    return _decide(
+        "conv", _unfit(x_BLC) or _first(limits) or _too_large(x_BLC, _extent(x_BLC)) or missing_of_mamba_ssm()
+    )
 
 
 def norm_runs_on_triton(x_BLD: Tensor) -> bool:
@@ -177,7 +183,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
     """The kernels of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
-    return _decide("mixer", _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_STATE_TILE))
+    return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
 
 
 def trained_scan_runs_on_triton(
@@ -189,14 +195,14 @@ def trained_scan_runs_on_triton(
     # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
-    return _decide("gradient of the mixer", _unfit(projected_BLE) or _unfit_mixer(sizes, taps, MAX_TRAINED_STATE_TILE))
+    return _decide("gradient of the mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_TRAINED_STATE_TILE))
 
 
 def search_runs_on_triton(
     injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
 ) -> bool:
     """Whether one kernel solves all blocks of a layer; if not, blocks are solved one after another, without a log."""
-    if selected_kernels() != "triton" or _unfit(injection_BLE) or _unfit_mixer(sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
+    if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
     model_width, inner = out_proj_DI.shape
@@ -214,35 +220,42 @@ def search_runs_on_triton(
         and width in (4, 8, 16, 32)
         and length % width == 0
         and batch * width % 32 == 0
-        and length * columns * (32 // width) < MAX_ENTRIES
+        and length * columns * (32 // width) <= MAX_OFFSET  # of the sequences of a program
     )
 
 
-def _unfit_mixer(sizes: tuple[int, int, int], taps: int, entries: int) -> str | None:
-    width, _, size = sizes
-    if not (_is_tile(width) and _is_tile(size) and max(width, size) <= MAX_WIDTH and width * size <= entries):
-        return f"a state of {width} x {size} (powers of two from 16 to {MAX_WIDTH}, at most {entries} entries)"
-    return f"convolution of width {taps} (at most {MAX_TAPS})" if taps > MAX_TAPS else None
+def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, max_state: int) -> str | None:
+    (batch, length, columns), (width, _, size) = projected_BLE.shape, sizes
+    is_tile = _is_tile(width) and _is_tile(size) and max(width, size) <= MAX_WIDTH
+    limits = {
+        f"a state of {width} x {size} (powers of two from 16 to {MAX_WIDTH}, at most {max_state} entries)": (
+            not is_tile or width * size > max_state
+        ),
+        f"convolution of width {taps} (at most {MAX_TAPS})": taps > MAX_TAPS,
+    }
+    programs = max(batch, -(-length // MIN_CHUNK))
+    return _unfit(projected_BLE) or _first(limits) or _too_large(projected_BLE, length * columns, programs)
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
     """The kernels that check convergence: only for stopping rules of single sequences."""
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
-    return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH
+    return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
     """The one kernel between the projections of an attention layer: a single token, without gradient."""
     if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
-    _, heads, _, width = room_BHSP[0].shape
+    batch, heads, room, width = room_BHSP[0].shape
     limits = {
         f"heads wider than {MAX_WIDTH}": width > MAX_WIDTH,
         GROUPED: qkv_BLE.shape[2] != 3 * heads * width,
         "room for keys in pieces": not all(kept.is_contiguous() for kept in room_BHSP),
     }
-    return _decide("attention", _unfit(qkv_BLE) or _first(limits))
+    reason = _unfit(qkv_BLE) or _first(limits) or _too_large(room_BHSP[0], room * width, batch)
+    return _decide("attention", reason)
 
 
 def rotation_runs_on_triton(qkv_BLE: Tensor, *, is_grouped: bool = False) -> bool:
@@ -266,7 +279,38 @@ def _unfit(x: Tensor) -> str | None:
         return f"tensors on {x.device.type}"
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"{x.dtype}"
-    return "tensors of 2^31 entries or more" if x.stride(0) * x.shape[0] >= MAX_ENTRIES else None
+    return None
+
+
+def published_chunk(length: int) -> int:
+    """Positions of a chunk in mamba_ssm's kernels."""
+    return next((size for size in PUBLISHED_CHUNKS if size >= length), PUBLISHED_CHUNKS[-1])
+
+
+def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
+    """Entries of the largest tensor that mamba_ssm's SSD or its gradient reads or forms, and its programs on an axis.
+
+    It reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
+    by rows of 32 (B, H, C, Q / 32, Q) of the chunks C of length Q.
+    """
+    (batch, length, heads, width), (groups, size) = x_BLHP.shape, B_BLGN.shape[2:]
+    chunk = published_chunk(length)
+    chunks = batch * -(-length // chunk)
+    of_chunk = max(groups * chunk * chunk, heads * width * size, heads * (chunk // 32) * chunk)
+    return max(_extent(x_BLHP), _extent(B_BLGN), chunks * of_chunk), chunks
+
+
+def _extent(x: Tensor) -> int:
+    """Entries of the memory from the first entry of x to the last one, both included."""
+    return 1 + sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
+    """Say which limit is exceeded by the entries that an offset counts, or by the programs along an axis."""
+    if entries <= MAX_OFFSET and programs <= MAX_GRID:
+        return None
+    limit = "offsets of 2^31 or more" if entries > MAX_OFFSET else f"more than {MAX_GRID} programs along an axis"
+    return f"{' x '.join(map(str, x.shape))} entries take {limit}: shorter blocks or fewer sequences would fit"
 
 
 def _first(limits: Mapping[str, bool]) -> str | None:

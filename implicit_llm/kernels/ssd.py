@@ -46,7 +46,8 @@ def ssd(
     if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
         from implicit_llm.kernels.triton import mamba_ssm
 
-        return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state)
+        chunk_len = selection.published_chunk(x_BLHP.shape[1])
+        return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state, chunk_len=chunk_len)
     if selection.is_reference():
         layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
         with torch.autocast(x_BLHP.device.type, enabled=False):

@@ -45,6 +45,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     read_yaml,
 )
 from implicit_llm_workflow.results.listing import models
+from tests.benchmarks.hard_tokens import fits
 from tests.pages import PAGES, ROOT, commands_of
 from tests.unit.checkpoint.foreign import mamba2_config, write_original_mamba2
 
@@ -385,6 +386,46 @@ def block_row(row: dict) -> str:
 def test_the_table_of_blocks_is_the_measured_one() -> None:
     found = re.findall(r"^\| (?:A5 × monoid.*|S5|CatbAbI) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
     assert found == [block_row(row) for row in benchmark("evaluation-blocks", "cpu")["rows"]]
+
+
+def test_the_iterations_of_hard_tokens_are_the_measured_ones() -> None:
+    page, kept = " ".join(read("docs/state-tracking.md").split()), benchmark("hard-tokens", "cpu")
+    published, third, s5 = (
+        next(fit for fit in kept["fits"] if fit["model"] == model)
+        for model in ("a5-monoid-published-s0", "a5-monoid-released-s0", "s5-state-passing-s0")
+    )
+    assert [*fits(kept["rows"])] == kept["fits"]
+    for fit, words in (
+        (published, "adds {:.2f} iterations (95 %: {:.2f} to {:.2f})"),
+        (s5, "{:.2f} ({:.2f} to {:.2f})"),
+    ):
+        assert words.format(fit["per_hard_token"], *fit["interval_95"]) in page
+    assert f"to {published['at_none']:.1f} without any; on S5" in page
+    left_out = [fit["sequences"] - fit["converged"] for fit in (published, s5, third)]
+    assert f"left out: {left_out[1]} of {s5['sequences']} on S5, {left_out[2]} of {third['sequences']} on A5" in page
+    assert (left_out[0], f"({third['per_hard_token']:.2f} per hard token;" in page) == (0, True)
+
+
+def test_the_positions_of_an_iteration_are_the_measured_ones() -> None:
+    page, rows = " ".join(read("docs/state-tracking.md").split()), benchmark("hard-tokens", "cpu")["rows"]
+
+    def positions(model: str, length: int, hard: float) -> str:
+        (row,) = (row for row in rows if (row["model"], row["length"], row["hard_fraction"]) == (model, length, hard))
+        pairs = zip(row["iterations"], row["is_converged"], strict=True)
+        return f"{length / fmean(count for count, is_converged in pairs if is_converged):.{1 + (hard == 1)}f}"
+
+    at = [positions("a5-monoid-published-s0", *place) for place in ((256, 0.1), (64, 0.1), (256, 0.5))]
+    assert "we find {} at the trained length and share, {} at 64 tokens, {} with 50 % hard".format(*at) in page
+    assert f"we find {positions('s5-state-passing-s0', 128, 1.0)}." in page
+
+
+def test_the_serial_steps_of_the_protocol_are_the_measured_ones() -> None:
+    rows = [
+        row for row in benchmark("evaluation-blocks", "cpu")["rows"] if (row["stop"], row["block_len"]) == ("token", 8)
+    ]
+    steps = {row["model"]: f"{row['serial_steps_per_token']:.2f}" for row in rows}
+    words = f"take {steps['a5-monoid-published-s0']} and {steps['s5-state-passing-s0']} serial steps per token"
+    assert words in " ".join(read("docs/state-tracking.md").split())
 
 
 @pytest.mark.parametrize("name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0"])

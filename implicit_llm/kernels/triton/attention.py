@@ -186,7 +186,7 @@ def _turn_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     sequence, place = token // length, token % length
-    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    head, column = tl.arange(0, HEADS).to(tl.int64)[:, None], tl.arange(0, COLUMNS)[None, :]
     at_angle = sequence * rope_stride + place * HALF + column
     cos = wide(cos_ptr + at_angle, column < HALF)
     sin = wide(sin_ptr + at_angle, column < HALF)

@@ -47,7 +47,7 @@ def judge(
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
     squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # of the change and of f(z), by token
     is_better_AL = torch.empty(batch, length, dtype=torch.int32, device=z_ALD.device)
-    tiles = (batch, triton.cdiv(length, rows))
+    tiles = (triton.cdiv(length, rows), batch)  # the first axis of a launch has room for the tiles of any length
     _measure_kernel[tiles](
         active_A, z_ALD, fz_ALD, squares[0], squares[1], best.done, best.non_finite, length, width, EPS,
         ROWS=rows, COLUMNS=columns,
@@ -67,10 +67,10 @@ def _measure_kernel(
     active_ptr, z_ptr, fz_ptr, change_ptr, size_ptr, done_ptr, bad_ptr, length, width, eps,
     ROWS: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
-    entry = tl.program_id(0).to(tl.int64)
+    entry = tl.program_id(1).to(tl.int64)
     sequence = tl.load(active_ptr + entry)
     if tl.load(done_ptr + sequence) == 0:
-        row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+        row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
         is_inside = (row < length)[:, None] & (column < width)[None, :]
         at = (entry * length + row)[:, None] * width + column[None, :]
         z = wide(z_ptr + at, is_inside)
@@ -129,8 +129,8 @@ def _keep_kernel(
     active_ptr, z_ptr, fz_ptr, next_ptr, change_ptr, size_ptr, better_ptr, best_ptr, token_ptr, length, width, tau, eps,
     IS_MADE: constexpr, ROWS: constexpr, COLUMNS: constexpr,
 ):  # fmt: skip
-    entry = tl.program_id(0).to(tl.int64)
-    row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    entry = tl.program_id(1).to(tl.int64)
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     is_inside = (row < length)[:, None] & (column < width)[None, :]
     at = (entry * length + row)[:, None] * width + column[None, :]
     is_better = tl.load(better_ptr + entry * length + row, mask=row < length, other=0) != 0

@@ -13,9 +13,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-# The kernels tune themselves anew, for a minute, for every chunk length: few of them, and multiples of their tiles.
-CHUNK_LENS = (64, 128, 256)
-
 
 def _mamba_module(name: str) -> ModuleType:
     """A module of mamba_ssm without running mamba_ssm/__init__, which imports compiled parts not needed here."""
@@ -49,16 +46,16 @@ def ssd(
     *,
     D_H: Tensor | None,
     return_state: bool,
+    chunk_len: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Work like `kernels.ssd.ssd`. Products in the dtype of x (fp32: in TF32), as are the states between chunks."""
-    length = x_BLHP.shape[1]
     out = _chunk_scan(
         x_BLHP,
         dt_BLH.float(),
         A_H.float(),
         B_BLGN.to(x_BLHP.dtype),
         C_BLGN.to(x_BLHP.dtype),
-        next((size for size in CHUNK_LENS if size >= length), CHUNK_LENS[-1]),
+        chunk_len,
         D=None if D_H is None else D_H.float(),
         initial_states=None if initial_state_BHPN is None else initial_state_BHPN.float(),
         return_final_states=return_state,

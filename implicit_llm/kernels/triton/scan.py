@@ -116,7 +116,6 @@ def _scan_kernel(
     out_ptr += sequence * length * INNER
     dt_ptr += (sequence * chunks * HEADS + head) * Q
     logs_ptr += (sequence * chunks * HEADS + head) * Q
-    kept_ptr += (sequence * (chunks - 1) * HEADS + head) * P * N
     of_state = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
     D = tl.load(D_ptr + head).to(tl.float32)
     state_PN = tl.zeros((P, N), dtype=tl.float32)
@@ -147,7 +146,8 @@ def _scan_kernel(
             state_PN = tl.dot(tl.trans(fed_QP), B_QN, state_PN * exp2(total), input_precision=PRECISION)
             if KEEP:
                 is_kept = (of_P >= 0)[:, None] & (chunk + 1 < chunks)
-                to = kept_ptr + chunk * HEADS * P * N + of_P[:, None] * N + of_N[None, :]
+                first = ((sequence * (chunks - 1) + chunk) * HEADS + head) * P * N
+                to = kept_ptr + first + of_P[:, None] * N + of_N[None, :]
                 tl.store(to, state_PN, is_kept)
         y_QP = tl.trans(y_PQ) + D * x_QP.to(tl.float32)
         y_QP *= gate_QP * sigmoid(gate_QP)

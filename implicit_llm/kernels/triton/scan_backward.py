@@ -99,8 +99,7 @@ def _sweep_kernel(
     convolved_ptr += sequence * length * CHANNELS
     dout_ptr += sequence * length * INNER
     logs_ptr += (sequence * chunks * HEADS + head) * Q
-    first_state = (sequence * (chunks - 1) * HEADS + head) * P * N
-    of_state = first_state + of_P[:, None] * N + of_N[None, :]
+    of_tile = of_P[:, None] * N + of_N[None, :]
     dstate_PN = tl.zeros((P, N), dtype=tl.float32)  # of the state before a chunk
     for back in range(chunks - 1):
         chunk = chunks - 1 - back
@@ -114,13 +113,14 @@ def _sweep_kernel(
         dread_QP = dout_QP * (gate_QP * sigmoid(gate_QP)) * exp2(logs_Q)[:, None]  # y = scores x + exp(logs) C before
         dread_PQ = tl.trans(dread_QP.to(kind))
         dstate_PN *= exp2(total)
-        before_PN = tl.load(kept_ptr + (chunk - 1) * HEADS * P * N + of_state).to(tl.float32)
+        of_state = ((sequence * (chunks - 1) + chunk - 1) * HEADS + head) * P * N + of_tile
+        before_PN = tl.load(kept_ptr + of_state).to(tl.float32)
         tl.store(through_ptr + (sequence * chunks + chunk) * HEADS + head, tl.sum(before_PN * dstate_PN))
         dstate_PN = tl.dot(dread_PQ, C_QN, dstate_PN, input_precision=PRECISION)
-        tl.store(dkept_ptr + (chunk - 1) * HEADS * P * N + of_state, dstate_PN)
+        tl.store(dkept_ptr + of_state, dstate_PN)
     if HAS_STATE:
         total = tl.load(logs_ptr + Q - 1)
-        of_before = (sequence * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
+        of_before = (sequence * HEADS + head) * P * N + of_tile
         before_PN = tl.load(before_ptr + of_before).to(kind).to(tl.float32)
         tl.store(through_ptr + sequence * chunks * HEADS + head, tl.sum(before_PN * dstate_PN * exp2(total)))
 

@@ -186,10 +186,13 @@ def test_a_package_that_is_missing_and_an_old_gpu_are_named(
         select_kernels("triton")
 
 
-def fake(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor of a GPU that is not there."""
+def fake(*shape: int, dtype: torch.dtype = torch.bfloat16, row: int | None = None) -> torch.Tensor:
+    """A tensor of a GPU that is not there, a slice of rows of that many entries if it is said."""
     with FakeTensorMode():
-        return torch.empty(shape, device="cuda", dtype=dtype)
+        strides = list(torch.empty(shape, device="meta").stride())
+        if row is not None:
+            strides[:2] = row * shape[1], row
+        return torch.empty_strided(shape, strides, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -229,6 +232,64 @@ def test_fp32_takes_the_kernels_of_its_products(precision: str, is_tf32: bool, c
 
 
 SIZES = (64, 1, 128)
+LONGEST = 2**20  # tokens of 2,048 entries that an offset of 31 bits reaches
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "reason"),
+    [
+        (5, LONGEST, None),  # the start of a sequence is found with 64 bits
+        (5, LONGEST + 1, r"5 x 1048577 x 2048 entries take offsets of 2\^31 or more: shorter blocks"),
+        (65_535, 8, None),
+        (65_536, 8, "65536 x 8 x 2048 entries take more than 65535 programs along an axis: .*fewer sequences"),
+    ],
+)
+def test_a_mixer_whose_offsets_or_programs_would_overflow_goes_to_torch_which_is_said(
+    batch: int, length: int, reason: str | None, capable: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert selection.trained_scan_runs_on_triton(fake(batch, length, 2048), None, SIZES, 4) == (reason is None)
+    with torch.no_grad():
+        assert selection.scan_runs_on_triton(fake(batch, length, 2048), None, SIZES, 4) == (reason is None)
+    assert len(caplog.records) == (0 if reason is None else 2)
+    assert re.search(reason or "", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "state", "longest"),
+    [
+        (32, 1, 64, 128, LONGEST),  # x has 2,048 entries a token
+        (8, 1, 64, 256, LONGEST),  # B is a slice of rows of 2,048
+        (64, 1, 64, 256, LONGEST // 2),  # states of a chunk of 256 tokens
+        (16, 16, 16, 16, LONGEST // 2),  # scores of 16 groups
+    ],
+)
+def test_the_published_scan_takes_no_tensor_that_its_offsets_do_not_reach(
+    heads: int, groups: int, width: int, state: int, longest: int, capable: None
+) -> None:
+    for length in (longest, longest + 1):
+        x, B = fake(1, length, heads, width), fake(1, length, groups, state, row=2048 if heads == 8 else None)
+        assert selection.ssd_runs_on_triton(x, B) == (length == longest)
+
+
+def test_the_published_scan_takes_no_more_chunks_than_programs_fit_along_an_axis(capable: None) -> None:
+    for batch in (65_535, 65_536):
+        assert selection.ssd_runs_on_triton(fake(batch, 8, 1, 16), fake(batch, 8, 1, 16)) == (batch == 65_535)
+
+
+def test_the_published_convolution_takes_no_slice_that_its_offsets_do_not_reach(capable: None) -> None:
+    for length in (LONGEST, LONGEST + 1):
+        x = fake(1, length, 1280, row=2048)
+        assert selection.conv_runs_on_triton(x, fake(1280, 4)) == (length == LONGEST)
+
+
+def test_kernels_that_find_every_token_with_64_bits_have_no_largest_tensor(capable: None) -> None:
+    x = fake(4, LONGEST, 2048)
+    assert selection.norm_runs_on_triton(x)
+    assert selection.swiglu_runs_on_triton(x)
+    assert selection.softmax_runs_on_triton(x)
+    assert selection.rotation_runs_on_triton(x)
+    assert selection.judge_runs_on_triton(x, "token")
+    assert not selection.judge_runs_on_triton(fake(65_536, 1, 64), "token")
 
 
 @pytest.mark.parametrize(
