@@ -72,19 +72,16 @@ def a5_summary() -> Iterator[str]:
         bound = f", {phase.removeprefix('free-')} iterations" if phase.startswith("free-") else ""
         mode = "parallel" if run == explicit else PROTOCOL
         tests = ((256, 0.1), (1024, 0.1), (256, 0.5), (1024, 0.5))
-        found = [seeds_of(run, mode, length, hard) for length, hard in tests]
-        known = [seeds_of(run, mode, length, hard, "incomplete.csv") for length, hard in tests]
-        cells = [
-            spread(all_seeds.accuracy_last10) if len(some) == 0 else some_seeds(some)
-            for all_seeds, some in zip(found, known, strict=True)
-        ]
+        cells = [cell(run, mode, length, hard, "accuracy_last10") for length, hard in tests]
         yield row(f"{names()[name].removeprefix('A5, ')}{bound}", *cells)
 
 
-def some_seeds(rows: pd.DataFrame) -> str:
-    """Each seed that is known of a row that lacks others."""
-    numbers = ", ".join(map(str, rows.seed))
-    return f"{percent(rows.accuracy_last10)} (only seed{'s' * (len(rows) > 1)} {numbers})"
+def cell(run: str, mode: str, length: int, hard: float, metric: str) -> str:
+    """The spread over all seeds, or each seed that is known where others are not."""
+    some = seeds_of(run, mode, length, hard, "incomplete.csv")
+    if some.empty:
+        return spread(seeds_of(run, mode, length, hard)[metric])
+    return f"{percent(some[metric])} (only seed{'s' * (len(some) > 1)} {', '.join(map(str, some.seed))})"
 
 
 def a5_other() -> Iterator[str]:
@@ -147,17 +144,31 @@ def s5_summary() -> Iterator[str]:
 
 
 def passing_summary() -> Iterator[str]:
-    """Exact matches by length: without and with state passing, and the controls."""
+    """Exact matches by length, and the share of training sequences that started in a carried state."""
+    training = pd.read_csv(HERE / "training.csv")
     runs = {
         "s5-single-words/free": "implicit, without it",
         "s5-state-passing/free": "implicit, with it",
-        "s5-explicit-state-passing/explicit": "control: explicit Mamba2, with it",
-        "s5-lstm-state-passing/explicit": "control: LSTM, with it",
+        "s5-passing-lstm-rate0.001/explicit": "LSTM, rate 1e-3",
+        "s5-passing-lstm-rate0.003/explicit": "LSTM, rate 3e-3",
+        "s5-passing-lstm-no-restart-rate0.001/explicit": "LSTM, 1e-3, no restart",
+        "s5-passing-lstm-no-restart-rate0.003/explicit": "LSTM, 3e-3, no restart",
+        "s5-passing-explicit-layers1/explicit": "explicit Mamba2, 1 layer",
     }
     for run, name in runs.items():
         mode = PROTOCOL if run.endswith("free") else "parallel"
+        carried = training[training.job.str.startswith(f"train/{run.split('/')[0]}-s")].carried_share
         found = [seeds_of(run, mode, length, 1) for length in (32, 512, 4096, 65536)]
-        yield row(name, *(spread(of_length.accuracy_sequence) for of_length in found))
+        cells = [spread(of_length.accuracy_sequence) for of_length in found]
+        share = "" if carried.isna().any() else f"{100 * carried.mean():.0f} %"
+        yield row(name, share, *cells)
+
+
+def mixed_summary() -> Iterator[str]:
+    """Exact matches of A5 with state passing and mixed training, by length and hard tokens."""
+    for length in (256, 1024, 4096):
+        run = "a5m-state-passing-mixed/free"
+        yield row(f"{length:,}", *(cell(run, PROTOCOL, length, hard, "accuracy_sequence") for hard in (0.1, 0.5)))
 
 
 def state_passing() -> Iterator[str]:
@@ -307,7 +318,8 @@ TABLES = {  # title, head, rows
         a5_summary,
     ),
     "s5-summary": ("", "model | parameters | seconds of training | 32 tokens | 128 | 512", s5_summary),
-    "passing-summary": ("", "model | 32 tokens | 512 | 4,096 | 65,536", passing_summary),
+    "passing-summary": ("", "model | carried | 32 tokens | 512 | 4,096 | 65,536", passing_summary),
+    "mixed-summary": ("", "tokens | 10 % hard | 50 % hard", mixed_summary),
 }
 
 

@@ -119,8 +119,12 @@ def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -
 
 
 def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
-    """What a training job did; `busy_seconds` is the sum over its attempts."""
-    provenance = json.loads((results / "train" / one["name"] / "provenance.json").read_text())
+    """What a training job did; `busy_seconds` is the sum over its attempts, `carried_share` the mean over its steps."""
+    folder = results / "train" / one["name"]
+    provenance = json.loads((folder / "provenance.json").read_text())
+    [journal] = folder.glob(f"work/{one['fingerprint'][:16]}/journal.jsonl")
+    lines = map(json.loads, journal.read_text().splitlines())
+    carried = [line["values"]["carried_share"] for line in lines if "carried_share" in line.get("values", {})]
     summary = one["summary"]
     return {
         "job": f"train/{one['name']}",
@@ -130,6 +134,7 @@ def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
         "busy_seconds": sum(attempt["busy_s"] for attempt in provenance["attempts"]),
         "train_accuracy": summary["metrics"].get("accuracy_last10", summary["metrics"].get("accuracy")),
         "loss": summary["metrics"]["loss"],
+        "carried_share": sum(carried) / len(carried) if carried else None,
     }
 
 

@@ -106,12 +106,12 @@ def test_models_of_several_recipes_are_never_one_number() -> None:
 
 @pytest.mark.parametrize(
     ("accuracy", "words"),
-    [(1.0, "control, without it: 100.0 %, does as well"), (0.1, "control, without it: 10.0 %")],
+    [(1.0, "control: without it 100.0 % (does as well)"), (0.1, "control: without it 10.0 %")],
 )
 def test_a_control_is_beside_the_claim_and_says_whether_it_does_as_well(accuracy: float, words: str) -> None:
     records = of_seeds(1.0, 1.0) + of_seeds(accuracy, run="b")
     row = row_of(records, controls=(Control("without it", {"run": "b"}), Control("another", {"run": "c"})))
-    assert row.essential == (words, "controls not run: another")
+    assert row.essential == (words, "control not run: another")
 
 
 def test_a_sentence_from_the_reading_note_is_marked_in_the_table() -> None:

@@ -84,7 +84,9 @@ def counted_new(rows: Iterable[Row]) -> str:
 
 def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
     numbers = {state: sum(row.state == state for row in rows) for state in ORDER}
-    return ", ".join(f"{number} {words.get(state, state)}" for state, number in numbers.items() if number)
+    plural = {BY_SEED: BY_SEED.replace("depends", "depend")}
+    shown = {state: words.get(state, plural.get(state, state) if numbers[state] > 1 else state) for state in ORDER}
+    return ", ".join(f"{number} {shown[state]}" for state, number in numbers.items() if number)
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
@@ -214,6 +216,7 @@ def _controls(entry: Entry) -> tuple[str, ...]:
             lacking.append(control["name"])
             continue
         number = f"{shown(control['mean'], entry['form'])}{UNITS[entry['form']]}"
-        as_well = ", does as well" if control["verdict"] == entry["verdict"] == HOLDS else ""
-        words.append(f"control, {control['name']}: {number}{as_well}")
-    return (*words, *([f"controls not run: {', '.join(lacking)}"] if lacking else []))
+        as_well = " (does as well)" if control["verdict"] == entry["verdict"] == HOLDS else ""
+        words.append(f"{control['name']} {number}{as_well}")
+    heads = (f"control{'s' * (len(words) > 1)}: ", f"control{'s' * (len(lacking) > 1)} not run: ")
+    return tuple(head + ", ".join(names) for head, names in zip(heads, (words, lacking), strict=True) if names)
