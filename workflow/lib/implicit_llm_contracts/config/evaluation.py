@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import AsGiven, Only
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
-from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
+from implicit_llm_contracts.config.values import DISTINCT, SOME, BatchSize, Count, Iterations, Names, Number, Share
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
@@ -50,12 +50,12 @@ class ModeConfig(AsGiven):
 
     name: str
     eval_mode: EvalMode
-    eval_max_iter: Count | None = None
+    eval_max_iter: Iterations | None = None
     eval_tol: Share | None = None
     eval_stop: str | None = None
     eval_block_len: Count | None = None
     max_samples: Count | None = None
-    batch_size: Count | None = None
+    batch_size: BatchSize | None = None
     sweep: SweptSetting | None = None  # set by `swept_modes`
 
     def __post_init__(self) -> None:

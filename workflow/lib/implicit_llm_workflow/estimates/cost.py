@@ -70,6 +70,7 @@ class Cost:
 
 
 UNKNOWN = Cost(None, None, None, "not known")
+UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
@@ -102,6 +103,11 @@ class CostModel:
             if wanted and cost.hours is not None:
                 return _scaled(cost, manifest.config, node.config, words)
         return self._modelled(node) if node.stage == "train" else UNKNOWN
+
+    @property
+    def training_hours(self) -> float:
+        """What all training jobs take from their beginning, as far as it is known."""
+        return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
         """What the result that is there took."""

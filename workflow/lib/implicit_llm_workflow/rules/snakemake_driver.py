@@ -53,7 +53,6 @@ from implicit_llm_workflow.rules.snakemake_internals import (
 )
 
 SHOWN = 12
-UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 
 
 class AcceptedJobForced(UserError):
@@ -268,13 +267,12 @@ def check_rules_of_profile(workflow: Any) -> None:
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
-    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
     if call.configfile or name in call.targets or not starts_jobs_here(call):
         return
-    costs = CostModel(plan)
-    hours = sum(costs.whole(node).hours or 0 for node in plan.nodes.values() if node.stage == "train")
+    hours = CostModel(plan).training_hours
     if hours > UNNAMED_HOURS:
         raise TooCostly(
             f"{plan.experiment.source}: takes {hours:,.0f} GPU-hours by estimate, and would run on this machine; type "
