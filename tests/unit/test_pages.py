@@ -406,6 +406,9 @@ def test_the_table_of_the_demo_is_the_measured_one() -> None:
         cells = " | ".join(f"{100 * accuracy:.1f} %" for accuracy in of.accuracy_last10)
         assert f"| {group.upper()} | {hard} | {kind}, 1 layer | {cells} |" in read("docs/demo.md")
     assert len(frame) == 18
+    last = frame.query("group == 'A5' and hard_fraction == 0.5 and length == 64").set_index("name").accuracy_last10
+    numbers = re.search(r"^best_accuracy_last10 a5-test-L64-h0.5 +(\S+) +(\S+)$", read("docs/inspect.md"), re.M)
+    assert numbers.groups() == tuple(f"{last[name]:.4g}" for name in ("a5-implicit", "a5-explicit"))
 
 
 def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
