@@ -25,13 +25,15 @@ OWN = "this project"
 class Row:
     """A line of the table.
 
-    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: the bound that a seed
-    missed, what training was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one
-    that can test it.
+    claim: the statement in short, for tables in the order of claims.yaml. where: in the paper. here: the mean, then the
+    worst to the best seed. few: what few test sequences show; essential: the bound that a seed missed, what training
+    was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
     """
 
     id: str
     claim: str
+    statement: str
+    where: str
     paper: str
     here: str
     interval: str
@@ -103,6 +105,14 @@ def evidence(rows: Iterable[Row]) -> list[str]:
     return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
 
 
+def outcomes(rows: Iterable[Row]) -> list[str]:
+    """A table of the paper's claims by where it makes them, each with its number and verdict."""
+    mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
+    head = ["| in the paper | claim | outcome |", "|---|---|---|"]
+    ends = [f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine]
+    return head + [f"| {row.where} | {row.statement} | {end} |" for row, end in zip(mine, ends, strict=True)]
+
+
 def short_markdown(rows: Iterable[Row]) -> list[str]:
     """The short table: headline claims and failures, with what was cut beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
@@ -122,6 +132,8 @@ def _row(entry: Entry) -> Row:
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
+        statement=entry["statement"].rstrip("."),
+        where=entry["where"],
         paper=_paper(entry),
         here=_here(entry) if is_run else "not run",
         interval=_interval(entry),
