@@ -80,9 +80,9 @@ class StackMap:
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """Shared forward pass; a family says of which layers it is, and what its embedding and last norm are called.
+    """The forward pass that families share; a family names its layer class, its embedding and its last norm.
 
-    runner: what runs the passes, a `runner_class()` at first.
+    runner: it runs the passes, a `runner_class()` at first.
     """
 
     layer_class: type[Layer]

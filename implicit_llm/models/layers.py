@@ -288,7 +288,7 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 def touched_module(module: nn.Module) -> nn.Module | None:
     """The first module in `module` that a layer must call, so that it may not use the weights directly; None if none.
 
-    That is a module with a hook or its own `forward`, and a module without children that is of another class (adapters,
+    It has a hook or its own `forward`, or it has no children and is of another class (adapters,
     parametrisations and quantisers replace it) or has parameters of another class (quantised, sharded). `fully_shard`
     adds hooks to what it shards.
     """

@@ -137,7 +137,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """What was loaded, unless a quantiser took part and left the layers as they were, or cannot know their weights."""
+    """Return what was loaded. Raises: ModelConfigError for a quantiser that left the layers unchanged."""
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
         return loaded

@@ -33,7 +33,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bo
 
 
 def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """What updates the parameters of this process: the optimizer itself, unless it is sharded."""
+    """Return the optimizer that updates the parameters of this process: itself, unless it is sharded."""
     return getattr(optimizer, "optim", optimizer)
 
 

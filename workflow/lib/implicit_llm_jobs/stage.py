@@ -164,7 +164,7 @@ def _tracked(run: RunDirectory) -> TrackedRun:
 
 
 def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
-    """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
+    """Return what the journal records about the run, so that MLflow can show it before it has a manifest."""
     invocation = Invocation.current()
     inputs = {
         role: work_directory(path.absolute(), run.identity.upstream[role]) for role, path in request.inputs.items()

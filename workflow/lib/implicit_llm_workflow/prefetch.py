@@ -200,7 +200,7 @@ def _download(url: str, path: Path, by_hand: str) -> None:
 def _hub_files(need: HubFiles, downloads: Path, peer: HubCheckpoint | None = None) -> Outcome:
     """The files of data, of a tokenizer, or of a model that training begins with.
 
-    Of a peer also what to write into the experiment file, so that the import is what was meant.
+    For a peer, also print what to write into the experiment file, so that the job imports these very files.
     """
     state: Literal["there", "fetched"] = "there"
     folder, fetched = need.folder(downloads), fetched_before(need, downloads)

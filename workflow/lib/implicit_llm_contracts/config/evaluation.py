@@ -92,10 +92,8 @@ class ModeConfig(AsGiven):
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
         """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model.
 
-        Those of the mode "as_trained" are the phase's.
-
-        An explicit model has nothing to sweep; that its record is one of a sweep is told all the same, so that the
-        model does not stand in the report twice.
+        The mode "as_trained" has the settings of the phase. The record of an explicit model also says that it belongs
+        to a sweep, although nothing is swept: otherwise the report would show the model twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -156,7 +154,7 @@ _NEARNESS = (SEQUENTIAL, "blockwise", "simultaneous", AS_TRAINED)
 def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
     """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
 
-    Of a sweep, modes with the same value of the same setting.
+    In a sweep, both modes have the same value of the same setting.
     """
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]

@@ -132,7 +132,7 @@ def _convert(wanted: Any, value: Any, where: str) -> Any:
 
 
 def _kind(wanted: Any) -> Any:
-    """What a type is a kind of: Annotated, Literal, UnionType, tuple, list, dict, or the type itself."""
+    """Return the kind of a type: Annotated, Literal, UnionType, tuple, list, dict, or the type itself."""
     kind = get_origin(wanted) or wanted
     return {Union: types.UnionType, Mapping: dict}.get(kind, kind)
 

@@ -126,7 +126,7 @@ class Manifest:
 
     @classmethod
     def of(cls, identity: Identity, files: Iterable[FileRecord], summary: Mapping[str, Any]) -> Manifest:
-        """What the run of `identity` vouches for when it is finished."""
+        """Return what the run of `identity` vouches for when it is finished."""
         about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "code")}
         config, upstream = dict(identity.config), dict(identity.upstream)
         return cls(**about, config=config, upstream=upstream, files=tuple(files), summary=dict(summary))

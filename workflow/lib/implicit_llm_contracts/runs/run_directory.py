@@ -241,7 +241,7 @@ def committed(work: Path) -> Path | None:
 
 
 def find_committed(work: Path) -> Manifest | None:
-    """What `committed` finds; a damaged manifest counts as absent."""
+    """Return what `committed` finds; a damaged manifest counts as absent."""
     path = committed(work)
     return None if path is None else Manifest.find(path)
 

@@ -81,7 +81,7 @@ def try_it(
 
 
 def next_command() -> str:
-    """What to type next: train such a model, from a checkout by the example, else in a folder of one's own."""
+    """Return the next command, which trains such a model: by the example of a checkout, else in a new folder."""
     example = "examples/train_word_problem.py"
     return f"python {example}" if (PROJECT_DIR / example).is_file() else "implicit-llm init my-study"
 

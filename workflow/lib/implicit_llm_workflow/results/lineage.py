@@ -168,7 +168,7 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
 
 
 def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
-    """What was made from a result, among the results with these manifests; a damaged one is in none."""
+    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
     known: dict[str, Result] = {}
     readers: dict[str, list[str]] = {}
     for path in paths:

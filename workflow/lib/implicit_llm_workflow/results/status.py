@@ -109,7 +109,7 @@ def headline(snapshot: Snapshot) -> str:
 
 
 def last_words(snapshot: Snapshot) -> str:
-    """What is stale, the command that says why, and what to type next."""
+    """Return what is stale, the command that says why, and what to type next."""
     lines = [f"next: {next_step(snapshot)}"]
     if stale := snapshot.of("stale"):
         why = f"implicit-llm explain {snapshot.plan.argument}"
@@ -118,7 +118,7 @@ def last_words(snapshot: Snapshot) -> str:
 
 
 def next_step(snapshot: Snapshot) -> str:
-    """What to type, or that there is nothing to type."""
+    """Return what to type, or that there is nothing to type."""
     plan = snapshot.plan
     if snapshot.is_done:
         pages = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
@@ -136,7 +136,7 @@ def next_step(snapshot: Snapshot) -> str:
 
 
 def _price(plan: Plan) -> str:
-    """What the whole experiment takes, where that is days of a GPU and the command would start it on this machine."""
+    """Return the GPU-hours of the experiment, if it would take days of a GPU on this machine."""
     hours = CostModel(plan).training_hours if plan.profile == LOCAL_PROFILE else 0
     return f"  # {hours:,.0f} GPU-hours by estimate, on this machine" if hours > UNNAMED_HOURS else ""
 

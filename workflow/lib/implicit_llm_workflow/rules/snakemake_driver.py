@@ -237,7 +237,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
 
 
 def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Whether a rule makes a file that is no result; or a Snakefile that includes ours, and may have rules below it."""
+    """Whether a rule makes this file, which is no result, or may do so in a Snakefile that includes ours."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
     is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
     return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
@@ -256,7 +256,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_rules_of_profile(workflow: Any) -> None:
-    """Raises: ConfigError for a rule that a profile or the command sets something of, and that there is not."""
+    """Raises: ConfigError if a profile or the command line sets threads or resources of a rule that does not exist."""
     names = {rule.name for rule in workflow.rules}
     for option, rules in rules_with_settings(workflow).items():
         for rule in rules:

@@ -1,7 +1,7 @@
 """What the driver uses of Snakemake that has no documented interface: all of it is here, and nowhere else.
 
-None of these names is private, but for argparse's list of options. A Snakefile is not told its targets, so the command
-line is read once more.
+None of these names is private, except for argparse's list of options. A Snakefile does not get its targets, so the
+command line is read once more.
 tests/workflow/test_snakemake_internals.py fails in a release where one of these functions means something else.
 """
 
@@ -24,7 +24,7 @@ _OTHER_CALLS = (
 
 
 def command_line() -> argparse.Namespace:
-    """What was typed after `snakemake`, as its own parser reads it, without the profiles."""
+    """Return what was typed after `snakemake`, as its own parser reads it, without the profiles."""
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0]

@@ -193,21 +193,21 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """What a verdict needs of every seed, where not every seed has it."""
+    """Return the bound of the verdict, if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
-    """What few test sequences can show."""
+    """Return the interval, if there are few test sequences."""
     samples = entry["num_samples"]
     is_few = samples and samples < FEW_SAMPLES
     return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
-    """What the training was short of the published one."""
+    """Return how much smaller the model and its training data are than the published ones."""
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
         if mine and mine < 0.9 * full:

@@ -46,7 +46,7 @@ def front_figures(given: Given) -> list[Drawn]:
 
 
 def with_few_models(given: Given) -> Given:
-    """What is given of the models that the configuration names, or of the first six of each test."""
+    """Return the results of the models that the configuration names, or of the first six of each test."""
     rows, patterns = given.measured, given.config.front.models
     if patterns:
         shown = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}

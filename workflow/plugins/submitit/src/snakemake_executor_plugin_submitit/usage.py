@@ -1,4 +1,4 @@
-"""What jobs use: sampled by each job itself, so it is known on every cluster and on this machine, and reported by rule.
+"""Sample what a job uses in the job itself, so that every cluster and this machine have it, and report it by rule.
 
 A job on several nodes samples the first one.
 """
