@@ -52,7 +52,7 @@ def added(t: Tensor, other: Tensor | None) -> Tensor:
 
 
 def product_dtype(t: Tensor) -> torch.dtype:
-    """In which a product takes `t`: autocast's where it is on, but fp64 stays."""
+    """Return the dtype in which a product takes `t`: that of autocast where it is on, but fp64 stays."""
     is_cast = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
     return torch.get_autocast_dtype(t.device.type) if is_cast else t.dtype
 
@@ -231,7 +231,7 @@ class RecurrentLayer(Layer):
         raise NotImplementedError
 
     def weights(self) -> None:
-        """Nothing is computed ahead of the iterations."""
+        """Compute nothing ahead of the iterations."""
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
         h_BLD = added(h_BLD, branch_BLD)

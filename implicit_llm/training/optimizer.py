@@ -38,7 +38,7 @@ def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """At least two axes longer than one: no norm, bias or A_log, nor the gain (N, 1) of a normalised weight."""
+    """Whether two axes are longer than one, unlike those of a norm, bias, A_log, or the gain (N, 1) of a weight."""
     return sum(size > 1 for size in parameter.shape) >= 2
 
 

@@ -243,7 +243,7 @@ def _evaluation_data(need: EvaluationData) -> Outcome:
 
 
 def _local_file(need: LocalFile, downloads: Path) -> Outcome:
-    """Only looked for: nobody but the user knows where it comes from."""
+    """Check that the file exists; only the user knows where it comes from."""
     if found := local_files(need.name, downloads):  # as the jobs look for it
         return Outcome("there", f"{found[0][1]}")
     return Outcome(

@@ -237,7 +237,7 @@ class DualityConfig(AsGiven):
 
 @dataclass(frozen=True)
 class JacobianConfig(AsGiven):
-    """Which tokens of the test rows to measure, and in which layer.
+    """The tokens of the test rows to measure, and the layer.
 
     `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
     `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where

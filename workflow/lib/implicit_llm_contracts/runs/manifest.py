@@ -55,7 +55,7 @@ class FileRecord:
         return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
     def difference(self, path: Path) -> str:
-        """In what the file at `path` is not as recorded, "" if it is."""
+        """Return how the file at `path` differs from the record, "" if it does not."""
         if difference := size_difference(path, self.size):
             return difference
         digest = sha256_of(path)

@@ -258,7 +258,7 @@ def committed_below(root: Path) -> Iterator[Path]:
 
 
 def work_directory(run_dir: Path, fingerprint: str) -> Path:
-    """Where the artifacts of the identity with this fingerprint lie."""
+    """Return the folder of the artifacts of the identity with this fingerprint."""
     return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 

@@ -1,4 +1,4 @@
-"""Where a result came from, back to the data, and what was made from it, by the fingerprints in manifests.
+"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
 
 Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
 """

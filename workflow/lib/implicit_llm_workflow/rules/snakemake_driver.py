@@ -114,7 +114,7 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """For `onstart`, when Snakemake knows which jobs it will run: withdraw the results that the user forces.
+        """Withdraw the results that the user forces; called by `onstart`, when Snakemake knows which jobs it will run.
 
         A job otherwise returns the result that it finds. What is made from a forced result is withdrawn too, since its
         numbers may change; its job runs now, or in the next call if this one does not reach it.
@@ -125,7 +125,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """For `onsuccess` and `onerror`: bring to MLflow what short jobs have left to their call of Snakemake."""
+        """Send the journals of short jobs to MLflow; called by `onsuccess` and `onerror`."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):

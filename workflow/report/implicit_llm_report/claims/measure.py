@@ -117,7 +117,7 @@ class Found:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """From the lower end of the 95 % interval of the lowest seed to the upper end of that of the highest."""
+        """Return the lower end of the lowest seed's 95 % interval, and the upper end of the highest seed's."""
         if not self.spread.values or not self.num_samples:
             return None
         return wilson(min(self.spread.values), self.num_samples)[0], wilson(max(self.spread.values), self.num_samples)[
