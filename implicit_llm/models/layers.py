@@ -52,7 +52,7 @@ def added(t: Tensor, other: Tensor | None) -> Tensor:
 
 
 def product_dtype(t: Tensor) -> torch.dtype:
-    """Return the dtype in which a product takes `t`: that of autocast where it is on, but fp64 stays."""
+    """In which a product takes `t`: autocast's where it is on, but fp64 stays."""
     is_cast = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
     return torch.get_autocast_dtype(t.device.type) if is_cast else t.dtype
 
@@ -231,7 +231,7 @@ class RecurrentLayer(Layer):
         raise NotImplementedError
 
     def weights(self) -> None:
-        """Compute nothing ahead of the iterations."""
+        """Nothing is computed ahead of the iterations."""
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
         h_BLD = added(h_BLD, branch_BLD)
@@ -288,7 +288,7 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 def touched_module(module: nn.Module) -> nn.Module | None:
     """The first module in `module` that a layer must call, so that it may not use the weights directly; None if none.
 
-    It has a hook or its own `forward`, or it has no children and is of another class (adapters,
+    That is a module with a hook or its own `forward`, and a module without children that is of another class (adapters,
     parametrisations and quantisers replace it) or has parameters of another class (quantised, sharded). `fully_shard`
     adds hooks to what it shards.
     """

@@ -153,7 +153,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
-    """Return the summary, which does not depend on the runtime. metrics: means over the last steps."""
+    """Nothing in it depends on the runtime. metrics: means over the last steps."""
     metrics = StepMetrics(job.config.task)
     metrics.load_state(final.state["metrics"])
     return {

@@ -16,7 +16,7 @@ LINE = "{desc}: {unit} {n}/{total}{postfix}, {rate_fmt}, {remaining} left"
 
 
 class Progress:
-    """Log lines at growing intervals and one at the end. If the terminal has a bar, it shows only the last line.
+    """Lines at growing intervals, and one at the end; beside a bar only the last of them goes to the terminal.
 
     `unit`: what is counted to `total`, from `first` on; `shown`: the runtime's `progress`.
     """

@@ -164,7 +164,7 @@ def _tracked(run: RunDirectory) -> TrackedRun:
 
 
 def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
-    """Return what the journal records about the run, so that MLflow can show it before it has a manifest."""
+    """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
     invocation = Invocation.current()
     inputs = {
         role: work_directory(path.absolute(), run.identity.upstream[role]) for role, path in request.inputs.items()

@@ -1,6 +1,6 @@
 """Numbers of finished results: the main ones of an experiment, and any results side by side.
 
-For two results or more it also shows where their settings, code and inputs differ.
+Of results side by side it also shows in what their settings, code and inputs differ.
 """
 
 import os
@@ -282,7 +282,7 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
 
 
 def _finished(plan: Plan, run: Run) -> Iterator[Column]:
-    """Return the last metrics of a run over all its seeds, marked if a result is stale."""
+    """What the run ended with, all seeds together; marked if a result is stale."""
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
