@@ -34,7 +34,7 @@ class HardwareClass:
 
 @dataclass(frozen=True)
 class RuleUse:
-    """The hardware class and the resources for the jobs of a rule; texts may be expressions of `wildcards`."""
+    """Which class does the jobs of a rule, and with what; texts may be expressions of `wildcards`."""
 
     class_: str
     gpus: Number = 0

@@ -1,4 +1,4 @@
-"""Turn a job of Snakemake into a submission: the options of sbatch for its resources, its partition, its step."""
+"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
 
 import difflib
 import math
