@@ -51,7 +51,7 @@ def can_solve(model: ImplicitModel, device: torch.device) -> bool:
 
 @dataclass
 class Decoder:
-    """Graphs for single tokens, which carry the states of one cache, once a few tokens have come one by one."""
+    """Graphs for single tokens, made after a few tokens came one by one; they carry the states of one cache."""
 
     tokens: int = 0
     graph: BlockGraph | None = None

@@ -38,7 +38,7 @@ class Remembered:
         return found
 
     def save(self) -> None:
-        """Write it down, if anything new was found."""
+        """Write the file if anything new was found."""
         if self._path is not None and self._is_changed:
             with suppress(OSError):
                 write_once(self._path, json.dumps(self._known, sort_keys=True))

@@ -134,7 +134,7 @@ def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: st
 
 
 def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tuple[ModeConfig, ...]:
-    """Each mode once for each value of each field of the sweep, the other fields as they are; all modes without one."""
+    """Return each mode once for each value of each swept field, or all modes as they are without a sweep."""
     if sweep is None:
         return modes
     return tuple(

@@ -1,4 +1,4 @@
-"""The records that missing results would have given: without their numbers, so that tables and claims miss these."""
+"""Make the records that missing results would have given, without numbers, so that tables and claims show the gap."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -38,7 +38,7 @@ class Solver:
 
     @property
     def iterations(self) -> int:
-        """The most that a phase allows; an unrolled phase differentiates through all of them."""
+        """The most iterations that a phase allows; an unrolled phase differentiates all of them."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
