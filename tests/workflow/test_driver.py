@@ -343,7 +343,6 @@ CPU_SITE = """\
   classes:
     small: {partition: old, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 16, setup: ""}
   other_jobs: {partition: old}
-  account: ""
   rules:
     train_word_problem: {class: small}
     evaluate_word_problem: {class: small}
@@ -375,7 +374,7 @@ def test_a_cluster_without_gpus_takes_what_its_nodes_have(tmp_path: Path) -> Non
         ("{class: small}", "{class: small, runtme: 9}", "rules.train_word_problem: unknown key 'runtme'; did you mean"),
         ("  classes:", "  clases:", "unknown key 'clases'; did you mean 'classes'?"),
         ("  rules:", "  rule:", "unknown key 'rule'; did you mean 'rules'?"),
-        ('  account: ""\n', "", "the key 'account' is missing; add it (a string)"),
+        ("  other_jobs:", "  acount: a\n  other_jobs:", "unknown key 'acount'; did you mean 'account'?"),
         ("class: small}", "class: small, runtime: -5}", "rules.train_word_problem.runtime: expected an integer of at"),
         ("gpus: 0", f"gpus: {10**23}", f"classes.small.gpus: {10**23} is not allowed; give an integer of at most"),
         ("partition: old,", "patition: old,", "classes.small: unknown key 'patition'; did you mean 'partition'"),

@@ -74,7 +74,7 @@ class Site:
     classes: Annotated[dict[str, HardwareClass], SOME]
     other_jobs: OtherJobs
     rules: dict[str, RuleUse]
-    account: str
+    account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
         """Card and number of GPUs of a training job; of a task without a rule as for language models."""

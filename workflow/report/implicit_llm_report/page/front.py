@@ -97,7 +97,8 @@ def facts_of(given: Given) -> Sequence[str]:
     commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
     known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
     words = [", ".join(devices)] if devices else []
-    words += [f"{len(trained)} training jobs, {busy_s / 3600:.1f} hours"] if busy_s else []
+    took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else f"{max(1, busy_s / 60):.0f} minutes"
+    words += [f"{len(trained)} training jobs, {took}"] if busy_s else []
     words += [f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"] if known else []
     lost = commits.count(None)
     words += [f"commit not recorded by {lost} of {len(commits)} jobs"] if lost else []
