@@ -20,6 +20,7 @@ from implicit_llm_report.claims.verdicts import (
     evidence,
     markdown,
     merged,
+    outcomes,
     rows_of,
     short_markdown,
 )
@@ -59,6 +60,11 @@ def not_run() -> list[str]:
     ]
 
 
+def outcomes_by_figure() -> list[str]:
+    """Every claim of the paper, by figure."""
+    return ["", *outcomes(_rows()), ""]
+
+
 def _rows() -> list:
     return rows_of(merged(map(_entries, EXPERIMENTS)))
 
@@ -90,12 +96,13 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "verdicts": verdicts,
     "short-verdicts": short_verdicts,
     "claims-not-run": not_run,
+    "outcomes": outcomes_by_figure,
     "evidence": evidence_list,
     **{f"claims-{name}": partial(of_experiment, name) for name in EXPERIMENTS},
     **{name: partial(lambda name: ["", *TRACKING["table"](name), ""], name) for name in TRACKING["TABLES"]},
 }
 PAGES = (
-    *("README.md", "docs/index.md", "docs/results.md"),
+    *("README.md", "docs/index.md", "docs/results.md", "docs/paper.md"),
     *("docs/state-tracking.md", "docs/language-models.md", "docs/catbabi.md"),
 )
 DRAWN = ("hero.py", "state_tracking.py", "performance.py")

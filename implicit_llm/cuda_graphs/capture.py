@@ -9,7 +9,7 @@ _WARM_UPS = 2  # eager runs before a capture, in which kernels compile and alloc
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """What autocast computes in; None where it is off."""
+    """Return what autocast computes in; None where it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 

@@ -51,7 +51,7 @@ def can_solve(model: ImplicitModel, device: torch.device) -> bool:
 
 @dataclass
 class Decoder:
-    """Graphs for single tokens, which carry the states of one cache, once a few tokens have come one by one."""
+    """Graphs for single tokens, made after a few tokens came one by one; they carry the states of one cache."""
 
     tokens: int = 0
     graph: BlockGraph | None = None
@@ -129,7 +129,7 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """What `replay` returns; None, and a plain runner from now on, where it cannot capture."""
+        """Return the result of `replay`, or None where it cannot capture; the runner is a plain one from then on."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
@@ -138,7 +138,7 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
-        """Whether a training step can come from a graph: it is wanted, and no part of it has to ask the host.
+        """Whether a training step can be captured as a graph: graphs are wanted, and no part of it waits for the host.
 
         fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
         """

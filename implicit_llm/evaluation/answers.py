@@ -173,7 +173,7 @@ def pieces(length: int, num_rows: int) -> list[slice]:
 
 
 class EvaluationOutOfMemory(UserError):
-    """Not even the smallest allowed batch fits."""
+    """The smallest allowed batch does not fit."""
 
 
 @dataclass

@@ -56,7 +56,7 @@ def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, 
 
 
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:
-    """Which keys of the room a block's tokens see, (L, S): those up to their own."""
+    """Return which keys of the room a block's tokens see, (L, S): those up to their own."""
     return torch.arange(room, device=position_L.device) <= position_L[:, None]
 
 

@@ -49,7 +49,7 @@ def causal_conv(
 def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:
     """The last `count` inputs (B, count, C): what `causal_conv` takes as the initial inputs of the next block.
 
-    Of the valid positions, which come first in each row, if `valid_BL` is given.
+    With `valid_BL`, only valid positions count, which come first in each row.
     """
     batch, length, channels = x_BLC.shape
     if valid_BL is not None:

@@ -1,4 +1,4 @@
-"""Which kernels run: the one place that decides.
+"""The one place that decides which kernels run.
 
 `torch` is plain PyTorch, for every device and dtype, with gradients of our own. `reference` is the same formulas where
 autograd sees every operation, as torch.func, forward mode and second derivatives need; it takes more time and memory.

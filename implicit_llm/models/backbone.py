@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.errors import PACKED
+from implicit_llm.models.errors import PACKED, ModelConfigError
 from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
 from implicit_llm.models.llama3 import Llama3Layer, rope_tables
 from implicit_llm.models.mamba2 import Mamba2Layer, solve_layer
@@ -80,9 +80,9 @@ class StackMap:
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """Shared forward pass; a family says of which layers it is, and what its embedding and last norm are called.
+    """The forward pass that families share; a family names its layer class, its embedding and its last norm.
 
-    runner: what runs the passes, a `runner_class()` at first.
+    runner: it runs the passes, a `runner_class()` at first.
     """
 
     layer_class: type[Layer]
@@ -98,6 +98,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
         setattr(self, self._final_norm, RMSNorm(width, eps))
         self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
         if config.is_implicit:
+            if config.injection_width == 1:  # PyTorch would add it to every channel, and nothing would say so
+                raise ModelConfigError(
+                    f"injection_width: 1 would be added to every channel alike; let {type(config).__name__} return the "
+                    "width of what it is added to"
+                )
             self.injection = Injection(width, config.injection_width, eps, config.has_weight_norm)
         self.gradient_checkpointing = False
         self.runner = self.runner_class()

@@ -115,9 +115,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def total_loss(
         self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum over the labels of the cross entropy in fp32 (fp64 if the model is).
+        """Return the cross entropy summed over the labels, in fp32 (fp64 if the model is), and the logits (B, L, V).
 
-        Also the logits (B, L, V), which are never held if not asked for.
+        Without `return_logits` all logits are never held, and None is returned for them.
         """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)

@@ -41,7 +41,7 @@ class Mamba2Weights(NamedTuple):
 
 
 def _wide(t: Tensor) -> Tensor:
-    """At least fp32: decays accumulate over the sequence."""
+    """Return `t` in fp32 or wider, because decays accumulate over the sequence."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 

@@ -104,6 +104,14 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             raise ValueError("every_n_layers: the whole layer stack is checkpointed in each iteration; leave it out")
         super()._set_gradient_checkpointing(enable, *args, **options)
 
+    def _refuse_qconfig(self, qconfig: Any) -> None:
+        raise ModelConfigError(
+            "torch.ao.quantization replaces plain nn.Linear modules, so only the head would be quantised; use torchao "
+            "(explicit models)"
+        )
+
+    qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
+
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.
 
@@ -129,7 +137,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """What was loaded, unless a quantiser took part and left the layers as they were, or cannot know their weights."""
+    """Return what was loaded. Raises: ModelConfigError for a quantiser that left the layers unchanged."""
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
         return loaded

@@ -1,6 +1,6 @@
 """Reading models in the layout of the published code: its nested config.json and its weight names.
 
-The weights may be safetensors or pytorch_model.bin. Only reading: what is saved again is the clean layout.
+The weights may be safetensors or pytorch_model.bin. A model that is saved again has the clean layout.
 Source of the format: microsoft/implicit_languagemodels at commit 84a0bf3.
 """
 

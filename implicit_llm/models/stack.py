@@ -141,7 +141,7 @@ class StackInput:
 
     @cached_property
     def attention_mask(self) -> Tensor | None:
-        """Which keys a query sees, (1 or B, 1, L, S + L); None where plain causal attention says the same.
+        """Return which keys a query sees, (1 or B, 1, L, S + L), or None where plain causal attention gives the same.
 
         Padding of the block itself comes after every token and so needs no mask.
         """

@@ -1,4 +1,4 @@
-"""Which samples a step trains on, a function of seed and step alone, and how micro-batches are spread over processes.
+"""Choose the samples of a step, by seed and step alone, and spread micro-batches over processes.
 
 Shapes: `B` batch, `L` length.
 """

@@ -99,7 +99,7 @@ class _Backward:
 def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[int]:
     """Positions of `parameters` in about the order in which a backward pass completes their gradients.
 
-    That is from the last to the first, but the injection is used by every layer.
+    The order is from the last layer to the first; the injection comes at the end, because every layer uses it.
     """
     late: set[int] = set()
     if isinstance(model, ImplicitForCausalLM) and model.config.is_implicit:

@@ -52,7 +52,7 @@ class UpdateGuard:
 
 
 class SolverFailures:
-    """Where a rank's own solver fails while others wait for its gradients: it goes on with a loss of NaN.
+    """Let a rank whose own solver failed continue with a loss of NaN, since others wait for its gradients.
 
     So the step ends on every rank, the guard leaves out the update on every rank, and all of them say why. A failure in
     evaluation mode is raised: the probes of a training step are of one rank alone, and no failure of the step.

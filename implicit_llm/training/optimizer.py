@@ -33,12 +33,12 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bo
 
 
 def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """What updates the parameters of this process: the optimizer itself, unless it is sharded."""
+    """Return the optimizer that updates the parameters of this process: itself, unless it is sharded."""
     return getattr(optimizer, "optim", optimizer)
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """At least two axes longer than one: no norm, bias or A_log, nor the gain (N, 1) of a normalised weight."""
+    """Whether two axes are longer than one, unlike those of a norm, bias, A_log, or the gain (N, 1) of a weight."""
     return sum(size > 1 for size in parameter.shape) >= 2
 
 

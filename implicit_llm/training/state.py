@@ -46,7 +46,8 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """State of every parameter as "<parameter>.<key>"; empty before the first update.
 
-    Of a sharded optimizer only rank 0 gets all of it, the parts of others in host memory. Collective then.
+    If the optimizer is sharded, the call is collective. Rank 0 alone gets all tensors, those of other ranks in
+    host memory.
     """
     names = _parameter_names(model)
     own = {

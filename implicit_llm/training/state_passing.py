@@ -26,7 +26,7 @@ from implicit_llm_data.groups import load_product
 
 @dataclass
 class Rows:
-    """Where the words of a micro-batch start: the state, the product of the words before, and whether there are any."""
+    """The start of each word of a micro-batch: state, product of the words before, and whether there are any."""
 
     cache: ConvergedStateCache
     product_B: Tensor

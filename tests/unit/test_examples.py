@@ -398,6 +398,16 @@ def test_a_forgotten_injection_width_is_named() -> None:
         model(torch.zeros(2, 3, dtype=torch.long))
 
 
+def test_an_injection_that_would_be_added_to_every_channel_alike_is_refused() -> None:
+    gated = load_plugin(EXTENDING / "gated_rnn.py")
+    fields = {"model_type": "broadcast", "injection_width": property(lambda self: 1)}
+    config = type("BroadcastConfig", (gated.GatedRnnConfig,), fields)
+    causal_lm = implicit_llm.register_family("broadcast", config, type("BroadcastLayer", (gated.GatedRnnLayer,), {}))
+    with refused("injection_width: 1 would be added to every channel alike; let BroadcastConfig", ModelConfigError):
+        causal_lm(config(vocab_size=6, hidden_size=16, num_hidden_layers=1))
+    causal_lm(config(vocab_size=6, hidden_size=16, num_hidden_layers=1, is_implicit=False))
+
+
 def test_a_family_of_other_classes_is_refused() -> None:
     gated = load_plugin(EXTENDING / "gated_rnn.py")
     unmixed = type("Unmixed", (implicit_llm.RecurrentLayer,), {})

@@ -343,7 +343,6 @@ CPU_SITE = """\
   classes:
     small: {partition: old, constraint: "", venv: "", gpus: 0, cpus: 2, mem_gb: 16, setup: ""}
   other_jobs: {partition: old}
-  account: ""
   rules:
     train_word_problem: {class: small}
     evaluate_word_problem: {class: small}
@@ -373,6 +372,11 @@ def test_a_cluster_without_gpus_takes_what_its_nodes_have(tmp_path: Path) -> Non
             "rules.train_word_problem.gpus: a node of class 'small' has 0, not 1",
         ),
         ("{class: small}", "{class: small, runtme: 9}", "rules.train_word_problem: unknown key 'runtme'; did you mean"),
+        ("  classes:", "  clases:", "unknown key 'clases'; did you mean 'classes'?"),
+        ("  rules:", "  rule:", "unknown key 'rule'; did you mean 'rules'?"),
+        ("  other_jobs:", "  acount: a\n  other_jobs:", "unknown key 'acount'; did you mean 'account'?"),
+        ("class: small}", "class: small, runtime: -5}", "rules.train_word_problem.runtime: expected an integer of at"),
+        ("gpus: 0", f"gpus: {10**23}", f"classes.small.gpus: {10**23} is not allowed; give an integer of at most"),
         ("partition: old,", "patition: old,", "classes.small: unknown key 'patition'; did you mean 'partition'"),
         ("  other_jobs: {partition", "  other_jobs: {partitio", "other_jobs: unknown key 'partitio'; did you mean"),
         ("gpus: 0", "gpus: none", "classes.small.gpus: expected an integer, found the text 'none'"),
@@ -394,6 +398,19 @@ def test_a_rule_that_a_profile_misspells_is_refused_with_the_nearest_name(projec
     driver = ["snakemake", "--profile", f"profiles/{profile}", "--configfile", project.config.name]
     said = r"error: profiles/\w+: set-\w+: there is no rule 'train_word_problm'; did you mean 'train_word_problem'\?"
     assert re.search(said, project.command(*driver, "--dry-run", code=2))
+
+
+@pytest.mark.parametrize(
+    ("profile", "old", "new"),
+    [("local", "set-threads:", "set-thread:"), ("cluster", "set-resources:", "set-resorces:")],
+)
+def test_an_option_that_a_profile_misspells_is_refused_with_the_nearest_name(
+    project: Project, profile: str, old: str, new: str
+) -> None:
+    project.edit(project.dir / "profiles" / profile / "config.yaml", old, new)
+    driver = ["snakemake", "--profile", f"profiles/{profile}", "--configfile", project.config.name]
+    said = f"error: profiles/{profile}/config.yaml: Snakemake has no option '{new[:-1]}'; did you mean '{old[:-1]}'?"
+    assert said in project.command(*driver, "--dry-run", code=2)
 
 
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])

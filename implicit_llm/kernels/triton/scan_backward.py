@@ -139,7 +139,7 @@ def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_L
 
 @triton.jit
 def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
-    """From out = (y + D x) silu(gate), return the gate's gradient, and y times that of y, summed over the channels."""
+    """Return the gate's gradient of out = (y + D x) silu(gate), and y times that of y, summed over the channels."""
     share_QP = sigmoid(gate_QP)
     dy_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
     row_Q = tl.sum(y_QP * dy_QP, axis=1)

@@ -60,7 +60,7 @@ class MixerInputs(NamedTuple):
 
 
 def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
-    """What the scan reads of projected + injection; before holds the last K-1 inputs before the sequence."""
+    """Return the inputs of the scan, from projected + injection; `before` has the K-1 inputs before the sequence."""
     projected_BLE, injection_BLE, weights, _ = mixer
     batch, length, _ = projected_BLE.shape
     channels, taps = weights.conv_CK.shape

@@ -55,7 +55,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class SearchRule:
-    """When a block is solved: by_token, when each of its tokens is below tol, else when all together are.
+    """The rule by which a block is solved: by_token, if each of its tokens is below tol, else if all together are.
 
     tau: damping; 1 is undamped.
     """

@@ -48,7 +48,7 @@ class StopRequest:
             signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
-        """On a rank above 0, when all ranks end early: wait until rank 0 has written down why.
+        """Wait on a rank above 0, when all ranks end early, until rank 0 has recorded the reason.
 
         The launcher, or torchrun, kills those that are left when the first of them goes. Under torchrun nobody tells of
         rank 0, so the wait ends with its signal.

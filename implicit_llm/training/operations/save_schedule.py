@@ -1,4 +1,4 @@
-"""When a training state is committed, what happens when the disk refuses it, and when training stops on request."""
+"""Decide when a training state is committed, what follows if the disk refuses it, and when training stops."""
 
 from __future__ import annotations
 

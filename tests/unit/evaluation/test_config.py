@@ -103,7 +103,7 @@ def test_a_mode_that_takes_all_from_training_is_not_swept() -> None:
     ("setting", "named"),
     [
         ({"eval_maxiter": 3}, "did you mean 'eval_max_iter'"),
-        ({"eval_max_iter": 0}, r"modes\[0\]\.eval_max_iter: expected an integer of at least 1 or null, found 0"),
+        ({"eval_max_iter": 0}, r"modes\[0\]\.eval_max_iter: expected an integer from 1 to 1000000 or null, found 0"),
         ({"eval_tol": 1.5}, r"modes\[0\]\.eval_tol: expected a number above 0 and below 1 or null, found 1\.5"),
         (
             {"eval_mode": "as_trained", "eval_tol": 0.1},

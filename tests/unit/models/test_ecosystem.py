@@ -237,6 +237,12 @@ def test_a_quantiser_takes_effect_or_is_refused(make_model, family: str, tmp_pat
     torch.testing.assert_close(quantised(INPUT_IDS).logits, models["explicit"](INPUT_IDS).logits)
 
 
+@pytest.mark.parametrize("kind", ["explicit", "implicit"])
+def test_torchs_dynamic_quantisation_which_finds_the_head_alone_is_refused(make_model, family: str, kind: str) -> None:
+    with pytest.raises(ModelConfigError, match="only the head would be quantised; use torchao"):
+        torch.ao.quantization.quantize_dynamic(make_model(family, kind, dtype=torch.float32), {nn.Linear})
+
+
 TRAINED: dict[str, dict[str, Any]] = {"bounded": {"mode": "unrolled"}, "free": {}}
 LAYERS: dict[str, Callable[[int], bool]] = {
     "all layers": lambda index: True,

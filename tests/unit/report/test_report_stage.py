@@ -126,6 +126,11 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
     assert re.search(r">99\.\d\u00a0%</a><small>99\.\d\u00a0% to 99\.\d\u00a0%</small><small>9\.200 f/token", row)
 
 
+def test_training_of_less_than_an_hour_is_in_minutes(made: Path) -> None:
+    front = (made / "index.html").read_text(encoding="utf-8")
+    assert re.search(r"([0-9]+) training jobs, \1 minutes", front)  # each of the samples took a minute
+
+
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     text, name = page_of(made), "evaluate/a5-implicit-s0/free/word-problem"
     manifest = json.loads((made.parents[3] / "results" / name / "manifest.json").read_text())

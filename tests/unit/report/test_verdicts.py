@@ -14,6 +14,7 @@ from implicit_llm_report.claims.verdicts import (
     counted_new,
     markdown,
     merged,
+    outcomes,
     rows_of,
     short_markdown,
 )
@@ -25,7 +26,8 @@ def entry_of(records: list[Record], scale: str = "demo", bound: str = ">= 0.9", 
     about: dict[str, Any] = {"origin": "paper", "where": "Fig. 3", "published": "solved", "mark": "secondary"}
     about |= {"short": "It solves A5", "is_headline": True, "scales": ("demo",)}
     about |= {"measure": Measure("accuracy_last10", of={"run": "a"})}
-    stated = Claim(id="id", statement="A layer solves A5.", holds_if=bound, **about | claim)
+    about |= {"id": "id", "statement": "A layer solves A5."}
+    stated = Claim(holds_if=bound, **about | claim)
     return claims.judge(stated, given_of({stated.measure.kind: records}).frame, scale).to_dict()
 
 
@@ -48,6 +50,20 @@ def test_64_of_64_means_at_least_94_percent() -> None:
     row = row_of(of_seeds(1.0, 1.0, num_samples=64))
     assert row.interval == "94.3 to 100.0"
     assert row.few == ("64 sequences (95 %: 94.3 to 100.0)",)
+
+
+def test_outcomes_have_each_claim_of_the_paper_by_where_it_is_made_and_no_other() -> None:
+    late, early, own, not_run = (
+        entry_of(of_seeds(0.5, 0.95), id="late", where="Theorem 1", statement="A layer solves S5."),
+        entry_of(of_seeds(1.0, 0.95), id="early"),
+        entry_of(of_seeds(1.0, 0.95), id="own", origin="project"),
+        entry_of(of_seeds(1.0, 0.95), scale="paper", id="not-run", where="abstract", statement="All is parallel."),
+    )
+    assert outcomes(rows_of([late, early, own, not_run]))[2:] == [
+        "| Fig. 3 | A layer solves A5 | 97.5 % (95.0 to 100.0), **reproduced** |",
+        "| Theorem 1 | A layer solves S5 | 72.5 % (50.0 to 95.0), **depends on the seed** |",
+        "| abstract | All is parallel | not run |",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, AsGiven, as_config, fill
 from implicit_llm_contracts.errors import ConfigError
+from tests.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,21 @@ def test_a_wrong_key_or_value_is_named_with_the_way_out(values: dict[str, Any], 
 def test_what_is_not_a_mapping_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"demo\.yaml: expected a mapping, found a list"):
         fill(Example, [1], "demo.yaml")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Counts:
+    steps: int = 1
+    nodes: int | str = 1
+    each: tuple[int | float, ...] = ()
+
+
+@pytest.mark.parametrize(("values", "key"), [({"steps": 10**23}, "steps"), ({"nodes": -(10**23)}, "nodes")])
+def test_an_integer_that_counts_nothing_on_earth_is_refused(values: dict[str, Any], key: str) -> None:
+    with refused(f"demo.yaml: {key}: {values[key]} is not allowed; give an integer of at most {10**15}"):
+        fill(Counts, values, "demo.yaml")
+    with refused(r"demo.yaml: each\[0\]: 1000.* is not allowed"):
+        fill(Counts, {"each": [10**16]}, "demo.yaml")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class _Tensors(pickle.Unpickler):
 
 
 def _start_of(file: BinaryIO, item: zipfile.ZipInfo) -> int:
-    """Where the bytes of a stored file begin."""
+    """Return the offset at which the bytes of a stored file begin."""
     file.seek(item.header_offset)
     lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
     return item.header_offset + LOCAL_HEADER.size + sum(lengths)

@@ -28,7 +28,7 @@ class Remembered:
         return {} if self._path is None else read_object(self._path)
 
     def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
-        """What `look` finds; it is called if nothing is known of this state. Both must be JSON."""
+        """Return what `look` finds; it is called if nothing is known of this state. Both must be JSON."""
         match self._known.get(key):
             case [known, found] if known == state:
                 return found
@@ -38,7 +38,7 @@ class Remembered:
         return found
 
     def save(self) -> None:
-        """Write it down, if anything new was found."""
+        """Write the file if anything new was found."""
         if self._path is not None and self._is_changed:
             with suppress(OSError):
                 write_once(self._path, json.dumps(self._known, sort_keys=True))
@@ -46,7 +46,7 @@ class Remembered:
 
 
 class FileDigests:
-    """sha256 of files, remembered at `cache` with size and time of change: checkpoints have gigabytes."""
+    """Compute the sha256 of a file once: checkpoints have gigabytes. `cache` stores it with size and time of change."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = Remembered(cache)

@@ -200,7 +200,7 @@ def _download(url: str, path: Path, by_hand: str) -> None:
 def _hub_files(need: HubFiles, downloads: Path, peer: HubCheckpoint | None = None) -> Outcome:
     """The files of data, of a tokenizer, or of a model that training begins with.
 
-    Of a peer also what to write into the experiment file, so that the import is what was meant.
+    For a peer, also print what to write into the experiment file, so that the job imports these very files.
     """
     state: Literal["there", "fetched"] = "there"
     folder, fetched = need.folder(downloads), fetched_before(need, downloads)
@@ -243,7 +243,7 @@ def _evaluation_data(need: EvaluationData) -> Outcome:
 
 
 def _local_file(need: LocalFile, downloads: Path) -> Outcome:
-    """Only looked for: nobody but the user knows where it comes from."""
+    """Check that the file exists; only the user knows where it comes from."""
     if found := local_files(need.name, downloads):  # as the jobs look for it
         return Outcome("there", f"{found[0][1]}")
     return Outcome(

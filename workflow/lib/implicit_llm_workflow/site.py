@@ -38,12 +38,12 @@ class RuleUse:
 
     class_: str
     gpus: Number = 0
-    nodes: int | str = 1
-    processes: int | str | None = None
-    runtime: int | str | None = None
-    mem_mb: int | str | None = None
-    threads: int | str | None = None
-    micro_batch_size: int | str | None = None
+    nodes: Count | str = 1
+    processes: Count | str | None = None
+    runtime: Count | str | None = None
+    mem_mb: Count | str | None = None
+    threads: Count | str | None = None
+    micro_batch_size: Number | str | None = None
     kernels: str | None = None
     gradient_checkpointing: str | None = None
     shard_optimizer: str | None = None

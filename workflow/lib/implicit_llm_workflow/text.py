@@ -34,7 +34,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """With so many significant digits; whole numbers of no more than seven in full, thousands apart."""
+    """Format a number with so many significant digits; an integer of up to seven digits is shown in full."""
     if value is None:
         return MISSING
     if float(value).is_integer() and abs(value) < 1e7:
@@ -51,7 +51,7 @@ def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """In per cent; a small one with a digit more."""
+    """Format a share in percent, a small one with one more digit."""
     if share is None:
         return MISSING
     return f"{100 * share:.1f} %" if 0 < share < 0.095 else f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""Which figures and tables there are, their captions, and what each needs: registry.yaml, read by report and driver."""
+"""Read registry.yaml for report and driver: the figures and tables, their captions, and what each needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

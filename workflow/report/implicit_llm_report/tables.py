@@ -89,7 +89,7 @@ class Table:
         return roles_of(cell.group for row in self.cells for cell in row if cell.group is not None)
 
     def readable(self) -> Table:
-        """On its side where it is wider than the page."""
+        """Turn a table on its side if it is wider than the page."""
         if len(self.top) <= MOST_COLUMNS:
             return self
         return replace(self, side=self.top, top=self.side, cells=list(zip(*self.cells, strict=True)))

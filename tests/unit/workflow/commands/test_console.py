@@ -349,6 +349,13 @@ def test_an_input_that_a_job_refused_is_made_again_by_the_command_that_verify_pr
     assert output(capsys, "status", *where(failed)).splitlines()[-1] == f"next: {run_again}"
 
 
+def test_the_next_command_of_days_on_this_machine_has_its_price(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = output(capsys, "status", "paper", "--results", str(tmp_path))
+    assert re.search(r"^next: snakemake .*# 49,\d+ GPU-hours by estimate, on this machine$", out, re.M)
+
+
 def test_the_next_command_has_the_profile_of_the_last_driver(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:

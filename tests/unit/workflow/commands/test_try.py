@@ -72,3 +72,20 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_model_is_loaded(
 def test_a_trained_model_of_another_name_is_refused() -> None:
     with pytest.raises(ModelConfigError, match="s5-state-passing-s0"):
         implicit_llm.trained_model("s5-state-passing-s1")
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("examples/train_word_problem.py", "python examples/train_word_problem.py"),
+        ("Snakefile", "implicit-llm run demo"),
+        ("notes.txt", "implicit-llm init my-study"),
+    ],
+)
+def test_the_next_command_works_in_the_folder_where_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, command: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    assert try_it.next_command() == command

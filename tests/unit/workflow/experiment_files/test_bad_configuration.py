@@ -51,7 +51,18 @@ TINY_CASES = [
         "runs.implicit.override.model.vocab_size: cannot be overridden; it follows from the data",
     ),
     ("batch_size: 8", "batch: 8", "override.task: unknown key 'batch'; did you mean 'batch_size'?"),
-    ("batch_size: 8", "batch_size: 0", "override.task.batch_size: 0 is not allowed; give an integer of at least 1"),
+    ("batch_size: 8", "batch_size: 0", "override.task.batch_size: 0 is not allowed; give an integer from 1 to 1048576"),
+    ("batch_size: 8", f"batch_size: {10**23}", f"override.task.batch_size: {10**23} is not allowed; give an integer"),
+    ("batch_size: 8", "batch_size: 1e7", "override.task.batch_size: expected an integer"),
+    (
+        "total_steps: 10,",
+        f"total_steps: {10**10},",
+        f"override.task.total_steps: {10**10} is not allowed; give an integer",
+    ),
+    ("num_samples: 64", f"num_samples: {10**23}", f"train.num_samples: {10**23} is not allowed; give an integer"),
+    ("tol: 0.1", f"max_iter: {10**7}", f"solver.max_iter: {10**7} is not allowed; give an integer from 1 to 1000000"),
+    ("hidden_size: 16", "hidden_size: 1e23", "model.hidden_size: 1e+23 is not allowed; give an integer below"),
+    ("hidden_size: 16", "hidden_size: 0", "model.hidden_size: 0 is not allowed; give an integer of at least 1"),
     (
         "batch_size: 8",
         "optimizer: {beta1: 2}",
@@ -260,7 +271,7 @@ GRID_CASES = [
     (
         "[128, 256]",
         "[128, 0]",
-        "0 is not allowed; give an integer of at least 1 (runs.babi.grid: lr = 0.0001, batch = 0)",
+        "0 is not allowed; give an integer from 1 to 1048576 (runs.babi.grid: lr = 0.0001, batch = 0)",
     ),
     ("[128, 256]", "[128, 128]", "runs.babi.grid.batch.values: [128, 128] is not allowed"),
     ("[128, 256]", "[a/b]", "runs.babi-lr0.0001-batcha/b.name: 'babi-lr0.0001-batcha/b' is not allowed"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import AsGiven, Only
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
-from implicit_llm_contracts.config.values import DISTINCT, SOME, Count, Names, Number, Share
+from implicit_llm_contracts.config.values import DISTINCT, SOME, BatchSize, Count, Iterations, Names, Number, Share
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
@@ -50,12 +50,12 @@ class ModeConfig(AsGiven):
 
     name: str
     eval_mode: EvalMode
-    eval_max_iter: Count | None = None
+    eval_max_iter: Iterations | None = None
     eval_tol: Share | None = None
     eval_stop: str | None = None
     eval_block_len: Count | None = None
     max_samples: Count | None = None
-    batch_size: Count | None = None
+    batch_size: BatchSize | None = None
     sweep: SweptSetting | None = None  # set by `swept_modes`
 
     def __post_init__(self) -> None:
@@ -92,10 +92,8 @@ class ModeConfig(AsGiven):
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
         """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model.
 
-        Those of the mode "as_trained" are the phase's.
-
-        An explicit model has nothing to sweep; that its record is one of a sweep is told all the same, so that the
-        model does not stand in the report twice.
+        The mode "as_trained" has the settings of the phase. The record of an explicit model also says that it belongs
+        to a sweep, although nothing is swept: otherwise the report would show the model twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -136,7 +134,7 @@ def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: st
 
 
 def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tuple[ModeConfig, ...]:
-    """Each mode once for each value of each field of the sweep, the other fields as they are; all modes without one."""
+    """Return each mode once for each value of each swept field, or all modes as they are without a sweep."""
     if sweep is None:
         return modes
     return tuple(
@@ -156,7 +154,7 @@ _NEARNESS = (SEQUENTIAL, "blockwise", "simultaneous", AS_TRAINED)
 def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
     """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
 
-    Of a sweep, modes with the same value of the same setting.
+    In a sweep, both modes have the same value of the same setting.
     """
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]
@@ -239,7 +237,7 @@ class DualityConfig(AsGiven):
 
 @dataclass(frozen=True)
 class JacobianConfig(AsGiven):
-    """Which tokens of the test rows to measure, and in which layer.
+    """The tokens of the test rows to measure, and the layer.
 
     `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
     `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where

@@ -44,6 +44,8 @@ class AsGiven:
         return self.__dict__.get("_given", tuple(fill_keys(type(self))))
 
 
+MOST = 10**15  # no setting counts further: a larger integer is a slip of the keyboard
+
 # In `Annotated[...]`: an identity leaves the field out while it has its default. Results from before it stay fresh.
 UNLESS_DEFAULT = object()
 
@@ -130,7 +132,7 @@ def _convert(wanted: Any, value: Any, where: str) -> Any:
 
 
 def _kind(wanted: Any) -> Any:
-    """What a type is a kind of: Annotated, Literal, UnionType, tuple, list, dict, or the type itself."""
+    """Return the kind of a type: Annotated, Literal, UnionType, tuple, list, dict, or the type itself."""
     kind = get_origin(wanted) or wanted
     return {Union: types.UnionType, Mapping: dict}.get(kind, kind)
 
@@ -159,7 +161,7 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     members = get_args(wanted)
     value = as_number(value) if float in members else value
     if type(value) in members:  # exact first: an integer given to float | int stays one
-        return value
+        return _convert_scalar(type(value), value, where)
     classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
     if isinstance(value, Mapping) and len(classes) > 1:
         key = fields(classes[0])[0].name  # a Literal, whose value selects the class
@@ -224,6 +226,8 @@ def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
     if wanted is Path and isinstance(value, str):
         return Path(value)
     is_right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
+    if is_right and type(value) is int and abs(value) > MOST:
+        raise ConfigError(f"{where}: {value!r:.60} is not allowed; give an integer of at most {MOST}")
     if is_right:
         return value
     raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from implicit_llm_contracts.config.fill import AsGiven, Only, check_fields, fill
 from implicit_llm_contracts.config.registry import Registry
-from implicit_llm_contracts.config.values import Count, Share
+from implicit_llm_contracts.config.values import Count, Iterations, Share
 from implicit_llm_contracts.errors import refuse_if
 
 Mode = Literal["unrolled", "fixed_point"]
@@ -53,16 +53,16 @@ class SolverConfig(AsGiven):
     """
 
     mode: Mode = "fixed_point"
-    num_unroll: Count = 4
+    num_unroll: Iterations = 4
     method: str = "plain"
-    max_iter: Count = 32
+    max_iter: Iterations = 32
     tol: Share = 0.05
     stop: str = "sequence"
-    phantom_steps: Count = 4
+    phantom_steps: Iterations = 4
     tau: Annotated[float, Only(lambda value: 0 < value <= 1, "a number above 0, at most 1, which is undamped")] = 0.8
     block_len: Count | None = None
     eval_mode: EvalMode = "blockwise"
-    eval_max_iter: Count | None = None
+    eval_max_iter: Iterations | None = None
     eval_stop: str = "token"
     eval_block_len: Count = 32
     gradient: Gradient = "phantom"

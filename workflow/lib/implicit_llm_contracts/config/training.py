@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, Only
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.tasks import TASKS
-from implicit_llm_contracts.config.values import COMMIT, BelowOne, Count, Fraction, Number, Seed
+from implicit_llm_contracts.config.values import COMMIT, BatchSize, BelowOne, Count, Fraction, Number, Seed, Steps
 from implicit_llm_contracts.errors import refuse_if
 from implicit_llm_contracts.hints import nearest
 
@@ -92,8 +92,8 @@ class TaskConfig:
 
     task: str
     labels: Literal["aligned", "next_token"]
-    total_steps: Count
-    batch_size: Count
+    total_steps: Steps
+    batch_size: BatchSize
     precision: Literal["fp32", "bf16", "fp16"]
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -150,7 +150,7 @@ class Runtime:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Count | None = None
-    micro_batch_size: Count | None = None
+    micro_batch_size: BatchSize | None = None
     save_every_s: NotNegative | None = 60.0
     save_steps: Count | None = None
     log_every_steps: Count = 10

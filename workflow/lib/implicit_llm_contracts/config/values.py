@@ -6,6 +6,7 @@ from typing import Annotated
 from implicit_llm_contracts.config.fill import Only
 
 _MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
+_MAX_BATCH, _MAX_ITERATIONS, _MAX_STEPS = 1 << 20, 1_000_000, 1_000_000_000  # no machine here gets that far
 
 
 def matching(pattern: str, allowed: str) -> Only:
@@ -29,6 +30,11 @@ Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal di
 COMMIT = matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")
 Commit = Annotated[str, COMMIT]
 Count = Annotated[int, Only(lambda value: value >= 1, "an integer of at least 1")]
+BatchSize = Annotated[int, Only(lambda value: 1 <= value <= _MAX_BATCH, f"an integer from 1 to {_MAX_BATCH}")]
+Iterations = Annotated[
+    int, Only(lambda value: 1 <= value <= _MAX_ITERATIONS, f"an integer from 1 to {_MAX_ITERATIONS}")
+]
+Steps = Annotated[int, Only(lambda value: 1 <= value <= _MAX_STEPS, f"an integer from 1 to {_MAX_STEPS}")]
 Number = Annotated[int, Only(lambda value: value >= 0, "an integer of at least 0")]
 Length = Annotated[int, Only(lambda value: 1 <= value <= _MAX_LENGTH, f"an integer from 1 to {_MAX_LENGTH}")]
 VocabSize = Annotated[int, Only(lambda value: 2 <= value <= _MAX_VOCABULARY, f"an integer from 2 to {_MAX_VOCABULARY}")]

@@ -137,7 +137,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def size_difference(path: Path, size: int) -> str:
-    """In what the file at `path` is not of this size (bytes), "" if it is."""
+    """Return how the size of the file at `path` differs from this one (bytes), "" if it does not."""
     found = path.stat().st_size if path.is_file() else "no file"
     return "" if found == size else f"expected {size} bytes, found {found}"
 

@@ -89,7 +89,7 @@ class Fetched:
         write_json(path, self)
 
     def changed_files(self, folder: Path) -> Iterator[str]:
-        """In what the files are not as they were fetched, a line for each."""
+        """Return a line for each file that differs from what was fetched."""
         for name, size in self.sizes.items():
             if difference := size_difference(folder / name, size):
                 yield f"{folder / name}: {difference}"

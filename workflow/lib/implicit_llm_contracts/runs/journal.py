@@ -151,7 +151,7 @@ def read(path: Path) -> list[Point]:
 
 
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Points that count among the records of whole lines: later points than a rewind are dropped."""
+    """Return the points of complete lines; a rewind drops the points after its step."""
     points: list[Point] = []
     for record in records:
         if record["kind"] == "metrics":

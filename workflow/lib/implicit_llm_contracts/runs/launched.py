@@ -108,7 +108,7 @@ class LaunchFolder:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process is killed when its parent, the process `parent`, ends, however that ends. Linux only."""
+    """Have this process killed as soon as its parent, the process `parent`, ends for any reason. Linux only."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

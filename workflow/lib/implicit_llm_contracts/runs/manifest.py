@@ -55,7 +55,7 @@ class FileRecord:
         return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
     def difference(self, path: Path) -> str:
-        """In what the file at `path` is not as recorded, "" if it is."""
+        """Return how the file at `path` differs from the record, "" if it does not."""
         if difference := size_difference(path, self.size):
             return difference
         digest = sha256_of(path)
@@ -126,7 +126,7 @@ class Manifest:
 
     @classmethod
     def of(cls, identity: Identity, files: Iterable[FileRecord], summary: Mapping[str, Any]) -> Manifest:
-        """What the run of `identity` vouches for when it is finished."""
+        """Return what the run of `identity` vouches for when it is finished."""
         about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "code")}
         config, upstream = dict(identity.config), dict(identity.upstream)
         return cls(**about, config=config, upstream=upstream, files=tuple(files), summary=dict(summary))

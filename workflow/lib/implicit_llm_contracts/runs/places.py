@@ -1,4 +1,4 @@
-"""Where the files of the project and downloaded files are."""
+"""Find the files of the project and the downloads."""
 
 import glob
 import os

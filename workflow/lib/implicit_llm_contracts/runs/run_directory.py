@@ -241,7 +241,7 @@ def committed(work: Path) -> Path | None:
 
 
 def find_committed(work: Path) -> Manifest | None:
-    """What `committed` finds; a damaged manifest counts as absent."""
+    """Return what `committed` finds; a damaged manifest counts as absent."""
     path = committed(work)
     return None if path is None else Manifest.find(path)
 
@@ -258,7 +258,7 @@ def committed_below(root: Path) -> Iterator[Path]:
 
 
 def work_directory(run_dir: Path, fingerprint: str) -> Path:
-    """Where the artifacts of the identity with this fingerprint lie."""
+    """Return the folder of the artifacts of the identity with this fingerprint."""
     return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 

@@ -36,7 +36,7 @@ def restore(number: signal.Signals, previous: object) -> None:
 
 
 def _hold_back() -> None:
-    """Before a fork: a signal that came to the child while it still has the handlers would be lost."""
+    """Hold signals back before a fork: one that reached the child before it drops the handlers would be lost."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 

@@ -29,7 +29,7 @@ class Input:
 
     @property
     def work(self) -> Path:
-        """Where its artifacts lie."""
+        """The folder of its artifacts."""
         return work_directory(self.dir, self.manifest.fingerprint)
 
     @property

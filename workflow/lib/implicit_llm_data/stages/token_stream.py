@@ -1,7 +1,7 @@
 """The stage `data` of kind `token_stream`: one split of all shards as a data set.
 
-The training split stays where the shards' jobs wrote it, the index points there; where only some of its rows are wanted
-they are copied. The held-out splits are merged, so that rows of every length can run over their shards' borders.
+The training split stays where the jobs of the shards wrote it, and the index points there. If only some of its rows are
+wanted, they are copied. The held-out splits are merged, so that rows of every length can cross the borders of shards.
 """
 
 import json

@@ -119,7 +119,7 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
-    """From the folder of fetched files. Raises: FetchedFilesError."""
+    """Read it from the folder of fetched files. Raises: FetchedFilesError."""
     wanted = HubFiles("tokenizer", config.name, config.revision)
     path = wanted.folder(downloads) / FILE_NAME
     if not path.is_file():

@@ -92,7 +92,7 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
 
 
 def _released(config: WordProblemConfig, downloads: Path) -> Callable[[WordProblemConfig, int], Pair]:
-    """What gives the shards from the file. Raises: ReleasedWordsError for words of another group, length or number."""
+    """Return the source of the shards. Raises: ReleasedWordsError for words of another group, length or number."""
     given = Path(str(config.file))
     path = (local_folder(given.parent, downloads) or given.parent) / given.name
     inputs_NL, targets_NL, vocab_size = read_words(path)

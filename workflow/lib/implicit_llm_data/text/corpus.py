@@ -241,7 +241,7 @@ Reader = Callable[[Path, TextFormat], Iterator[Document]]
 
 
 def reader_of(path: Path) -> Reader:
-    """What reads a file of this name. Raises: CorpusError for an unknown ending."""
+    """Return the reader of a file of this name. Raises: CorpusError for an unknown ending."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()

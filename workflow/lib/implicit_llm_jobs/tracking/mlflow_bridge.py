@@ -352,7 +352,7 @@ def is_complete(work: Path) -> bool:
 
 
 def milliseconds(time: str) -> int:
-    """Since 1970, of an ISO time."""
+    """Return the milliseconds from 1970 to an ISO time."""
     return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 

@@ -1,4 +1,4 @@
-"""Where MLflow keeps its runs, and how an empty SQLite store is made once.
+"""Find the store in which MLflow has its runs, and make an empty SQLite store once.
 
 `python -m implicit_llm_jobs.tracking.mlflow_store results` makes it: Snakemake does so before its first job.
 """
@@ -54,7 +54,7 @@ def sqlite_uri(path: Path) -> str:
 
 
 def artifact_location(uri: str) -> str | None:
-    """Where a new experiment keeps artifacts: beside an SQLite store; a server decides by itself (None)."""
+    """Return the place for artifacts of a new experiment: beside an SQLite store; a server decides by itself (None)."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlflow-artifacts").resolve().as_uri()
 

@@ -143,7 +143,7 @@ def late_works(experiment: Path) -> list[Path]:
 
 
 def bring_late(experiment: Path) -> None:
-    """Bring the runs below results/<experiment> that left MLflow to the call of Snakemake. Raises: as `rebuild`."""
+    """Send MLflow the runs below results/<experiment> that left it to the call of Snakemake. Raises: as `rebuild`."""
     late = late_works(experiment)
     _bring([run for run in in_order(late) if run.work in late])
 

@@ -217,7 +217,8 @@ def _packaged(model: Path) -> Path:
 def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:
     """Run directories of the test sets on which the model's experiment evaluates it, which are made if need be.
 
-    Of several lengths the shortest, unless `lengths` names others. Empty where no experiment of the model is known.
+    If there are several lengths, take the shortest, unless `lengths` names others. Return none for a model of no known
+    experiment.
     Raises: what making the data raises.
     """
     found = _run_of(model)

@@ -135,7 +135,7 @@ def run_job(
 
 
 def _reads_of_evaluation(path: PurePosixPath) -> bool:
-    """Whether an evaluation reads this file: not the weights, moments and random states of a training that goes on.
+    """Whether an evaluation reads this file. Weights, moments and random states of an unfinished phase are not read.
 
     They are three times the size of the model, and may have been removed to save room.
     """

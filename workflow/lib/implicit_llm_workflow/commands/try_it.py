@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from implicit_llm_workflow.commands.options import OptionError
-from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,9 +80,11 @@ def try_it(
 
 
 def next_command() -> str:
-    """What to type next: train such a model, from a checkout by the example, else in a folder of one's own."""
+    """Return the next command, which trains such models: in a checkout, in a folder of experiments, or a new one."""
     example = "examples/train_word_problem.py"
-    return f"python {example}" if (PROJECT_DIR / example).is_file() else "implicit-llm init my-study"
+    if Path(example).is_file():
+        return f"python {example}"
+    return "implicit-llm run demo" if Path("Snakefile").is_file() else "implicit-llm init my-study"
 
 
 def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:

@@ -1,6 +1,6 @@
-"""What a job will take: as long as it took before, or else what measured throughput says, or an assumed one.
+"""Estimate what a job takes: its time in an earlier run, or else FLOPs at a measured or an assumed throughput.
 
-And what all training jobs of an experiment take, as a table for people and as JSON for machines.
+A table for people and JSON for machines have the training jobs of an experiment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,6 +70,7 @@ class Cost:
 
 
 UNKNOWN = Cost(None, None, None, "not known")
+UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
@@ -89,26 +90,31 @@ class CostModel:
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """What making the node's wanted result takes now."""
+        """Return the cost of the node's wanted result from now on."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """What the job takes from its beginning; an earlier run of it, or of another seed, counts before any table."""
+        """Return what the job takes from its beginning, by an earlier run of it or of another seed if there is one."""
         for words, manifest, cost in self._earlier(node):
             wanted = self._card is None or self.hardware.card(self._card).name.startswith(cost.device or "-")
             if wanted and cost.hours is not None:
                 return _scaled(cost, manifest.config, node.config, words)
         return self._modelled(node) if node.stage == "train" else UNKNOWN
 
+    @property
+    def training_hours(self) -> float:
+        """The GPU-hours of all training jobs from their beginning, as far as they are known."""
+        return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
+
     def recorded(self, node: Node) -> Cost:
-        """What the result that is there took."""
+        """Return what the existing result took."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
-        """What a training job computes and keeps."""
+        """Return what a training job computes and keeps."""
         model, phase = node.config["model"], node.config["phase"]
         data = self._plan.nodes[node.upstream["data"]].config
         length, unique = int(data["length"]), data.get("tokens")
@@ -180,7 +186,7 @@ def total_text(costs: Iterable[Cost]) -> str:
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
-    """What the attempts of a finished job took together, as far as that was recorded."""
+    """Return what the attempts of a finished job took together, as far as that was recorded."""
     values = read_object(work_directory(run_dir, fingerprint) / PROVENANCE)
     try:
         hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]
@@ -249,7 +255,7 @@ def training_table(jobs: list[JobEstimate]) -> Table:
 
 
 def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
-    """What the numbers rest on, a line each; only those that apply."""
+    """Return a line for each assumption behind the numbers."""
     yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"

@@ -53,7 +53,7 @@ class Evaluation:
         return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
-        """Whether both give the same number of a model they are done for; `is_implicit` None: not known.
+        """Whether both evaluations give the same number of a model that both apply to; `is_implicit` None: not known.
 
         An explicit model has one mode, whatever the modes are called.
         """
@@ -83,7 +83,7 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluat
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """The settings as the job is given them: of lm-eval with `tasks` as a list and the digests of task files.
+    """Return the settings for the job; those of lm-eval have `tasks` as a list, and the digests of task files.
 
     Raises: ConfigError that starts with `at`, file and key of the evaluation.
     """
@@ -128,7 +128,7 @@ class Peer:
     is_implicit = None  # not known before its import
 
     def takes(self, evaluation: Evaluation) -> bool:
-        """Whether an evaluation for its kind of data is done for it."""
+        """Whether this evaluation, which fits the data, runs on the model."""
         if self.evaluations is None:
             return evaluation.settings.kind in ONE_MODE_KINDS and evaluation.sweep is None
         return matches(evaluation.name, self.evaluations)

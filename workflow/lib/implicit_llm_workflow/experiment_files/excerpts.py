@@ -16,7 +16,7 @@ _Shown = Annotated[tuple[Text, ...], DISTINCT]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an excerpt's numbers come from: these evaluations of these models, both as patterns of names.
+    """The source of an excerpt's numbers: these evaluations of these models, both as patterns of names.
 
     Without evaluations it is the training of the runs itself.
     """

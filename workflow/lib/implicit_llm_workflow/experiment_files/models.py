@@ -14,6 +14,7 @@ from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
 
+_MAX_INTEGER = 1 << 31  # no size or position of a model comes near it
 # Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype", "auto_map")
 
@@ -100,17 +101,22 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
 
 
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse heads that do not divide the width, which the library would refuse only when training begins.
+    """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training begins.
 
     Raises: ConfigError that starts with `where`.
     """
+    if fields["model_type"] not in ("implicit_mamba2", "implicit_llama3"):
+        return
+    for key, value in fields.items():
+        if type(value) is int and value < 1 and not key.endswith("_token_id"):
+            raise ConfigError(f"{where}.{key}: {value} is not allowed; give an integer of at least 1")
     if fields["model_type"] == "implicit_mamba2":
         width, divisor = fields["expand"] * fields["hidden_size"], fields["head_dim"]
         if width % divisor:
             raise ConfigError(
                 f"{where}.head_dim: {divisor} does not divide expand * hidden_size = {width}; choose a divisor"
             )
-    elif fields["model_type"] == "implicit_llama3":
+    else:
         width, divisor = fields["hidden_size"], fields["num_attention_heads"]
         if width % divisor or width // divisor % 2:
             raise ConfigError(
@@ -122,6 +128,8 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 def _like(old: Any, new: Any, where: str) -> Any:
     """`new` as the type of `old`, as far as no value is lost. Raises: ConfigError."""
     new = as_number(new) if type(old) in (int, float) else new
+    if type(old) is int and isinstance(new, int | float) and abs(new) >= _MAX_INTEGER:
+        raise ConfigError(f"{where}: {new!r:.60} is not allowed; give an integer below {_MAX_INTEGER}")
     if old is None or new is None or type(old) is type(new):
         return new
     if isinstance(old, float) and type(new) is int:

@@ -192,7 +192,7 @@ def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _prepare(parent: int) -> None:
-    """In a new process, before its program: end with the launcher, and ignore SIGUSR2 until there is a handler."""
+    """Prepare a new process before its program: it ends with the launcher, and ignores SIGUSR2 without a handler."""
     launched.die_with(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 

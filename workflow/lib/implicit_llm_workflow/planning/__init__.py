@@ -1,1 +1,1 @@
-"""From an experiment to jobs: the graph, identities, code digests, and what is fresh."""
+"""Turn an experiment into jobs: the graph, identities, code digests, and what is fresh."""

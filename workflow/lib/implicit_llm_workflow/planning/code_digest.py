@@ -212,7 +212,7 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> di
 
 
 def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
-    """Where an imported thing lives: a sub-module itself, or the package through whose `__init__` it comes."""
+    """Return the module of an imported name: a sub-module itself, or the package whose `__init__` exports it."""
     source = project.source(imported.module)
     if source is None:
         return

@@ -1,4 +1,4 @@
-"""From an experiment to the jobs that it takes: nodes, what each reads from, and what the report shows."""
+"""Turn an experiment into the jobs that it takes: nodes, what each reads from, and what the report shows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -134,7 +134,7 @@ class Plan:
         return {f"{self.run_dir(node).as_posix()}/{name}": f"{self.work[node.key]}/{name}" for name in names}
 
     def identity_file(self, node: Node) -> Path:
-        """Where a job finds its identity; its name holds the fingerprint, so that a changed one is another file."""
+        """Return the file of a job's identity; its name has the fingerprint, so a changed identity is another file."""
         fingerprint = self.identities[node.key].fingerprint
         return self.root / ".jobs" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 

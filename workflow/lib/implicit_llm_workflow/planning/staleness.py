@@ -171,7 +171,7 @@ def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance 
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:
-    """What makes their fingerprints differ."""
+    """Return what makes their fingerprints differ."""
     return Difference(
         stage=wanted.stage,
         config=tuple(config_differences(recorded.config, wanted.config)),

@@ -93,7 +93,7 @@ def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 
 def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: Identity) -> tuple[str, ...] | None:
-    """What of the code changed, None if that was not recorded. Raises: NotAcceptable for other differences."""
+    """Return which code changed, or None if that was not recorded. Raises: NotAcceptable for other differences."""
     others = replace(difference_of(recorded, wanted, plan.nodes[key]), code=None)
     if reasons := "; ".join(others.reasons()):
         raise NotAcceptable(

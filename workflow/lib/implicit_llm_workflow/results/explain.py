@@ -1,4 +1,4 @@
-"""Which jobs the next run of the workflow will do, why each of them, and what that takes."""
+"""List the jobs of the next run of the workflow, with the reason and the cost of each."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

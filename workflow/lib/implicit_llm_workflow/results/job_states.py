@@ -129,7 +129,7 @@ class JobView:
 
     @property
     def age_s(self) -> float | None:
-        """Since the job last wrote something."""
+        """The seconds since the job last wrote something."""
         return None if self.unix_s is None else max(0.0, time.time() - self.unix_s)
 
 
@@ -389,7 +389,7 @@ def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
 
 
 def _finished(work: Path) -> float | None:
-    """When the job said that it finished: the time of a file changes when it is copied."""
+    """Return when the job recorded its end, because the time of a file changes when it is copied."""
     try:
         return unix_s(read_object(work / PROVENANCE)["finished"])
     except (ValueError, KeyError, TypeError):
@@ -397,7 +397,7 @@ def _finished(work: Path) -> float | None:
 
 
 def _modified(path: Path) -> float | None:
-    """When the file was last written, in seconds since 1970."""
+    """Return the time of the last write to the file, in seconds since 1970."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a result came from, back to the data, and what was made from it, by the fingerprints in manifests.
+"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
 
 Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
 """
@@ -168,7 +168,7 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
 
 
 def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
-    """What was made from a result, among the results with these manifests; a damaged one is in none."""
+    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
     known: dict[str, Result] = {}
     readers: dict[str, list[str]] = {}
     for path in paths:

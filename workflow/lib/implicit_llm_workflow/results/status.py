@@ -19,8 +19,10 @@ from rich.text import Text
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.run_directory import LOG
+from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
+from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 from implicit_llm_workflow.results.job_states import (
     STARTING,
     STATES,
@@ -107,7 +109,7 @@ def headline(snapshot: Snapshot) -> str:
 
 
 def last_words(snapshot: Snapshot) -> str:
-    """What is stale, the command that says why, and what to type next."""
+    """Return what is stale, the command that says why, and what to type next."""
     lines = [f"next: {next_step(snapshot)}"]
     if stale := snapshot.of("stale"):
         why = f"implicit-llm explain {snapshot.plan.argument}"
@@ -116,7 +118,7 @@ def last_words(snapshot: Snapshot) -> str:
 
 
 def next_step(snapshot: Snapshot) -> str:
-    """What to type, or that there is nothing to type."""
+    """Return what to type, or that there is nothing to type."""
     plan = snapshot.plan
     if snapshot.is_done:
         pages = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
@@ -130,7 +132,13 @@ def next_step(snapshot: Snapshot) -> str:
         return f"jobs run without a driver; the same command as before takes them over: {snapshot.command}"
     if damaged := _damaged_inputs(snapshot):
         return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))
-    return snapshot.command
+    return f"{snapshot.command}{'' if snapshot.targets else _price(plan)}"
+
+
+def _price(plan: Plan) -> str:
+    """Return the GPU-hours of the experiment, if it would take days of a GPU on this machine."""
+    hours = CostModel(plan).training_hours if plan.profile == LOCAL_PROFILE else 0
+    return f"  # {hours:,.0f} GPU-hours by estimate, on this machine" if hours > UNNAMED_HOURS else ""
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.errors import ConfigError, UserError
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
 from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
+from implicit_llm_workflow.rules.snakemake_internals import option_names, profile_file
 from implicit_llm_workflow.site import fill_site
 
 
@@ -39,8 +41,27 @@ def check_config_files() -> None:
             read_yaml(shown_path(path))
 
 
-def check_site(block: dict[str, Any]) -> None:
-    """Look at the values of the block of profiles/cluster, or of the copy of it that is in use."""
+def check_profile() -> None:
+    """Check the options in the profile of this call: Snakemake ignores those that it does not know."""
+    profile = profile_in_use()
+    path = None if profile in (None, "none") else profile_file(profile)
+    if path is None:
+        return
+    with _in_one_line():
+        names = option_names()
+        for key in read_yaml(path):
+            if key not in names and not key.startswith(_TEMPLATE):
+                raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
+
+
+_TEMPLATE = ("?", "__")  # keys of the template language begin so
+# Names of the template language, beside the keys of the block.
+_OTHER_NAMES = ("doc", "this", "SKIP", "check_site")
+
+
+def check_site(names: dict[str, Any]) -> None:
+    """Check the block of profiles/cluster, or of the copy of it that is in use; `names` is where its keys end up."""
+    block = {name: value for name, value in names.items() if name not in _OTHER_NAMES and not name.startswith("_")}
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with _in_one_line():
         fill_site(block, where)

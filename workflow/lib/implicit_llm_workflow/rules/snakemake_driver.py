@@ -53,7 +53,6 @@ from implicit_llm_workflow.rules.snakemake_internals import (
 )
 
 SHOWN = 12
-UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 
 
 class AcceptedJobForced(UserError):
@@ -115,7 +114,7 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """For `onstart`, when Snakemake knows which jobs it will run: withdraw the results that the user forces.
+        """Withdraw the results that the user forces; called by `onstart`, when Snakemake knows which jobs it will run.
 
         A job otherwise returns the result that it finds. What is made from a forced result is withdrawn too, since its
         numbers may change; its job runs now, or in the next call if this one does not reach it.
@@ -126,7 +125,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """For `onsuccess` and `onerror`: bring to MLflow what short jobs have left to their call of Snakemake."""
+        """Send the journals of short jobs to MLflow; called by `onsuccess` and `onerror`."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
@@ -238,7 +237,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
 
 
 def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Whether a rule makes a file that is no result; or a Snakefile that includes ours, and may have rules below it."""
+    """Whether a rule makes this file, which is no result, or may do so in a Snakefile that includes ours."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
     is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
     return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
@@ -257,7 +256,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_rules_of_profile(workflow: Any) -> None:
-    """Raises: ConfigError for a rule that a profile or the command sets something of, and that there is not."""
+    """Raises: ConfigError if a profile or the command line sets threads or resources of a rule that does not exist."""
     names = {rule.name for rule in workflow.rules}
     for option, rules in rules_with_settings(workflow).items():
         for rule in rules:
@@ -268,13 +267,12 @@ def check_rules_of_profile(workflow: Any) -> None:
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
-    from implicit_llm_workflow.estimates.cost import CostModel
+    from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
     if call.configfile or name in call.targets or not starts_jobs_here(call):
         return
-    costs = CostModel(plan)
-    hours = sum(costs.whole(node).hours or 0 for node in plan.nodes.values() if node.stage == "train")
+    hours = CostModel(plan).training_hours
     if hours > UNNAMED_HOURS:
         raise TooCostly(
             f"{plan.experiment.source}: takes {hours:,.0f} GPU-hours by estimate, and would run on this machine; type "

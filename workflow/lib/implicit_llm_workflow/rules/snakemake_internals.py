@@ -1,6 +1,7 @@
 """What the driver uses of Snakemake that has no documented interface: all of it is here, and nowhere else.
 
-None of these names is private. A Snakefile is not told its targets, so the command line is read once more.
+None of these names is private, except for argparse's list of options. A Snakefile does not get its targets, so the
+command line is read once more.
 tests/workflow/test_snakemake_internals.py fails in a release where one of these functions means something else.
 """
 
@@ -23,10 +24,26 @@ _OTHER_CALLS = (
 
 
 def command_line() -> argparse.Namespace:
-    """What was typed after `snakemake`, as its own parser reads it, without the profiles."""
+    """Return what was typed after `snakemake`, as its own parser reads it, without the profiles."""
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0]
+
+
+def profile_file(profile: str) -> Path | None:
+    """The file of a profile that is given by its folder or its name."""
+    from snakemake.cli import get_profile_dir
+
+    found = get_profile_dir(profile)
+    return None if found is None else found[1]
+
+
+def option_names() -> set[str]:
+    """The options of Snakemake and its plugins, as a profile names them."""
+    from snakemake.cli import get_argument_parser
+
+    words = {word for action in get_argument_parser()._actions for word in action.option_strings}
+    return {word.removeprefix("--") for word in words if word.startswith("--")}
 
 
 def starts_jobs_here(call: argparse.Namespace) -> bool:

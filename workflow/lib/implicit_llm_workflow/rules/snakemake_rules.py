@@ -139,14 +139,14 @@ class RuleInputs:
         return manifest if is_made_now else self._ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
-        """An input function: the look at the hardware class of the job's rule, where the profile names one."""
+        """Return an input function: the preflight of the hardware class of the job's rule, if the profile names one."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
             if not self._is_driver:
                 return []
             node = self.node(stage, wildcards)
-            # A fresh result must not see it: Snakemake reruns what depends on a file that it makes for the first time.
+            # A fresh job has no preflight as input: Snakemake would rerun the job once that file is made.
             is_fresh = self._plan.statuses[node.key].state == "fresh" and node.key not in self.forced
             hardware = None if is_fresh else resource_of(workflow, rule_of(node), HARDWARE)
             return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []

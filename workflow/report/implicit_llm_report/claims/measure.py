@@ -34,7 +34,7 @@ from implicit_llm_report.tables import title_of
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
 # Columns that identify a number of a metric.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
-COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of what was asked
+COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of test tokens
 Z_95 = 1.96  # standard deviations that leave 5 % outside
 WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
@@ -117,7 +117,7 @@ class Found:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """From the lower end of the 95 % interval of the lowest seed to the upper end of that of the highest."""
+        """Return the lower end of the lowest seed's 95 % interval, and the upper end of the highest seed's."""
         if not self.spread.values or not self.num_samples:
             return None
         return wilson(min(self.spread.values), self.num_samples)[0], wilson(max(self.spread.values), self.num_samples)[
@@ -259,7 +259,7 @@ def _tasks_by_seed(cell: Group) -> dict[Any, dict[str, float] | None]:
 
 
 def _combined(by: str, first: Any, second: Any) -> float | None:
-    """The number of two; of tasks the share on which the first is more accurate, of those that both answered."""
+    """Combine the numbers of two models; for tasks, the share of common tasks on which the first is more accurate."""
     if first is None or second is None:
         return None
     if by == "tasks":

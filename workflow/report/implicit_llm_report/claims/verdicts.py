@@ -25,13 +25,15 @@ OWN = "this project"
 class Row:
     """A line of the table.
 
-    here: the mean, then the worst to the best seed. few: what few test sequences show; essential: the bound that a seed
-    missed, what training was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one
-    that can test it.
+    claim: the statement in short, for tables in the order of claims.yaml. where: in the paper. here: the mean, then the
+    worst to the best seed. few: what few test sequences show; essential: the bound that a seed missed, what training
+    was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
     """
 
     id: str
     claim: str
+    statement: str
+    where: str
     paper: str
     here: str
     interval: str
@@ -105,6 +107,14 @@ def evidence(rows: Iterable[Row]) -> list[str]:
     return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
 
 
+def outcomes(rows: Iterable[Row]) -> list[str]:
+    """A table of the paper's claims by where it makes them, each with its number and verdict."""
+    mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
+    head = ["| in the paper | claim | outcome |", "|---|---|---|"]
+    ends = [f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine]
+    return head + [f"| {row.where} | {row.statement} | {end} |" for row, end in zip(mine, ends, strict=True)]
+
+
 def short_markdown(rows: Iterable[Row]) -> list[str]:
     """The short table: headline claims and failures, with what was cut beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
@@ -124,6 +134,8 @@ def _row(entry: Entry) -> Row:
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
+        statement=entry["statement"].rstrip("."),
+        where=entry["where"],
         paper=_paper(entry),
         here=_here(entry) if is_run else "not run",
         interval=_interval(entry),
@@ -183,21 +195,21 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """What a verdict needs of every seed, where not every seed has it."""
+    """Return the bound of the verdict, if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
-    """What few test sequences can show."""
+    """Return the interval, if there are few test sequences."""
     samples = entry["num_samples"]
     is_few = samples and samples < FEW_SAMPLES
     return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
-    """What the training was short of the published one."""
+    """Return how much smaller the model and its training data are than the published ones."""
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
         if mine and mine < 0.9 * full:

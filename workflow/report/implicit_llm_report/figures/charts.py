@@ -105,7 +105,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """With the short names of its lines where these tell them apart, else without the head that all names share."""
+    """Shorten the names of the lines if they still differ then, or else cut the head that all names share."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1

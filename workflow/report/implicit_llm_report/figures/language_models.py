@@ -108,7 +108,7 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 def accuracy_by_babi_task(given: Given) -> Figure | None:
     """Accuracy on the test set at the questions of all tasks and of each, every model in the mode that stands for it.
 
-    Of runs that compete only the one chosen on the validation set is drawn: a grid has more of them than fit.
+    If runs compete, only the one chosen on the validation set is drawn: a grid has more runs than fit.
     """
     rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]

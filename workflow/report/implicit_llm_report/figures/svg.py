@@ -1,4 +1,4 @@
-"""From panels to SVG, with equal bytes for equal numbers.
+"""Draw panels as SVG, with equal bytes for equal numbers.
 
 The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
 page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters are text in the page's font
@@ -129,7 +129,7 @@ def theme_css(column: int) -> str:
 
 
 def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -> str:
-    """With letters as text, or as outlines; ids are made of what they name and of `name`."""
+    """Return the SVG with letters as text or as outlines; ids are made of what they name and of `name`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": name}):
         canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -124,7 +124,7 @@ def _implicit_kinds(given: Given) -> dict[str, list[TrainingRun]]:
 
 
 def _measured(charts: list[Chart]) -> list[Chart]:
-    """What was measured: unrolled phases have no residual. All of them, without a number, where nothing was."""
+    """Return the phases with a number, since unrolled ones have no residual; all phases if none has one."""
     kept = [replace(chart, lines=[line for line in chart.lines if line.points]) for chart in charts]
     return [chart for chart in kept if chart.lines] or charts
 

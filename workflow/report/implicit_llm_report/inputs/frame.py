@@ -46,7 +46,7 @@ DERIVED = (
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
-# What the values of a swept setting share; the column `extent` marks the least and the most of them.
+# The columns that all values of a swept setting share; the column `extent` marks the smallest and largest value.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
 # Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.

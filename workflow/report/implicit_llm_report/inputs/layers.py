@@ -58,8 +58,8 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
     """The smallest depth that reaches the threshold, with its words.
 
-    "> 16" where none of the depths does it, which then counts as one layer more than the deepest; "missing" where a
-    smaller depth than the one that does it gave no number.
+    The words are "> 16" if no depth reaches it; the number is then one more than the deepest. They are "missing" if a
+    smaller depth has no number.
     """
     for depth, value in values.items():
         if value is None:

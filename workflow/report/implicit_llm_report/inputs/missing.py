@@ -1,4 +1,4 @@
-"""The records that missing results would have given: without their numbers, so that tables and claims miss these."""
+"""Make the records that missing results would have given, without numbers, so that tables and claims show the gap."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -52,7 +52,7 @@ def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> R
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:
-    """What an evaluation reads: tasks, or data sets with lengths and protocols."""
+    """Return what an evaluation reads: tasks, or data sets with lengths and protocols."""
     if settings.kind == LM_EVAL:
         columns = [column for suite in load_suites() for column in suite.columns]
         metrics = {task: [column.metric for column in columns if column.task == task] for task in settings.tasks}
@@ -77,7 +77,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """What tells the records of a test apart: modes, swept modes, or pairs of modes."""
+    """Return the names by which records of a test differ: modes, swept modes, or pairs of modes."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

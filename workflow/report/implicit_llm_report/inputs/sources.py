@@ -32,7 +32,7 @@ EVALUATE, TRAIN = "evaluate", "train"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a number comes from: one finished run, its manifest and what is known of how it was made."""
+    """The source of a number: one finished run, its manifest and its provenance as far as it is known."""
 
     role: str
     job: Job

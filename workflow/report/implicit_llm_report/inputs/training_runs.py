@@ -33,12 +33,12 @@ class Solver:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
-        """From the settings of a phase; None for an explicit model."""
+        """Make it from the settings of a phase; None for an explicit model."""
         return None if settings is None else cls(*(settings.get(field.name) for field in fields(cls)))
 
     @property
     def iterations(self) -> int:
-        """The most that a phase allows; an unrolled phase differentiates through all of them."""
+        """The most iterations that a phase allows; an unrolled phase differentiates all of them."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
@@ -66,7 +66,7 @@ class Phase:
 
     @property
     def label(self) -> str:
-        """In words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
+        """Return it in words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
         if self.solver is None:
             return "explicit"
         words = self.solver.label.strip("()")

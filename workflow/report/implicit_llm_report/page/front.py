@@ -46,7 +46,7 @@ def front_figures(given: Given) -> list[Drawn]:
 
 
 def with_few_models(given: Given) -> Given:
-    """What is given of the models that the configuration names, or of the first six of each test."""
+    """Return the results of the models that the configuration names, or of the first six of each test."""
     rows, patterns = given.measured, given.config.front.models
     if patterns:
         shown = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
@@ -89,7 +89,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame]) -> Iterator[FrontTable]:
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Where the numbers come from: devices, hours of training, commits."""
+    """Return the source of the numbers: devices, hours of training, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one for one in sources if one.manifest.stage == "train"]
@@ -97,7 +97,8 @@ def facts_of(given: Given) -> Sequence[str]:
     commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
     known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
     words = [", ".join(devices)] if devices else []
-    words += [f"{len(trained)} training jobs, {busy_s / 3600:.1f} hours"] if busy_s else []
+    took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else f"{max(1, busy_s / 60):.0f} minutes"
+    words += [f"{len(trained)} training jobs, {took}"] if busy_s else []
     words += [f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"] if known else []
     lost = commits.count(None)
     words += [f"commit not recorded by {lost} of {len(commits)} jobs"] if lost else []

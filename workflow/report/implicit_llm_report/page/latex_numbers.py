@@ -75,5 +75,5 @@ def latex_number(value: float | None) -> str:
 
 
 def _word(part: object) -> str:
-    """Letters that \\csname takes as they are."""
+    """Return letters alone, which \\csname takes as they are."""
     return re.sub(r"[^A-Za-z0-9._=@+-]+", "-", str(part))

@@ -219,7 +219,7 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
 
 
 def minus(text: str) -> str:
-    """With a minus sign for the hyphen of a negative number, and none before a zero."""
+    """Replace the hyphen of a negative number by a minus sign, and drop it before a zero."""
     return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
 
 

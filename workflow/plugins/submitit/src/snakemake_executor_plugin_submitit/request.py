@@ -173,7 +173,7 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """At most a third of the time limit."""
+    """The seconds of notice, at most a third of the time limit."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 

@@ -86,7 +86,7 @@ class JobFiles:
         return False
 
     def last_change(self) -> float:
-        """When the job last started, ended, printed or made progress; seconds since the epoch, 0 for never."""
+        """The time at which the job last started, ended, printed or progressed; seconds since 1970, 0 for never."""
         times = [0.0]
         for path in (self.output_log, self.attempts, self.status):
             with suppress(OSError):

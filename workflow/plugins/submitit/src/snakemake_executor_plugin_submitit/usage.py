@@ -1,4 +1,4 @@
-"""What jobs use: sampled by each job itself, so it is known on every cluster and on this machine, and reported by rule.
+"""Sample what a job uses in the job itself, so that every cluster and this machine have it, and report it by rule.
 
 A job on several nodes samples the first one.
 """
@@ -167,7 +167,7 @@ class RuleUse:
                 self.samples[name] += [used[name]] if name in used else []
 
     def row(self) -> tuple[str, ...]:
-        """For `table`: used / requested."""
+        """Return a row of `table`: used / requested."""
         asked, gpu_percent = self.requested, self.samples["gpu_percent"]
         memory = asked.get("mem_mb", 0) + asked.get("extra_mem_mb", 0) if asked.get("mem_mb") else "-"
         mem_mb, cpus = percentile_95(self.samples["mem_mb"]), percentile_95(self.samples["cpus"])
