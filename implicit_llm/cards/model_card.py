@@ -17,7 +17,7 @@ import jinja2
 from huggingface_hub import ModelCardData
 
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
-from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
+from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL
 from implicit_llm_contracts.runs.stage_context import StageContext
 
 FILE_NAME = "README.md"
@@ -161,6 +161,7 @@ DATA, START = "data", "start"
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
     """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
+    task = context.kinds.tasks[config["task"]]
     data = context.inputs[DATA].manifest
     corpus = data.summary.get("corpus")
     dataset = (corpus or {}).get("dataset")  # a name on the hub, which what is made here or read of files does not have
@@ -168,8 +169,8 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     values = {
         "fingerprint": context.fingerprint,
         "config": config,
-        "task": TASKS[config["task"]].learns.format(group=_group(data.config)),
-        "limits": TASKS[config["task"]].limits,
+        "task": task.learns.format(group=_group(data.config)),
+        "limits": task.limits,
         "pretrained": pretrained,
         "revision": revision,
         "phases": _phases(context),

@@ -12,10 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from implicit_llm_contracts.config.registry import NameTaken
 from implicit_llm_contracts.config.word_problem import (
-    BUILTIN_GROUP,
-    GROUP_ORDERS,
+    GROUPS,
     MAX_ORDER,
     MONOID_ORDERS,
     UnknownGroup,
@@ -53,12 +51,11 @@ def register_group(name: str, table: ArrayLike) -> Algebra:
     Args: table[a][b] is the index of a*b, and element 0 is the identity.
     Raises: NameTaken for the name of a built-in group; InvalidTable.
     """
-    if BUILTIN_GROUP.fullmatch(name):
-        raise NameTaken(f"group {name!r} is built in; choose another name")
+    GROUPS.refuse_builtin(name)
     product = np.asarray(table)
     _check_table(name, product)
     _OWN[name] = _algebra(product)
-    GROUP_ORDERS[name] = len(product)
+    GROUPS.add(name, len(product))
     load_product.cache_clear()
     return _OWN[name]
 

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.plugins import owner_of, read_plugin
+from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
@@ -110,26 +109,23 @@ def _project(plugins: tuple[str, ...]) -> Project:
     return _library().with_plugins(map(Path, plugins)) if plugins else _library()
 
 
-def stage_module(stage: str, config: Mapping[str, Any]) -> str:
+def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
     """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
 
     So editing how one kind of data is made leaves the other kinds as they are. A plugin's kind has its file.
     """
-    owner = owner_of(stage, config.get("kind", ""))
+    owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
 
 
-def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:
+def job_code(
+    stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None, kinds: Kinds = BUILTIN
+) -> JobCode:
     """The code of a job; `model`: what the training config says of the model that the job trains or reads.
 
     Everything counts if the model is unknown or of another family than ours.
     """
-    return JobCode(stage_module(stage, config), _left_out(model or {}), plugin_paths(config))
-
-
-def plugin_paths(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Absolute paths of the plugins of a job, which its config names from the working directory."""
-    return tuple(str(Path(plugin).resolve()) for plugin in config.get(PLUGINS, ()))
+    return JobCode(stage_module(stage, config, kinds), _left_out(model or {}), tuple(map(str, plugin_paths(config))))
 
 
 def possible_codes(module: str, plugins: tuple[str, ...]) -> set[JobCode]:
