@@ -15,7 +15,7 @@ from torch.autograd.functional import jacobian
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from implicit_llm.models.backbone import ImplicitMamba2Model
+from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
 from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point

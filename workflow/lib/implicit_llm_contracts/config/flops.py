@@ -22,7 +22,7 @@ from implicit_llm_contracts.config.solver import SolverConfig
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
 # The library puts the classes behind the names.
 FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys((MAMBA2, LLAMA3)))
-# As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
+# As in models.mamba2.ssd. The kernels of mamba_ssm take longer chunks: more operations for the same result.
 SSD_CHUNK_LEN = 64
 ROUNDING = 1e-3  # of f-evaluations that are a mean in fp32
 BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W and of x, each as much work as y

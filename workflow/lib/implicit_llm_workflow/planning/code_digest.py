@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.flops import LLAMA3, MAMBA2
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
@@ -50,25 +51,10 @@ STAGES = {
     "report": REPORT,
     "excerpt": REPORT,
 }
-# Modules that only one model family runs, by `model_type`, and those that only implicit models run. Every job imports
-# them all, but an import alone computes nothing. A module that is imported by these alone is left out with them.
-OF_FAMILY = {
-    "implicit_mamba2": (
-        "implicit_llm.models.mamba2",
-        "implicit_llm.kernels.causal_conv",
-        "implicit_llm.kernels.ssd",
-        "implicit_llm.kernels.triton.mamba_ssm",
-        "implicit_llm.kernels.triton.mixer",
-        "implicit_llm.kernels.triton.scan",
-    ),
-    "implicit_llama3": (
-        "implicit_llm.models.llama3",
-        "implicit_llm.kernels.attention",
-        "implicit_llm.kernels.triton.attention",
-        "implicit_llm.kernels.triton.swiglu",
-    ),
-}
-OF_IMPLICIT = ("implicit_llm.solver", "implicit_llm.kernels.triton.search")
+# The folder that only one model family runs, by `model_type`, and the modules that only implicit models run. Every job
+# imports them all, but an import alone computes nothing. A module that they alone import is left out with them.
+OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in (MAMBA2, LLAMA3)}
+OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
@@ -153,9 +139,9 @@ def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str
 
 def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
     family = model.get("model_type")
-    others = [modules for other, modules in OF_FAMILY.items() if family in OF_FAMILY and other != family]
+    others = [folder for other, folder in OF_FAMILY.items() if family in OF_FAMILY and other != family]
     unsolved = OF_IMPLICIT if model.get("is_implicit") is False else ()
-    return (*PLUMBING, *(module for modules in others for module in modules), *unsolved)
+    return (*PLUMBING, *others, *unsolved)
 
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str]) -> str:

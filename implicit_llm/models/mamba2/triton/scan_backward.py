@@ -8,7 +8,7 @@ It writes the gradients of x and gate.
 `group`: the gradients of B and C in one chunk: one program takes all heads of a group and sums up in registers what
 they share.
 `dt`: the gradients of dt and of what it is made of in one chunk, from sums over channels that `head` has left.
-The plain PyTorch twin is autograd through `models.mamba2.Mamba2Mixer._mix`.
+The plain PyTorch twin is autograd through `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: as in `scan`.
 
@@ -25,8 +25,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide
-from implicit_llm.kernels.triton.scan import precision, transposed_scores
-from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, sigmoid
+from implicit_llm.models.mamba2.triton.scan import precision, transposed_scores
+from implicit_llm.models.mamba2.triton.scan_inputs import Mixer, MixerInputs, exp2, sigmoid
 
 SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
 SWEEP_STAGES, GROUP_STAGES = 2, 3

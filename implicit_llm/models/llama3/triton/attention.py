@@ -4,7 +4,7 @@ The solver evaluates a token many times at the same place: query, key and value 
 into the room of the cache, and the attention over what is in it computed, all by one program for each head of each
 sequence. It reads the position from the device, so that a captured graph serves every token, and no more keys than
 there are. Longer blocks go through `rotated_heads`, also with gradient, and PyTorch's attention.
-The plain PyTorch twin is `kernels.attention`.
+The plain PyTorch twin is `models.llama3.attention`.
 
 Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value).
 """
@@ -33,7 +33,7 @@ def token_attention(
     room_BHSP: tuple[Tensor, Tensor],
     position_1: Tensor,
 ) -> Tensor:
-    """Work like `kernels.attention.room_attention`, for one token and without gradient; the room is contiguous."""
+    """Work like `llama3.attention.room_attention`, for one token and without gradient; the room is contiguous."""
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape
     qkv_B1E = qkv_B1E.contiguous()
@@ -110,7 +110,7 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Work like `kernels.attention.rotated_heads`."""
+    """Work like `llama3.attention.rotated_heads`."""
     found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
     return found
 

@@ -1,7 +1,7 @@
 """SwiGLU and its gradient, in one kernel each way. Imported where Triton kernels run.
 
 The backward pass computes silu(gate) anew from the product, which is all that is kept, and writes the gradients of gate
-and up side by side. The plain PyTorch twin is `kernels.attention.swiglu`.
+and up side by side. The plain PyTorch twin is `llama3.attention.swiglu`.
 
 Shapes: `T` tokens, `M` MLP width, `G` 2 M (gate, up).
 """
@@ -21,7 +21,7 @@ FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy m
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Work like `kernels.attention.swiglu`."""
+    """Work like `llama3.attention.swiglu`."""
     found: Tensor = _SwiGLU.apply(gate_up)
     return found
 

@@ -31,7 +31,7 @@ def causal_conv(
     width = weight_CK.shape[1]
     state = last_inputs(x_BLC, initial_BKC, width - 1, valid_BL) if return_state else None
     if selection.conv_runs_on_triton(x_BLC, weight_CK):
-        from implicit_llm.kernels.triton import mamba_ssm
+        from implicit_llm.models.mamba2 import mamba_ssm
 
         return mamba_ssm.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu), state
     if initial_BKC is None:

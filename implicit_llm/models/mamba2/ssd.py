@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels import selection
-from implicit_llm.kernels.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head: 64 balances both at published widths.
 CHUNK_LEN = 64
@@ -44,7 +44,7 @@ def ssd(
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
     if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
-        from implicit_llm.kernels.triton import mamba_ssm
+        from implicit_llm.models.mamba2 import mamba_ssm
 
         return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state)
     if selection.is_reference():
@@ -128,18 +128,18 @@ def gated_scan(
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
     Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
     """
-    from implicit_llm.kernels.triton.scan_inputs import Mixer
+    from implicit_llm.models.mamba2.triton.scan_inputs import Mixer
 
     weights = weights._replace(conv_CK=weights.conv_CK.contiguous())
     injection_BLE = None if injection_BLE is None else injection_BLE.contiguous()
     mixer = Mixer(projected_BLE.contiguous(), injection_BLE, weights, sizes)
     if torch.is_grad_enabled():
-        from implicit_llm.kernels.triton.mixer import gated_mix
+        from implicit_llm.models.mamba2.triton.mixer import gated_mix
 
         assert injection_BLE is None
         assert not return_state
         return gated_mix(mixer, state), None
-    from implicit_llm.kernels.triton import scan as triton_scan
+    from implicit_llm.models.mamba2.triton import scan as triton_scan
 
     if projected_BLE.shape[1] == 1 and state is not None:
         return triton_scan.gated_token(mixer, state, return_state)

@@ -2,7 +2,7 @@
 
 Autograd would copy the gradients of gate, convolution and dt into one tensor of the width of the in-projection; here
 each is written to its place. Kept between the passes: the projection, what the scan read, the states between chunks.
-The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
+The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: as in `scan`.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels.chunked_scan import ScanWeights
-from implicit_llm.kernels.triton.scan import gated_scan_for_gradient
-from implicit_llm.kernels.triton.scan_backward import gated_scan_gradient
-from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, convolution_gradient, mixer_inputs
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.triton.scan import gated_scan_for_gradient
+from implicit_llm.models.mamba2.triton.scan_backward import gated_scan_gradient
+from implicit_llm.models.mamba2.triton.scan_inputs import Mixer, MixerInputs, convolution_gradient, mixer_inputs
 
 
 def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
