@@ -44,7 +44,6 @@ from implicit_llm.training.state import (
 )
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
-from implicit_llm_contracts.config.tasks import TaskKind
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.stage_context import StageContext
@@ -81,10 +80,6 @@ class TrainingJob:
         """Finished steps of the whole curriculum before this job."""
         return 0 if self.start is None else self.start.global_step
 
-    @property
-    def task(self) -> TaskKind:
-        return self.context.kinds.tasks[self.config.task]
-
     @cached_property
     def layout(self) -> BatchLayout:
         return BatchLayout.choose(self.config.batch_size, world_size(), rank(), self.runtime.micro_batch_size)
@@ -109,7 +104,9 @@ class TrainingLoop:
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
-        self.metrics = StepMetrics(job.task, StepCost(model, config.batch_size, job.dataset.length))
+        self.metrics = StepMetrics(
+            job.context.kinds.tasks[config.task], StepCost(model, config.batch_size, job.dataset.length)
+        )
         if job.start is not None:
             self._load(job.start)
         self.speed = SpeedMeter(config.precision, job.device, world_size())

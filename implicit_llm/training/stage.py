@@ -135,7 +135,7 @@ def _finish(job: TrainingJob) -> StageResult:
     summary = _summary(job, final)
     solver = solver_of(job.model)
     if solver is not None:
-        cast("HasSolver", job.model).solver = replace(solver, **job.task.protocol)
+        cast("HasSolver", job.model).solver = replace(solver, **context.kinds.tasks[job.config.task].protocol)
     with new_directory(context.work / MODEL_DIR) as directory:
         faults.point("train.before_model")
         job.model.save_pretrained(directory)
@@ -153,7 +153,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
     """Nothing in it depends on the runtime. metrics: means over the last steps."""
-    metrics = StepMetrics(job.task)
+    metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {
         "phase": job.config.phase.name,

@@ -98,8 +98,8 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
     if selection.swiglu_runs_on_triton(gate_up):
-        from implicit_llm.models.llama3.triton import swiglu as triton_swiglu
+        from implicit_llm.models.llama3.triton import attention as triton_attention
 
-        return triton_swiglu.swiglu(gate_up)
+        return triton_attention.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -32,5 +32,5 @@ def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
     theta, is_plain = rope.pop("rope_theta"), rope.get("rope_type") == "default"
     if rope.pop("partial_rotary_factor", 1.0) != 1:
         raise ModelConfigError("partial_rotary_factor: only 1 is supported; use another checkpoint")
-    scaling = None if is_plain else rope
-    return sharing_weights(model, ImplicitLlama3ForCausalLM, FIXED, TAKEN, rope_theta=theta, rope_scaling=scaling)
+    fields = {"rope_theta": theta, "rope_scaling": None if is_plain else rope}
+    return sharing_weights(model, ImplicitLlama3ForCausalLM, FIXED, TAKEN, **fields)

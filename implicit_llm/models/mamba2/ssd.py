@@ -19,6 +19,8 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layou
 CHUNK_LEN = 64
 # Decay matrices up to this size are kept for the backward pass: forming them again would cost more than it saves.
 KEPT_BYTES = 8 * 2**20
+# The kernels of mamba_ssm tune themselves for a minute for every chunk length: few of them, multiples of their tiles.
+PACKAGE_CHUNK_LENS = (64, 128, 256)
 
 
 def ssd(
@@ -44,9 +46,7 @@ def ssd(
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
     if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
-        from implicit_llm.models.mamba2 import mamba_ssm
-
-        return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state)
+        return _ssd_of_package(*inputs, D_H=D_H, return_state=return_state)
     if selection.is_reference():
         layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
         with torch.autocast(x_BLHP.device.type, enabled=False):
@@ -57,6 +57,37 @@ def ssd(
     if D_H is not None:
         y_BLHP = torch.addcmul(y_BLHP, x_BLHP, D_H.to(x_BLHP.dtype)[:, None])
     return y_BLHP, state
+
+
+def _ssd_of_package(
+    x_BLHP: Tensor,
+    dt_BLH: Tensor,
+    A_H: Tensor,
+    B_BLGN: Tensor,
+    C_BLGN: Tensor,
+    initial_state_BHPN: Tensor | None,
+    *,
+    D_H: Tensor | None,
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Work like `ssd`, by mamba_ssm >= 2.2.4 (ops/triton).
+
+    Products are in the dtype of x (fp32: in TF32), as are the states between chunks.
+    """
+    length = x_BLHP.shape[1]
+    chunk_scan, _ = selection.mamba_functions()
+    out = chunk_scan(
+        x_BLHP,
+        dt_BLH.float(),
+        A_H.float(),
+        B_BLGN.to(x_BLHP.dtype),
+        C_BLGN.to(x_BLHP.dtype),
+        next((size for size in PACKAGE_CHUNK_LENS if size >= length), PACKAGE_CHUNK_LENS[-1]),
+        D=None if D_H is None else D_H.float(),
+        initial_states=None if initial_state_BHPN is None else initial_state_BHPN.float(),
+        return_final_states=return_state,
+    )
+    return out if return_state else (out, None)
 
 
 class _ChunkedScan(torch.autograd.Function):
@@ -134,7 +165,7 @@ def gated_scan(
     injection_BLE = None if injection_BLE is None else injection_BLE.contiguous()
     mixer = Mixer(projected_BLE.contiguous(), injection_BLE, weights, sizes)
     if torch.is_grad_enabled():
-        from implicit_llm.models.mamba2.triton.mixer import gated_mix
+        from implicit_llm.models.mamba2.triton.scan_backward import gated_mix
 
         assert injection_BLE is None
         assert not return_state

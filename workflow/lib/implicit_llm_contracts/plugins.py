@@ -56,8 +56,7 @@ class OwnEvaluation:
         """The entry of the table of kinds."""
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes], (AsGiven,))
-        words = dict.fromkeys(self.settings, "")
-        return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, settings=words)
+        return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, dict.fromkeys(self.settings, ""))
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,9 @@ class Plugin:
     @property
     def functions(self) -> dict[tuple[str, str], str]:
         """The functions that the file has, by the stage that calls them and the task, kind of evaluation or figure."""
-        tables = {"data": ("make", self.tasks), "evaluate": ("evaluate", self.evaluations)}
-        tables |= {"report": ("draw", self.figures)}
-        return {
-            (stage, name): f"{verb}_{name.replace('-', '_')}"
-            for stage, (verb, names) in tables.items()
-            for name in names
-        }
+        verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
+        tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
+        return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
 
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
@@ -125,8 +120,7 @@ def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], ba
                 f"{name}.settings.{key}: {value!r} is no default that fixes the type of a key; write a text, a number, "
                 "true or false, or a list with at least one of them, all of one type"
             )
-        (entry_type,) = types
-        kind: Any = tuple.__class_getitem__((entry_type, ...)) if is_list else entry_type
+        kind: Any = tuple.__class_getitem__((*types, ...)) if is_list else types.pop()
         own.append((key, kind, field(default=tuple(value) if is_list else value)))
     try:
         return make_dataclass(name, sorted([*others, *own], key=len), bases=bases, frozen=True)
@@ -174,7 +168,7 @@ def load_plugin(path: Path) -> ModuleType:
 def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
     for table, names in plugin.registered:
         for name, wanted in names.items():
-            if table.get(name) is None or wanted not in (None, table[name]):
+            if table.get(name) is None or wanted not in (None, getattr(table[name], "order", None)):
                 yield f"{name!r}" if wanted is None else f"the {table.what} {name!r} of {wanted} elements"
     yield from (f"the function {name}" for name in plugin.functions.values() if not hasattr(module, name))
 
@@ -213,8 +207,6 @@ class Kinds:
 
     def marked(self, value: Any) -> Any:
         """Values of an experiment, in which names that the plugins declare pass the checks of tables without them."""
-        if not self._declared:
-            return value
         if isinstance(value, Mapping):
             return {key: self.marked(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -237,9 +229,7 @@ class Kinds:
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:
         """That function, for which the plugin is imported; None for a built-in task, kind or figure."""
         owner = self.owner(stage, name)
-        if owner is None:
-            return None
-        return getattr(load_plugin(owner), self.plugins[owner.as_posix()].functions[stage, name])
+        return owner and getattr(load_plugin(owner), self.plugins[owner.as_posix()].functions[stage, name])
 
 
 BUILTIN = Kinds.read((), "")

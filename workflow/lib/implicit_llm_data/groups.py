@@ -42,9 +42,6 @@ class Algebra:
         return len(self.table)
 
 
-_OWN: dict[str, Algebra] = {}
-
-
 def register_group(name: str, table: ArrayLike) -> Algebra:
     """Make `name` a group of word problems: any finite monoid, given by its multiplication table.
 
@@ -54,10 +51,9 @@ def register_group(name: str, table: ArrayLike) -> Algebra:
     GROUPS.refuse_builtin(name)
     product = np.asarray(table)
     _check_table(name, product)
-    _OWN[name] = _algebra(product)
-    GROUPS.add(name, len(product))
+    GROUPS.add(name, _algebra(product))
     load_product.cache_clear()
-    return _OWN[name]
+    return GROUPS[name]
 
 
 def _check_table(name: str, table: np.ndarray) -> None:
@@ -80,8 +76,8 @@ def load_group(name: str) -> Algebra:
 
     Raises: UnknownGroup, naming the valid forms.
     """
-    if name in _OWN:
-        return _OWN[name]
+    if name in GROUPS:
+        return GROUPS[name]
     group_order(name)  # for its errors
     return _build_group(name[0], int(name[1:]))
 

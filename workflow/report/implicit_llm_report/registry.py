@@ -56,8 +56,7 @@ def registry() -> Registry:
 
 def figures_with(kinds: Kinds) -> dict[str, Entry]:
     """The figures of registry.yaml and those of plugins, by name."""
-    own = {name: Entry(figure.needs, figure.caption) for name, figure in kinds.figures.items()}
-    return {**registry().figures, **own}
+    return {**registry().figures, **{name: Entry(own.needs, own.caption) for name, own in kinds.figures.items()}}
 
 
 def _agrees(value: Any, wanted: Any) -> bool:

@@ -29,11 +29,10 @@ class Declared(str):
     """
 
     def __new__(cls, name: str, entries: Mapping[str, Any] | None = None) -> "Declared":
-        found = super().__new__(cls, name)
-        found.entries = entries or {}
-        return found
+        return super().__new__(cls, name)
 
-    entries: Mapping[str, Any]
+    def __init__(self, name: str, entries: Mapping[str, Any] | None = None) -> None:
+        self.entries = entries or {}
 
 
 class Registry(dict[str, T]):

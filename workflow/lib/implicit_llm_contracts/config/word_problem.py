@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import UNLESS_DEFAULT
 from implicit_llm_contracts.config.registry import Declared, Registry
@@ -11,7 +11,7 @@ from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
-GROUPS: Registry[int] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # elements of the groups that users register
+GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of those that users register
 MONOID_ORDERS = {"none": 1, "aperiodic": 4}
 # A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
 MAX_ORDER = 5792
@@ -26,7 +26,7 @@ class UnknownGroup(UserError, ValueError):
 def group_order(name: str) -> int:
     """Elements of "S5", "A5", "Z60" or a plugin's group. Raises: UnknownGroup, naming the valid forms."""
     if GROUPS.knows(name):
-        return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name]
+        return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name].order
     match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
     family, size = (match[1], int(match[2])) if match else ("", 0)
     if not 0 < size <= LARGEST_N.get(family, 0):

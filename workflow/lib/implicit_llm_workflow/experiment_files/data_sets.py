@@ -363,5 +363,8 @@ def build_data_set(name: str, item: Mapping[str, Any], source: str, kinds: Kinds
     if not isinstance(task, OwnTask):
         return fill_entry(KINDS[item["kind"]], name, item, at)
     data, own = fill_entry(OwnData, name, item, at), settings_class(item["kind"], task.settings, [])
-    tests: dict[str, Any] = {test: fill(own, settings, f"{at}.test.{test}") for test, settings in data.test.items()}
-    return replace(data, train=fill(own, data.train, f"{at}.train"), test=tests)
+    return replace(
+        data,
+        train=fill(own, data.train, f"{at}.train"),
+        test={test: fill(own, settings, f"{at}.test.{test}") for test, settings in data.test.items()},
+    )

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from implicit_llm_contracts.config.flops import LLAMA3, MAMBA2
+from implicit_llm_contracts.config.flops import FAMILY_NAMES, MAMBA2
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
@@ -53,7 +53,7 @@ STAGES = {
 }
 # The folder that only one model family runs, by `model_type`, and the modules that only implicit models run. Every job
 # imports them all, but an import alone computes nothing. A module that they alone import is left out with them.
-OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in (MAMBA2, LLAMA3)}
+OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in FAMILY_NAMES}
 OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 

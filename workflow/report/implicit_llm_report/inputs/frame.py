@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.config.flops import FAMILY_NAMES
 from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
@@ -50,7 +51,7 @@ SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 # Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
-FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
+FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
 RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
 # Models within this factor are of one size: implicit ones have a few parameters more than explicit ones of their width.
@@ -86,8 +87,8 @@ SHARES = frozenset({
 
 def metrics_of(kinds: Kinds) -> Metrics:
     """The metrics by kind of evaluation, also of those on validation sets."""
-    found = {name: kind.metrics for name, kind in kinds.evaluations.items()}
-    return found | {validation: found[kind] for kind, validation in VALIDATION_KINDS.items()}
+    kind_of = {name: name for name in kinds.evaluations} | {split: kind for kind, split in VALIDATION_KINDS.items()}
+    return {name: kinds.evaluations[kind].metrics for name, kind in kind_of.items()}
 
 
 def family_of(model_type: str | None) -> str:
