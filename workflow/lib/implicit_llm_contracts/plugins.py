@@ -229,7 +229,7 @@ class Kinds:
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:
         """That function, for which the plugin is imported; None for a built-in task, kind or figure."""
         owner = self.owner(stage, name)
-        return owner and getattr(load_plugin(owner), self.plugins[owner.as_posix()].functions[stage, name])
+        return None if owner is None else getattr(load_plugin(owner), read_plugin(owner).functions[stage, name])
 
 
 BUILTIN = Kinds.read((), "")
