@@ -65,7 +65,7 @@ class ImplicitConfig(PreTrainedConfig):
     @classmethod
     def _is_in_shim(cls) -> bool:
         """Whether the module that is saved beside a model has its classes: those of this package, not a user's."""
-        return cls.__module__ == __name__
+        return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the configuration, and beside it the module that `auto_map` names."""
