@@ -11,13 +11,15 @@ from implicit_llm.models.auto import (
     register_implicit_causal_lm,
     trained_model,
 )
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
-from implicit_llm.models.causal_lm import ImplicitLlama3ForCausalLM, ImplicitMamba2ForCausalLM, sequential_forward
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.backbone import ImplicitModel
+from implicit_llm.models.causal_lm import sequential_forward
+from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.layer_check import check_layer
 from implicit_llm.models.layers import Projection, RecurrentLayer, RMSNorm
-from implicit_llm.models.loading.conversion import from_llama, from_mamba2, to_implicit
-from implicit_llm.models.loading.original_mamba2 import load_original_mamba2
+from implicit_llm.models.llama3.model import ImplicitLlama3Config, ImplicitLlama3ForCausalLM, ImplicitLlama3Model
+from implicit_llm.models.loading import from_llama, from_mamba2, to_implicit
+from implicit_llm.models.mamba2.loading import load_original_mamba2
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM, ImplicitMamba2Model
 from implicit_llm.solver.methods import register_method
 from implicit_llm.solver.residual import Progress, register_stop
 from implicit_llm.solver.stats import NonFiniteState, SolverStats

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
@@ -46,7 +45,7 @@ def evaluate_parity_accuracy(context: StageContext) -> StageResult:
     from implicit_llm.evaluation.frame import ModelEvaluation, data_inputs
     from implicit_llm.evaluation.kinds.word_problem import evaluate_word_problem
 
-    config = fill(EVALUATION_KINDS["parity_accuracy"].config, context.config, context.name)
+    config = fill(context.kinds.evaluations["parity_accuracy"].config, context.config, context.name)
     evaluation = ModelEvaluation(context, config, tracked=("accuracy_token",))
     for role, source in data_inputs(context).items():
         dataset = open_dataset(source.work)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from implicit_llm.analysis.spectral_radius import growth_per_product
 from implicit_llm.kernels.selection import kernels
-from implicit_llm.models.backbone import ImplicitMamba2Model
+from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.models.stack import Prefix
 
 ROW_ENTRIES = 2**22  # entries of the copies of the state in one backward pass: 32 MiB in fp64

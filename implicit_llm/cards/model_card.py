@@ -16,8 +16,9 @@ from typing import Any
 import jinja2
 from huggingface_hub import ModelCardData
 
+from implicit_llm_contracts.config.flops import FAMILY_NAMES
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
-from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL, TASKS
+from implicit_llm_contracts.config.tasks import LANGUAGE_MODEL
 from implicit_llm_contracts.runs.stage_context import StageContext
 
 FILE_NAME = "README.md"
@@ -60,7 +61,6 @@ def number(value: float | None) -> str:
     return "not finite" if value is None or value != value or abs(value) == float("inf") else f"{value:.4g}"
 
 
-FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama"}
 # In this order; whichever of them a configuration has.
 SIZES = (
     "hidden_size",
@@ -95,12 +95,12 @@ class ModelFacts:
         fields = model.config.to_dict()
         kind = str(model.config.model_type)
         sizes = {key: fields[key] for key in SIZES if fields.get(key) is not None}
-        return cls(kind, FAMILIES.get(kind, kind), model.num_parameters(), sizes, solver_of(model))
+        return cls(kind, FAMILY_NAMES.get(kind, kind), model.num_parameters(), sizes, solver_of(model))
 
     @property
     def is_ours(self) -> bool:
         """Whether it takes `import implicit_llm` to load it."""
-        return self.model_type in FAMILIES
+        return self.model_type in FAMILY_NAMES
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -161,6 +161,7 @@ DATA, START = "data", "start"
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
     """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
+    task = context.kinds.tasks[config["task"]]
     data = context.inputs[DATA].manifest
     corpus = data.summary.get("corpus")
     dataset = (corpus or {}).get("dataset")  # a name on the hub, which what is made here or read of files does not have
@@ -168,8 +169,8 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
     values = {
         "fingerprint": context.fingerprint,
         "config": config,
-        "task": TASKS[config["task"]].learns.format(group=_group(data.config)),
-        "limits": TASKS[config["task"]].limits,
+        "task": task.learns.format(group=_group(data.config)),
+        "limits": task.limits,
         "pretrained": pretrained,
         "revision": revision,
         "phases": _phases(context),

@@ -21,8 +21,8 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
 from implicit_llm.cards.model_card import checkpoint_card
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.loading.foreign import load_errors, load_foreign
-from implicit_llm.models.loading.original_mamba2 import is_original_mamba2, load_original_mamba2
+from implicit_llm.models.loading import load_errors, load_foreign
+from implicit_llm.models.mamba2.loading import is_original_mamba2, load_original_mamba2
 from implicit_llm.models.published import is_published
 from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.errors import UserError

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
-from implicit_llm.kernels.attention import seen_in_room
 from implicit_llm.kernels.selection import selected_kernels
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.layers import modules_below
+from implicit_llm.models.llama3.attention import seen_in_room
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search

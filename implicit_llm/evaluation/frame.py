@@ -16,7 +16,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.device import set_up_torch
 from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.loading.foreign import import_package_of, load_foreign
+from implicit_llm.models.loading import import_package_of, load_foreign
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of, swept_modes
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.errors import UserError

@@ -10,13 +10,17 @@ selected kernels cannot serve goes to `torch` by the rules at the end of this fi
 Nothing of triton, mamba_ssm or causal_conv1d is imported unless it is wanted and a GPU for it is there.
 """
 
+import importlib
+import importlib.machinery
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, get_args
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -103,6 +107,31 @@ def _missing_for_triton() -> str | None:
     return None
 
 
+def _mamba_module(name: str) -> ModuleType:
+    """A module of mamba_ssm without running mamba_ssm/__init__, which imports compiled parts not needed here."""
+    if "mamba_ssm" not in sys.modules:
+        spec = importlib.util.find_spec("mamba_ssm")
+        if spec is None or spec.submodule_search_locations is None:
+            raise ImportError("mamba_ssm is not installed")
+        package = ModuleType("mamba_ssm")
+        package.__spec__ = importlib.machinery.ModuleSpec("mamba_ssm", None, is_package=True)
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["mamba_ssm"] = package
+        try:
+            return importlib.import_module(f"mamba_ssm.{name}")
+        except BaseException:
+            del sys.modules["mamba_ssm"]
+            raise
+    return importlib.import_module(f"mamba_ssm.{name}")
+
+
+@cache
+def mamba_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The chunked scan of mamba_ssm and the convolution of causal_conv1d. Raises: what their import raises."""
+    scan = _mamba_module("ops.triton.ssd_combined").mamba_chunk_scan_combined
+    return scan, importlib.import_module("causal_conv1d").causal_conv1d_fn
+
+
 @cache
 def missing_of_mamba_ssm() -> str | None:
     """What keeps the kernels of mamba_ssm and causal_conv1d from running here, with the cure; None if nothing does."""
@@ -110,7 +139,7 @@ def missing_of_mamba_ssm() -> str | None:
     if absent:
         return f"{', '.join(absent)} not installed: {INSTALL}"
     try:
-        from implicit_llm.kernels.triton import mamba_ssm  # noqa: F401
+        mamba_functions()
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         first_line = (str(error).splitlines() or [""])[0]
         return f"{type(error).__name__} at the import of the kernels ({first_line}): rebuild them with {INSTALL}"

@@ -6,16 +6,14 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, RecurrentModel
-from implicit_llm.models.causal_lm import (
-    ImplicitLlama3ForCausalLM,
-    ImplicitMamba2ForCausalLM,
-    RecurrentForCausalLM,
-)
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config, replaced
+from implicit_llm.models.backbone import RecurrentModel
+from implicit_llm.models.causal_lm import RecurrentForCausalLM
+from implicit_llm.models.configuration import ImplicitConfig, replaced
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import RecurrentLayer
+from implicit_llm.models.llama3.model import ImplicitLlama3Config, ImplicitLlama3ForCausalLM, ImplicitLlama3Model
 from implicit_llm.models.lstm import LstmConfig, LstmForCausalLM
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM, ImplicitMamba2Model
 from implicit_llm_contracts.config.flops import FAMILIES
 from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest

@@ -14,11 +14,9 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.selection import is_reference
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig
 from implicit_llm.models.errors import PACKED, ModelConfigError
 from implicit_llm.models.layers import Injection, Layer, RMSNorm, added, touched_module
-from implicit_llm.models.llama3 import Llama3Layer, rope_tables
-from implicit_llm.models.mamba2 import Mamba2Layer, solve_layer
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
@@ -280,7 +278,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             goes_on = position_ids[:, 1:] > position_ids[:, :-1]
             if not bool((goes_on if valid_BL is None else goes_on | ~valid_BL[:, 1:]).all()):
                 raise ValueError(f"position_ids must increase along a row: {PACKED}")
-        layers = cast("Iterable[Mamba2Layer | Llama3Layer]", self.layers)
+        layers = cast("Iterable[Layer]", self.layers)
         weights, mesh = tuple(layer.weights() for layer in layers), None
         if any(of_layer is None for of_layer in weights) and self.calls_modules():
             mesh = next((p.device_mesh for p in self.layers.parameters() if hasattr(p, "device_mesh")), None)
@@ -339,35 +337,3 @@ class RecurrentModel(ImplicitModel):
     base_model_prefix = "backbone"
     _input_embed_layer = "embeddings"
     _final_norm = "norm_f"
-
-
-class ImplicitMamba2Model(RecurrentModel):
-    """Mamba2 blocks, explicit or iterated to the fixed point."""
-
-    config_class = ImplicitMamba2Config
-    config: ImplicitMamba2Config
-    layer_class = Mamba2Layer
-    norm_f: RMSNorm
-    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
-
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
-        if len(self.layers) > 1:
-            return None
-        return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)
-
-
-class ImplicitLlama3Model(ImplicitModel):
-    """Llama blocks, explicit or iterated to the fixed point."""
-
-    config_class = ImplicitLlama3Config
-    config: ImplicitLlama3Config
-    base_model_prefix = "model"
-    layer_class = Llama3Layer
-    _final_norm = "norm"
-    norm: RMSNorm
-    has_growing_state = True
-    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
-
-    def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-        config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
-        return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)

@@ -3,19 +3,21 @@
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import LongTensor, Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput, can_return_tuple
 
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
-from implicit_llm.models.backbone import ImplicitLlama3Model, ImplicitMamba2Model, ImplicitModel
+from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitConfig, ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.solver.stats import SolverStats
 from implicit_llm_contracts.config.solver import EvalMode
@@ -191,26 +193,43 @@ class RecurrentForCausalLM(ImplicitForCausalLM):
     _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
 
 
-class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):
-    """Mamba2 language model, explicit or implicit."""
+# Fields of the configurations of transformers' models that ours have too, in every family.
+TAKEN = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "tie_word_embeddings",
+    "initializer_range",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+)
 
-    config_class = ImplicitMamba2Config
-    config: ImplicitMamba2Config
-    model_class = ImplicitMamba2Model
-    backbone: ImplicitMamba2Model
-    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
+def sharing_weights(
+    model: PreTrainedModel,
+    cls: type[ImplicitForCausalLM],
+    fixed: Mapping[str, Any],
+    taken: Sequence[str],
+    **fields: Any,
+) -> ImplicitForCausalLM:
+    """An explicit model of the class `cls` with the weights of a model of transformers, which have the same names.
 
-class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
-    """Llama language model, explicit or implicit."""
-
-    config_class = ImplicitLlama3Config
-    config: ImplicitLlama3Config
-    base_model_prefix = "model"
-    model_class = ImplicitLlama3Model
-    model: ImplicitLlama3Model
-    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (an instance variable in transformers)
+    Its configuration has theirs in the fields `taken`, and `fields`. Raises: ModelConfigError for a setting in `fixed`
+    with another value, which gives another layer than ours.
+    """
+    theirs = model.config
+    for key, wanted in fixed.items():
+        found = getattr(theirs, key)
+        if (tuple(found) if isinstance(found, list) else found) != wanted:
+            raise ModelConfigError(f"{key}: {found!r} is not supported, only {wanted!r}; use another checkpoint")
+    fields |= {key: getattr(theirs, key) for key in (*TAKEN, *taken)}
+    with torch.device("meta"):
+        ours = cls(cls.config_class(is_implicit=False, dtype=model.dtype, **fields))
+    ours.load_state_dict(model.state_dict(), assign=True)
+    ours.tie_weights()
+    ours.generation_config = model.generation_config
+    return ours.train(model.training)
 
 
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:

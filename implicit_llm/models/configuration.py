@@ -19,10 +19,6 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 SHIM = Path(__file__).with_name("modeling_implicit.py")
 NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
-ROPE_SCALINGS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
 
 
 @strict
@@ -69,7 +65,7 @@ class ImplicitConfig(PreTrainedConfig):
     @classmethod
     def _is_in_shim(cls) -> bool:
         """Whether the module that is saved beside a model has its classes: those of this package, not a user's."""
-        return cls.__module__ == __name__
+        return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the configuration, and beside it the module that `auto_map` names."""
@@ -134,125 +130,3 @@ def replaced(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, 
     if isinstance(changed.get("solver"), Mapping) and saved.get("solver"):
         values["solver"] = SolverConfig.of(changed["solver"], SolverConfig.of(saved["solver"]))
     return values
-
-
-@strict
-class ImplicitMamba2Config(ImplicitConfig):
-    """Mamba2 blocks: norm, mixer, residual; no MLP.
-
-    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head
-    channel; conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
-    Source: Dao and Gu 2024; sizes of Schöne et al. 2025.
-    """
-
-    model_type = "implicit_mamba2"
-
-    expand: int = 2
-    state_size: int = 128
-    head_dim: int = 64
-    n_groups: int = 1
-    conv_kernel: int = 4
-    layer_norm_epsilon: float = 1e-5
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.intermediate_size % self.head_dim:
-            raise ModelConfigError(
-                f"head_dim: {self.head_dim} does not divide expand * hidden_size = {self.intermediate_size}; "
-                "choose a divisor"
-            )
-        if self.num_heads % self.n_groups:
-            raise ModelConfigError(
-                f"n_groups: {self.n_groups} does not divide the {self.num_heads} heads; choose a divisor"
-            )
-        super().__post_init__(**kwargs)
-
-    @property
-    def intermediate_size(self) -> int:
-        """Inner width of the mixer."""
-        return self.expand * self.hidden_size
-
-    @property
-    def num_heads(self) -> int:
-        return self.intermediate_size // self.head_dim
-
-    @property
-    def injection_width(self) -> int:
-        """Width of gate, x, B, C and dt together: of the in-projection and of the injection."""
-        return 2 * self.intermediate_size + 2 * self.n_groups * self.state_size + self.num_heads
-
-
-@strict
-class ImplicitLlama3Config(ImplicitConfig):
-    """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
-
-    intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
-    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None becomes one a query head.
-    head_dim: width of a head; None: hidden_size / num_attention_heads.
-    rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
-    rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None: unscaled.
-    Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
-    """
-
-    model_type = "implicit_llama3"
-
-    vocab_size: int = 50277
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int = 2048
-    max_position_embeddings: int = 2048
-    rope_theta: float = 500000.0
-    rope_scaling: dict[str, Any] | None = None
-    rms_norm_eps: float = 1e-5
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if (self.head_dim is None and self.hidden_size % self.num_attention_heads) or self.head_width % 2:
-            raise ModelConfigError(
-                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} "
-                "into heads of even width"
-                if self.head_dim is None
-                else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
-            )
-        self.num_key_value_heads = self.key_value_heads  # adapters compute with it
-        if self.num_attention_heads % self.key_value_heads:
-            raise ModelConfigError(
-                f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
-                "heads; choose a divisor"
-            )
-        if self.rope_scaling is not None:
-            _check_rope_scaling(self.rope_scaling)
-        super().__post_init__(**kwargs)
-
-    @property
-    def head_width(self) -> int:
-        """`head_dim`, by default hidden_size / num_attention_heads."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def key_value_heads(self) -> int:
-        """`num_key_value_heads`, by default one for each query head."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def norm_eps(self) -> float:
-        return self.rms_norm_eps
-
-    @property
-    def injection_width(self) -> int:
-        """Width of query, key and value together, and of the injection."""
-        return (self.num_attention_heads + 2 * self.key_value_heads) * self.head_width
-
-
-def _check_rope_scaling(scaling: dict[str, Any]) -> None:
-    kind = scaling.get("rope_type")
-    if kind not in ROPE_SCALINGS:
-        raise ModelConfigError(
-            f"rope_scaling.rope_type: {kind!r} is not supported, only {' and '.join(ROPE_SCALINGS)}; "
-            "use another checkpoint"
-        )
-    wrong = sorted(scaling.keys() ^ {"rope_type", *ROPE_SCALINGS[kind]})
-    if wrong:
-        raise ModelConfigError(
-            f"rope_scaling.{wrong[0]}: {kind} has exactly the settings {', '.join(ROPE_SCALINGS[kind])}"
-        )

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
@@ -145,23 +144,6 @@ class _ComputedWeight(Tensor):
         raise TypeError("an adapter cannot be merged into a weight-normalised projection; keep it unmerged")
 
 
-class CausalConv(NormedWeight):
-    """The depthwise causal convolution of a Mamba2 block and the silu after it."""
-
-    def forward(
-        self,
-        x_BLC: Tensor,
-        initial_BKC: Tensor | None = None,
-        return_state: bool = False,
-        valid_BL: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Work like `kernels.causal_conv.causal_conv`."""
-        weight_CK = self.effective_weight().squeeze(1)
-        return causal_conv(
-            x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL
-        )
-
-
 def gain_of(weight: Tensor) -> Tensor:
     """Norm over all dimensions but the first, which stay with length 1: the g with which `weight` is its own v."""
     return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
@@ -192,6 +174,9 @@ class Layer(nn.Module):
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
         """h + branch, and its norm, which `mixed` takes."""
         raise NotImplementedError
+
+    def weights(self) -> Any:
+        """What is computed from the parameters once for a whole pass, ahead of the iterations; None for nothing."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
         """Mix along the sequence, after `state`. weights: this layer's in x."""
@@ -229,9 +214,6 @@ class RecurrentLayer(Layer):
             comes last in each row and must not change the state, None if there is none.
         """
         raise NotImplementedError
-
-    def weights(self) -> None:
-        """Nothing is computed ahead of the iterations."""
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
         h_BLD = added(h_BLD, branch_BLD)
@@ -272,7 +254,7 @@ def _described(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-_OURS = frozenset({Projection, CausalConv, RMSNorm, nn.Embedding})
+OUR_MODULES: set[type[nn.Module]] = {Projection, RMSNorm, nn.Embedding}  # and those that a family adds
 _PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
 
 
@@ -306,6 +288,6 @@ def touched_module(module: nn.Module) -> nn.Module | None:
             return found
         if children := own["_modules"]:
             waiting.extend(children.values())
-        elif type(found) not in _OURS or not _PLAIN_TENSORS.issuperset(map(type, own["_parameters"].values())):
+        elif type(found) not in OUR_MODULES or not _PLAIN_TENSORS.issuperset(map(type, own["_parameters"].values())):
             return found
     return None

@@ -104,7 +104,9 @@ class TrainingLoop:
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
-        self.metrics = StepMetrics(config.task, StepCost(model, config.batch_size, job.dataset.length))
+        self.metrics = StepMetrics(
+            job.context.kinds.tasks[config.task], StepCost(model, config.batch_size, job.dataset.length)
+        )
         if job.start is not None:
             self._load(job.start)
         self.speed = SpeedMeter(config.precision, job.device, world_size())

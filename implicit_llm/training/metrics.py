@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
 from implicit_llm_contracts.config.flops import training_flops
 from implicit_llm_contracts.config.solver import solver_of
-from implicit_llm_contracts.config.tasks import TASKS
+from implicit_llm_contracts.config.tasks import TaskKind
 from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
@@ -65,9 +65,9 @@ class StepMetrics:
     totals: up to the last row that was pulled.
     """
 
-    def __init__(self, task: str, cost: StepCost | None = None) -> None:
+    def __init__(self, task: TaskKind, cost: StepCost | None = None) -> None:
         self.totals = Totals()
-        self._accuracy, self._last_tokens = TASKS[task].accuracy or ("accuracy", 0)
+        self._accuracy, self._last_tokens = task.accuracy or ("accuracy", 0)
         self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, "carried_share", *OCCASIONAL)
         self._cost = cost
         self._micro: list[Tensor] = []

@@ -10,8 +10,7 @@ import implicit_llm  # noqa: F401  (registers the implicit models with the Auto 
 from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.loading.conversion import to_implicit
-from implicit_llm.models.loading.foreign import import_package_of, load_foreign
+from implicit_llm.models.loading import import_package_of, load_foreign, to_implicit
 from implicit_llm.models.lstm import LstmForCausalLM
 from implicit_llm_contracts.config.solver import HasSolver, SolverConfig, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig

@@ -38,7 +38,6 @@ from implicit_llm.training.operations.watchdog import Watchdog
 from implicit_llm.training.state import load_model, model_tensors
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.solver import HasSolver, solver_of
-from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.errors import Preempted, UserError
 from implicit_llm_contracts.runs import faults
@@ -136,7 +135,7 @@ def _finish(job: TrainingJob) -> StageResult:
     summary = _summary(job, final)
     solver = solver_of(job.model)
     if solver is not None:
-        cast("HasSolver", job.model).solver = replace(solver, **TASKS[job.config.task].protocol)
+        cast("HasSolver", job.model).solver = replace(solver, **context.kinds.tasks[job.config.task].protocol)
     with new_directory(context.work / MODEL_DIR) as directory:
         faults.point("train.before_model")
         job.model.save_pretrained(directory)
@@ -154,7 +153,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
     """Nothing in it depends on the runtime. metrics: means over the last steps."""
-    metrics = StepMetrics(job.config.task)
+    metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {
         "phase": job.config.phase.name,

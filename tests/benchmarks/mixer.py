@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from implicit_llm.kernels.causal_conv import causal_conv
-from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import selected_kernels
-from implicit_llm.kernels.ssd import gated_scan, ssd
+from implicit_llm.models.mamba2.causal_conv import causal_conv
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from tests.measuring import card, keep, milliseconds, options_of
 
 SIZES = (64, 1, 128)  # P, G, N

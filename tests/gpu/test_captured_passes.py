@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 import implicit_llm
 from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.llama3.model import ImplicitLlama3Config
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.solver import SolverConfig

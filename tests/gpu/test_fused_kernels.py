@@ -13,7 +13,8 @@ from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.llama3.model import ImplicitLlama3Config
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search, solve_blocks

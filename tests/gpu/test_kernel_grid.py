@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.selection import Backend, kernels, missing_of_mamba_ssm
-from implicit_llm.kernels.ssd import ssd
+from implicit_llm.models.mamba2.causal_conv import causal_conv
+from implicit_llm.models.mamba2.ssd import ssd
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error
 
 pytestmark = pytest.mark.gpu

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.kernels import attention, selection
-from implicit_llm.kernels.attention import Room
-from implicit_llm.kernels.chunked_scan import ScanWeights
+from implicit_llm.kernels import selection
 from implicit_llm.kernels.selection import kernels
-from implicit_llm.kernels.ssd import gated_scan
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
-from implicit_llm.models.llama3 import rope_tables
+from implicit_llm.models.llama3 import attention
+from implicit_llm.models.llama3.attention import Room
+from implicit_llm.models.llama3.model import ImplicitLlama3Config, rope_tables
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config
+from implicit_llm.models.mamba2.ssd import gated_scan
 from tests.unit.kernels.reference import DEVICE, relative_error
 
 pytestmark = [
@@ -273,7 +274,7 @@ def test_a_training_step_goes_through_it_and_equals_the_plain_one(
     calls: list[bool] = []
     decide = selection.trained_scan_runs_on_triton
     monkeypatch.setattr(
-        "implicit_llm.models.mamba2.trained_scan_runs_on_triton",
+        "implicit_llm.models.mamba2.model.trained_scan_runs_on_triton",
         lambda *inputs: calls.append(decide(*inputs)) or calls[-1],
     )
     ours = gradients()

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from implicit_llm.kernels import attention
-from implicit_llm.kernels.causal_conv import causal_conv
-from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import rms_norm
 from implicit_llm.kernels.selection import kernels, missing_of_mamba_ssm
-from implicit_llm.kernels.ssd import gated_scan, ssd
+from implicit_llm.models.llama3 import attention
+from implicit_llm.models.mamba2.causal_conv import causal_conv
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.residual import make_rule
 from tests.gpu import test_fused_kernels as fused

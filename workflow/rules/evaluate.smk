@@ -1,5 +1,5 @@
 # A rule for each kind, evaluate_word_problem and so on, so that a profile can give each its own machines.
-for kind, about in job.evaluations.items():
+for kind, about in plan.experiment.kinds.evaluations.items():
 
     rule:
         """Evaluate one phase of one run, or an imported model, on its test sets, in every mode of solving."""

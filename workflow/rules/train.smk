@@ -1,5 +1,5 @@
 # A rule for each task, train_word_problem and so on, so that a profile can give each its own machines.
-for task in job.tasks:
+for task in plan.experiment.kinds.tasks:
 
     rule:
         """Train one phase of one run; a later phase starts from the checkpoint of the one before it."""

@@ -36,7 +36,7 @@ from implicit_llm.evaluation.frame import (
     rows_of,
 )
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import CatbabiConfig
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID

@@ -36,9 +36,8 @@ from implicit_llm.evaluation.frame import (
     model_input,
     write_metrics,
 )
-from implicit_llm.models.backbone import ImplicitMamba2Model
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM, ImplicitMamba2Model
 from implicit_llm_contracts.config.evaluation import JacobianConfig
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import load_monoid

@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import implicit_llm.kernels.triton
 from implicit_llm.kernels import selection
-from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.selection import (
     KernelsUnavailable,
     kernels,
@@ -21,6 +19,7 @@ from implicit_llm.kernels.selection import (
     select_kernels_for,
     selected_kernels,
 )
+from implicit_llm.models.mamba2.causal_conv import causal_conv
 from tests.refusals import refused
 
 # What the packages look like on a GPU machine, except that nothing computes and that mamba_ssm/__init__ must not run.
@@ -42,6 +41,7 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(selection._Process, "reasons", frozenset())
     monkeypatch.delenv(selection.ENVIRONMENT, raising=False)
     selection.missing_of_mamba_ssm.cache_clear()
+    selection.mamba_functions.cache_clear()
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
@@ -71,12 +71,12 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.syspath_prepend(tmp_path)
-    with patch.dict(vars(implicit_llm.kernels.triton)), patch.dict(sys.modules):
-        vars(implicit_llm.kernels.triton).pop("mamba_ssm", None)
+    with patch.dict(sys.modules):
         for name in list(sys.modules):
-            if name.partition(".")[0] in PACKAGES or name == "implicit_llm.kernels.triton.mamba_ssm":
+            if name.partition(".")[0] in PACKAGES:
                 del sys.modules[name]
         yield tmp_path
+    selection.mamba_functions.cache_clear()
 
 
 def test_auto_takes_torch_without_a_gpu_and_says_so_once(bare: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from implicit_llm.kernels import chunked_scan
 from implicit_llm.kernels import linear_cross_entropy as module
-from implicit_llm.kernels import ssd as ssd_module
-from implicit_llm.kernels.attention import Room, room_attention, rotated_heads, swiglu
-from implicit_llm.kernels.causal_conv import causal_conv
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import rms_norm
-from implicit_llm.kernels.ssd import ssd
-from implicit_llm.models.llama3 import rope_tables
+from implicit_llm.models.llama3.attention import Room, room_attention, rotated_heads, swiglu
+from implicit_llm.models.llama3.model import rope_tables
+from implicit_llm.models.mamba2 import chunked_scan
+from implicit_llm.models.mamba2 import ssd as ssd_module
+from implicit_llm.models.mamba2.causal_conv import causal_conv
+from implicit_llm.models.mamba2.ssd import ssd
 from tests.unit.kernels.reference import ScanCase, ScanInputs, relative_error, sequential_conv, sequential_ssd
 
 

@@ -38,7 +38,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.skip("tests/gpu runs the compiled kernels")
     import triton.language as tl
 
-    inputs = importlib.import_module("implicit_llm.kernels.triton.scan_inputs")
+    inputs = importlib.import_module("implicit_llm.models.mamba2.triton.scan_inputs")
     stand_ins = SimpleNamespace(exp2=lambda value: tl.exp2(value), fast_dividef=operator.truediv)
     monkeypatch.setattr(inputs, "libdevice", stand_ins)
     monkeypatch.setattr(selection, "_missing_for_triton", lambda: None)
@@ -154,8 +154,8 @@ def compile_all(target: str) -> set[str]:
                 check(*case, torch.bfloat16)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
-    names = [path.stem for path in (ROOT / "implicit_llm" / "kernels" / "triton").glob("*.py")]
-    modules = [importlib.import_module(f"implicit_llm.kernels.triton.{n}") for n in names if n != "mamba_ssm"]
+    paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "implicit_llm").rglob("triton/*.py")]
+    modules = [importlib.import_module(".".join(path.parts)) for path in paths]
     functions = {f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
     return {f"{f.fn.__module__}.{f.__name__}" for f in functions if f.__name__.endswith("_kernel")} - compiled
 

@@ -20,7 +20,8 @@ from implicit_llm.cuda_graphs.blocks import BlockGraph
 from implicit_llm.cuda_graphs.capture import CaptureFailed
 from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.configuration import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.models.llama3.model import ImplicitLlama3Config
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.stats import NonFiniteState

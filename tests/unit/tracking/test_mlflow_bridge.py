@@ -281,7 +281,7 @@ def test_data_and_reports_are_labelled_by_their_kind(
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_every_metric_of_training_is_in_the_list(task: str) -> None:
-    assert set(StepMetrics(task).columns) <= METRICS.keys()
+    assert set(StepMetrics(TASKS[task]).columns) <= METRICS.keys()
 
 
 def test_an_explicit_and_an_implicit_model_are_compared_in_one_column_of_a_table(results: Path) -> None:

@@ -15,12 +15,13 @@ from torch.autograd.functional import jacobian
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from implicit_llm.models.backbone import ImplicitMamba2Model
+from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.training import loop
 from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
 from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
 from implicit_llm.training.operations import status
 from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, peak_flops, shown
+from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs.journal import Journal, read_records
 from implicit_llm_data.shards import IGNORED_LABEL
 from implicit_llm_jobs.progress import Progress
@@ -213,7 +214,7 @@ def row(*labels: int) -> torch.Tensor:
     ],
 )
 def test_accuracy_is_that_of_the_task(task: str, steps: list[list[torch.Tensor]], accuracy: float | None) -> None:
-    metrics = StepMetrics(task)
+    metrics = StepMetrics(TASKS[task])
     for labels in steps:
         for labels_BL in labels:
             add(metrics, 1.0, None, labels_BL)
@@ -238,7 +239,7 @@ HEALTH = {"num_iter": 4.0, "f_evaluations": 8.0, "residual": 0.02, "unconverged_
 def test_micro_batches_add_up_to_the_loss_and_to_the_health_of_the_solver(
     stats: list[SimpleNamespace | None], expected: dict[str, float]
 ) -> None:
-    metrics = StepMetrics("word_problem")
+    metrics = StepMetrics(TASKS["word_problem"])
     for each in stats:
         add(metrics, 1 / len(stats), each)  # its share of the loss of the whole batch
     assert metrics.close_step(torch.tensor(0.5)).tolist() == pytest.approx([1.0, 0.5])
@@ -246,13 +247,13 @@ def test_micro_batches_add_up_to_the_loss_and_to_the_health_of_the_solver(
 
 
 def test_a_loss_that_is_not_finite_is_not_left_out() -> None:
-    metrics = StepMetrics("word_problem")
+    metrics = StepMetrics(TASKS["word_problem"])
     one_step(metrics, math.nan)
     assert math.isnan(means(metrics)["loss"])
 
 
 def test_a_drain_takes_the_steps_since_the_last_one() -> None:
-    metrics = StepMetrics("word_problem")
+    metrics = StepMetrics(TASKS["word_problem"])
     for losses, mean in (([1.0, 2.0], 1.5), ([5.0], 5.0)):
         for loss in losses:
             one_step(metrics, loss)
@@ -262,7 +263,7 @@ def test_a_drain_takes_the_steps_since_the_last_one() -> None:
 
 
 def test_only_the_last_fifty_steps_are_recent() -> None:
-    metrics = StepMetrics("word_problem")
+    metrics = StepMetrics(TASKS["word_problem"])
     for step in range(60):
         one_step(metrics, float(step))
     metrics.pull()
@@ -271,7 +272,7 @@ def test_only_the_last_fifty_steps_are_recent() -> None:
 
 
 def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_summary() -> None:
-    metrics = StepMetrics("language_model")
+    metrics = StepMetrics(TASKS["language_model"])
     for occasional in ({}, {"mode_gap": torch.tensor(0.25)}, {}):
         metrics.add_occasional(occasional)
         one_step(metrics, 1.0, solver_stats())
@@ -282,7 +283,7 @@ def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_su
 def test_tokens_and_flops_add_up_over_phases_and_over_a_stop() -> None:
     """Of steps of 10 tokens that cost 2 FLOPs an evaluation, or 1 where none is counted."""
     cost: Any = SimpleNamespace(tokens=10, flops=lambda number: 1.0 if math.isnan(number) else 2 * number)
-    before, after = StepMetrics("language_model", cost), StepMetrics("language_model", cost)
+    before, after = StepMetrics(TASKS["language_model"], cost), StepMetrics(TASKS["language_model"], cost)
     one_step(before, 1.0, solver_stats())
     before.pull()
     after.load_state(json.loads(json.dumps(before.state(), allow_nan=False)))

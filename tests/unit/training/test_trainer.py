@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from implicit_llm.kernels.selection import KernelsUnavailable
-from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
+from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.batches import BatchSizeError
 from implicit_llm.training.loop import TrainingLoop

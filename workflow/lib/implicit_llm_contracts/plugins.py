@@ -1,9 +1,9 @@
-"""Plugins: Python files that an experiment names, which add to what it can name.
+"""What an experiment can name: the built-in tasks, kinds of evaluation, groups and figures, and those of its plugins.
 
-A plugin has a literal `PLUGIN = {...}` at its top level, the fields of `Plugin` below. The workflow plans with that
-literal alone and does not import the file. The jobs that use the plugin import it: it then registers the families,
-methods, stopping rules and groups that it declares, and has a function for each task, kind of evaluation and figure:
-`make_<task>`, `evaluate_<kind>`, `draw_<figure>`.
+A plugin is a Python file that an experiment names. It has a literal `PLUGIN = {...}` at its top level, the fields of
+`Plugin` below. The workflow plans with that literal alone and does not import the file. The jobs that use the plugin
+import it: it then registers the families, methods, stopping rules and groups that it declares, and has a function for
+each task, kind of evaluation and figure: `make_<task>`, `evaluate_<kind>`, `draw_<figure>`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,24 +22,15 @@ from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from implicit_llm_contracts.config.fill import AsGiven, fill
 from implicit_llm_contracts.config.flops import FAMILIES
-from implicit_llm_contracts.config.registry import NameTaken, Registry
+from implicit_llm_contracts.config.registry import Declared, Registry
 from implicit_llm_contracts.config.solver import METHODS, STOPS
-from implicit_llm_contracts.config.tasks import (
-    TASKS,
-    TaskKind,
-)
-from implicit_llm_contracts.config.word_problem import (
-    BUILTIN_GROUP,
-    GROUP_ORDERS,
-)
-from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.config.tasks import TASKS, TaskKind
+from implicit_llm_contracts.config.word_problem import GROUPS
+from implicit_llm_contracts.errors import ConfigError, InvalidValue
 
 LITERAL = "PLUGIN"
-KEY = "plugins"  # of a job's config: the plugins that it imports
+PLUGINS = "plugins"  # the key of a job's config: the plugins that it imports
 SETTING_TYPES = {str, int, float, bool}
-_VERBS = {"data": "make", "evaluate": "evaluate"}
-_OWNERS: dict[tuple[str, str], Path] = {}  # by stage and kind of job
-FIGURES: dict[str, tuple[OwnFigure, Callable[[Any], Any]]] = {}  # of the plugins that this job has loaded
 
 
 @dataclass(frozen=True)
@@ -64,8 +56,7 @@ class OwnEvaluation:
         """The entry of the table of kinds."""
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes], (AsGiven,))
-        words = dict.fromkeys(self.settings, "")
-        return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, settings=words)
+        return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, dict.fromkeys(self.settings, ""))
 
 
 @dataclass(frozen=True)
@@ -89,36 +80,52 @@ class Plugin:
     figures: Mapping[str, OwnFigure] = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raises: NameTaken for a name that is built in; InvalidValue for settings that fix no types."""
+        for name, task in self.tasks.items():
+            settings_class(name, task.settings, [])
+        for name, evaluation in self.evaluations.items():
+            evaluation.kind(name)
+        for table, names in (*self.registered, (TASKS, self.tasks), (EVALUATION_KINDS, self.evaluations)):
+            for name in names:
+                table.refuse_builtin(name)
+
     @property
-    def registered(self) -> list[tuple[Registry[Any], str]]:
-        """What the file registers when it is imported, by name, each with its table."""
-        tables = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
-        return [(table, name) for table, names in tables for name in names]
+    def registered(self) -> tuple[tuple[Registry[Any], Mapping[str, Any]], ...]:
+        """What the file registers when it is imported: each table, with what is known of the names before that."""
+        named = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
+        return (*((table, dict.fromkeys(names)) for table, names in named), (GROUPS, self.groups))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names that occur in the config of a job that uses the plugin."""
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
 
+    @property
+    def functions(self) -> dict[tuple[str, str], str]:
+        """The functions that the file has, by the stage that calls them and the task, kind of evaluation or figure."""
+        verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
+        tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
+        return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
+
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
-    """A frozen dataclass of the settings, after the fields `others`, for `fill`. Raises: ConfigError."""
+    """A frozen dataclass of the settings, after the fields `others`, for `fill`. Raises: InvalidValue."""
     own = []
     for key, value in defaults.items():
         is_list = isinstance(value, list)
         types = {type(entry) for entry in (value if is_list else [value])}
         if len(types) != 1 or not types <= SETTING_TYPES:
-            raise ConfigError(
+            raise InvalidValue(
                 f"{name}.settings.{key}: {value!r} is no default that fixes the type of a key; write a text, a number, "
                 "true or false, or a list with at least one of them, all of one type"
             )
-        (entry_type,) = types
-        kind: Any = tuple.__class_getitem__((entry_type, ...)) if is_list else entry_type
+        kind: Any = tuple.__class_getitem__((*types, ...)) if is_list else types.pop()
         own.append((key, kind, field(default=tuple(value) if is_list else value)))
     try:
         return make_dataclass(name, sorted([*others, *own], key=len), bases=bases, frozen=True)
     except TypeError as error:  # a key that is no name, or is taken
-        raise ConfigError(f"{name}.settings: {error}; rename the key") from error
+        raise InvalidValue(f"{name}.settings: {error}; rename the key") from error
 
 
 def read_plugin(path: Path) -> Plugin:
@@ -138,68 +145,91 @@ def read_plugin(path: Path) -> Plugin:
     raise ConfigError(f"{path}: has no {LITERAL} = {{...}} at its top level, which says what it adds; add it")
 
 
-def declare_plugin(path: Path) -> Plugin:
-    """Let experiments name what the plugin adds. Raises: ConfigError, also for a name that is built in."""
-    plugin = read_plugin(path)
-    try:
-        for name, task in plugin.tasks.items():
-            settings_class(name, task.settings, [])
-        for table, name in plugin.registered:
-            table.add(name, table.get(name))
-        for name, task in plugin.tasks.items():
-            TASKS.add(name, task)
-        for name, evaluation in plugin.evaluations.items():
-            EVALUATION_KINDS.add(name, evaluation.kind(name))
-        for name, order in plugin.groups.items():
-            if BUILTIN_GROUP.fullmatch(name):
-                raise NameTaken(f"group {name!r} is built in; choose another name")
-            GROUP_ORDERS[name] = order
-    except (NameTaken, ConfigError) as error:
-        raise ConfigError(f"{path}: {LITERAL}: {error}") from error
-    _OWNERS.update({("data", name): path for name in plugin.tasks})
-    _OWNERS.update({("evaluate", name): path for name in plugin.evaluations})
-    return plugin
+def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
+    """Absolute paths of the plugins of a job, which its config names from the working directory."""
+    return [Path(plugin).resolve() for plugin in config.get(PLUGINS, ())]
 
 
 def load_plugin(path: Path) -> ModuleType:
     """Import the plugin of a job, once, and see that it registers what it declares. Raises: ConfigError."""
-    plugin, known = declare_plugin(path), sys.modules.get(path.stem)
+    plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
         return known
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if known is not None or importlib.util.find_spec(path.stem) is not None or spec is None or spec.loader is None:
         raise ConfigError(f"{path}: a module is called {path.stem!r} already; rename the file")
-    for name in plugin.groups:
-        del GROUP_ORDERS[name]
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for missing in _missing(plugin, module):
         raise ConfigError(f"{path}: {LITERAL} declares {missing}, which the file does not have; add it")
-    FIGURES.update({name: (figure, getattr(module, _draw(name))) for name, figure in plugin.figures.items()})
     return module
 
 
 def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
-    yield from (f"{name!r}" for table, name in plugin.registered if table[name] is None)
-    yield from (
-        f"the group {name!r} of {order} elements"
-        for name, order in plugin.groups.items()
-        if GROUP_ORDERS.get(name) != order
-    )
-    functions = [f"make_{name}" for name in plugin.tasks] + [f"evaluate_{name}" for name in plugin.evaluations]
-    functions += [_draw(name) for name in plugin.figures]
-    yield from (f"the function {name}" for name in functions if not hasattr(module, name))
+    for table, names in plugin.registered:
+        for name, wanted in names.items():
+            if table.get(name) is None or wanted not in (None, getattr(table[name], "order", None)):
+                yield f"{name!r}" if wanted is None else f"the {table.what} {name!r} of {wanted} elements"
+    yield from (f"the function {name}" for name in plugin.functions.values() if not hasattr(module, name))
 
 
-def _draw(figure: str) -> str:
-    return f"draw_{figure.replace('-', '_')}"
+@dataclass(frozen=True)
+class Kinds:
+    """Tasks and kinds of evaluation, with those of `plugins` (by path), and the groups and figures of these.
+
+    An experiment has one, which is passed to whatever reads, plans and runs it. A job has one of its own plugins.
+    """
+
+    plugins: Mapping[str, Plugin]
+    tasks: Mapping[str, TaskKind]
+    evaluations: Mapping[str, EvaluationKind]
+    figures: Mapping[str, OwnFigure]  # those of plugins; the report has a registry of its own
+
+    @classmethod
+    def read(cls, paths: Iterable[Path], where: str) -> Kinds:
+        """The kinds of an experiment with these plugins, which are not imported.
+
+        Raises: ConfigError, for two plugins that add one name it starts with `where`.
+        """
+        plugins: dict[str, Plugin] = {}
+        figures: dict[str, OwnFigure] = {}
+        tasks, evaluations = Registry(TASKS.what, TASKS), Registry(EVALUATION_KINDS.what, EVALUATION_KINDS)
+        for path in paths:
+            plugin = read_plugin(path)
+            for other, its in plugins.items():
+                for twice in {*its.names, *its.figures} & {*plugin.names, *plugin.figures}:
+                    raise ConfigError(f"{where}: {other} and {path} both add {twice!r}; rename one")
+            plugins[path.as_posix()] = plugin
+            tasks |= plugin.tasks
+            evaluations |= {name: evaluation.kind(name) for name, evaluation in plugin.evaluations.items()}
+            figures |= plugin.figures
+        return cls(plugins, tasks, evaluations, figures)
+
+    def marked(self, value: Any) -> Any:
+        """Values of an experiment, in which names that the plugins declare pass the checks of tables without them."""
+        if isinstance(value, Mapping):
+            return {key: self.marked(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.marked(item) for item in value]
+        return self._declared.get(value, value) if isinstance(value, str) else value
+
+    @cached_property
+    def _declared(self) -> dict[str, Declared]:
+        tables = [(table.what, names) for plugin in self.plugins.values() for table, names in plugin.registered]
+        return {
+            name: Declared(name, {what: others[name] for what, others in tables if name in others})
+            for _, names in tables
+            for name in names
+        }
+
+    def owner(self, stage: str, name: str) -> Path | None:
+        """The plugin whose function a stage calls for a task, kind or figure; None for a built-in one."""
+        return next((Path(path) for path, plugin in self.plugins.items() if (stage, name) in plugin.functions), None)
+
+    def function(self, stage: str, name: str) -> Callable[..., Any] | None:
+        """That function, for which the plugin is imported; None for a built-in task, kind or figure."""
+        owner = self.owner(stage, name)
+        return None if owner is None else getattr(load_plugin(owner), read_plugin(owner).functions[stage, name])
 
 
-def owner_of(stage: str, kind: str) -> Path | None:
-    """The plugin that has the function of a kind of job, None for a built-in kind."""
-    return _OWNERS.get((stage, kind))
-
-
-def job_function(stage: str, kind: str) -> str:
-    """The function in a plugin that is the body of a job of this kind."""
-    return f"{_VERBS[stage]}_{kind}"
+BUILTIN = Kinds.read((), "")

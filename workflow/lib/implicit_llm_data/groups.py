@@ -12,10 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from implicit_llm_contracts.config.registry import NameTaken
 from implicit_llm_contracts.config.word_problem import (
-    BUILTIN_GROUP,
-    GROUP_ORDERS,
+    GROUPS,
     MAX_ORDER,
     MONOID_ORDERS,
     UnknownGroup,
@@ -44,23 +42,18 @@ class Algebra:
         return len(self.table)
 
 
-_OWN: dict[str, Algebra] = {}
-
-
 def register_group(name: str, table: ArrayLike) -> Algebra:
     """Make `name` a group of word problems: any finite monoid, given by its multiplication table.
 
     Args: table[a][b] is the index of a*b, and element 0 is the identity.
     Raises: NameTaken for the name of a built-in group; InvalidTable.
     """
-    if BUILTIN_GROUP.fullmatch(name):
-        raise NameTaken(f"group {name!r} is built in; choose another name")
+    GROUPS.refuse_builtin(name)
     product = np.asarray(table)
     _check_table(name, product)
-    _OWN[name] = _algebra(product)
-    GROUP_ORDERS[name] = len(product)
+    GROUPS.add(name, _algebra(product))
     load_product.cache_clear()
-    return _OWN[name]
+    return GROUPS[name]
 
 
 def _check_table(name: str, table: np.ndarray) -> None:
@@ -83,8 +76,8 @@ def load_group(name: str) -> Algebra:
 
     Raises: UnknownGroup, naming the valid forms.
     """
-    if name in _OWN:
-        return _OWN[name]
+    if name in GROUPS:
+        return GROUPS[name]
     group_order(name)  # for its errors
     return _build_group(name[0], int(name[1:]))
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.errors import Preempted, UserError, failure_class_of
-from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.plugins import PLUGINS, Kinds, plugin_paths
 from implicit_llm_contracts.runs import faults, launched, logs, signals
 from implicit_llm_contracts.runs.atomic import wait_for_files
 from implicit_llm_contracts.runs.identity import Identity, IdentityError, compute_fingerprint
@@ -156,6 +156,7 @@ def _context(
         log=logging.getLogger(f"{logs.PACKAGES[0]}.{identity.stage}"),
         runtime=request.runtime,
         is_main=is_main,
+        kinds=Kinds.read(plugin_paths(identity.config), run.identity.name),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from implicit_llm_contracts.plugins import FIGURES
+from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_report.config import FOLDER, read_yaml
 
 
@@ -54,9 +54,9 @@ def registry() -> Registry:
     return read_yaml(FOLDER / "registry.yaml", Registry)
 
 
-def caption_of(figure: str) -> str:
-    """The caption of a figure, which may be that of a plugin."""
-    return FIGURES[figure][0].caption if figure in FIGURES else registry().figures[figure].caption
+def figures_with(kinds: Kinds) -> dict[str, Entry]:
+    """The figures of registry.yaml and those of plugins, by name."""
+    return {**registry().figures, **{name: Entry(own.needs, own.caption) for name, own in kinds.figures.items()}}
 
 
 def _agrees(value: Any, wanted: Any) -> bool:

@@ -12,14 +12,13 @@ import pandas as pd
 
 from implicit_llm_contracts.config.evaluation_kinds import PERPLEXITY
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
-from implicit_llm_contracts.plugins import FIGURES as PLUGIN_FIGURES
 from implicit_llm_report.config import VALIDATION_KINDS
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups
 from implicit_llm_report.inputs.published import Entry as PublishedEntry
 from implicit_llm_report.inputs.sources import Given
-from implicit_llm_report.registry import registry
+from implicit_llm_report.registry import figures_with, registry
 from implicit_llm_report.tables import Table, csv_of, latex_of, rounded, tables_of
 
 CELL = ("name", "data", "length", "mode", "against", "task", "measure")
@@ -81,21 +80,16 @@ class PublishedRow:
 
 def figures_of(given: Given) -> list[Figure]:
     """Return the figures of the configuration that have something to show, in the order of registry.yaml."""
-    draws = {name: _function(name.replace("-", "_")) for name in registry().figures}
-    draws |= {name: draw for name, (_, draw) in PLUGIN_FIGURES.items()}
-    asked = [draw(given) for name, draw in draws.items() if given.config.shows("figures", name)]
+    asked = [figure_of(given, name) for name in figures_with(given.kinds) if given.config.shows("figures", name)]
     return [figure for figure in asked if figure is not None]
 
 
 def figure_of(given: Given, name: str) -> Figure | None:
     """One of registry.yaml or of a plugin."""
-    draw = PLUGIN_FIGURES[name][1] if name in PLUGIN_FIGURES else _function(name.replace("-", "_"))
+    function = name.replace("-", "_")
+    own = given.kinds.function("report", name)
+    draw: Callable[[Given], Figure | None] = own or next(filter(None, (getattr(it, function, None) for it in MODULES)))
     return draw(given)
-
-
-def _function(name: str) -> Callable[[Given], Figure | None]:
-    found: Callable[[Given], Figure | None] = next(getattr(module, name) for module in MODULES if hasattr(module, name))
-    return found
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:

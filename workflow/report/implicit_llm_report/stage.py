@@ -9,10 +9,11 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_report.claims.claims import NOT_RUN, judge, load_claims
 from implicit_llm_report.config import ReportConfig, ReportError
 from implicit_llm_report.figures.svg import drawn, file_svg
+from implicit_llm_report.inputs.frame import metrics_of
 from implicit_llm_report.inputs.sources import load_inputs
 from implicit_llm_report.page import latex_numbers
 from implicit_llm_report.page.page import PageContent, render
-from implicit_llm_report.registry import caption_of
+from implicit_llm_report.registry import figures_with
 from implicit_llm_report.sections import figures_of, missing_files, published_files, published_rows, sections_of
 from implicit_llm_report.tables import files_of
 
@@ -31,7 +32,7 @@ def run(context: StageContext) -> StageResult:
         raise ReportError(
             "report: no inputs; add the run directories of evaluations and training phases to `inputs` of the identity"
         )
-    given = load_inputs(context.inputs, config)
+    given = load_inputs(context.inputs, config, context.kinds)
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
     judgements = [judge(claim, given.frame, config.experiment) for claim in claims if is_papers]
@@ -39,7 +40,7 @@ def run(context: StageContext) -> StageResult:
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
     published = published_rows(given) if config.shows("tables", "published") else []
-    tables = {name: files_of(found, given.published) for name, found in sections.items()}
+    tables = {name: files_of(found, given.published, metrics_of(context.kinds)) for name, found in sections.items()}
     tables |= {"published": published_files(published)} if published else {}
     tables |= {"missing": missing_files(given)} if config.missing else {}
     content = PageContent(
@@ -60,7 +61,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _write(folder: Path, content: PageContent) -> list[Path]:
-    experiment = content.given.config.experiment
+    experiment, figures = content.given.config.experiment, figures_with(content.given.kinds)
     claims = {"experiment": experiment, "claims": [judgement.to_dict() for judgement in content.judgements]}
     texts: dict[str, str | bytes] = {
         **render(content),
@@ -72,7 +73,7 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
     for one in content.figures:
         name = one.figure.name
         texts[f"figures/{name}.svg"] = file_svg(one.figure)
-        texts[f"figures/{name}.rst"] = caption_of(name) + "\n"  # for `snakemake --report`
+        texts[f"figures/{name}.rst"] = figures[name].caption + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text)

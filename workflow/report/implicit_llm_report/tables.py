@@ -15,9 +15,9 @@ from implicit_llm_report.inputs.frame import (
     COLUMNS,
     COSTS,
     EXTRAS,
-    METRICS,
     PERPLEXITY,
     Group,
+    Metrics,
     Spread,
     groups,
     in_order,
@@ -170,13 +170,13 @@ def source_words(source: Mapping[str, Any]) -> str:
     return name + commit + (", not pinned" if "hub" in source and not source.get("revision") else "")
 
 
-def files_of(tables: Sequence[Table], published: Published) -> dict[str, str]:
+def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:
     """Every number of the cells with its range as one CSV file, and the tables as LaTeX for the package booktabs."""
     first: dict[int, Cell] = {}  # of each group of rows
     for cell, foot in ((cell, table.foot) for table in tables for row in table.cells for cell in row):
         if cell.group is not None and cell.metric != foot:
             first.setdefault(id(cell.group), cell)
-    frame = pd.DataFrame([_csv_row(cell, published) for cell in first.values()], dtype=object)
+    frame = pd.DataFrame([_csv_row(cell, published, metrics) for cell in first.values()], dtype=object)
     about = [column for column in ABOUT if column in frame and frame[column].isna().all()]
     return {"csv": csv_of(frame.drop(columns=about)), "tex": "\n".join(_latex(table) for table in tables)}
 
@@ -185,11 +185,11 @@ def csv_of(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, lineterminator="\n")
 
 
-def _csv_row(cell: Cell, published: Published) -> dict[str, object]:
+def _csv_row(cell: Cell, published: Published, metrics: Metrics) -> dict[str, object]:
     """Every number of a group, and every seed of the first one."""
     group, first = cell.group, cell.metric
     assert group is not None
-    known = [metric for metric in (*METRICS.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
+    known = [metric for metric in (*metrics.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
     numbers = {metric: group.spread(metric, cell.over) for metric in dict.fromkeys((first, *known))}
     entry, seeds = published.beside(group, first), group.by_seed(first)
     spread, records = Spread.of(seeds.values()), numbers[first]

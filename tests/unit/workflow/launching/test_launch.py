@@ -15,7 +15,7 @@ import torch
 
 from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
-from implicit_llm.kernels import chunked_scan, ssd
+from implicit_llm.models.mamba2 import chunked_scan, ssd
 from implicit_llm_contracts.runs.launched import Death, End, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes

@@ -60,7 +60,8 @@ class ModeConfig(AsGiven):
 
     def __post_init__(self) -> None:
         rule = self.eval_stop
-        refuse_if(rule not in (None, *STOPS), f"eval_stop: there is no {rule!r}; {nearest(str(rule), STOPS)}")
+        if rule is not None:
+            refuse_if(not STOPS.knows(rule), f"eval_stop: there is no {rule!r}; {nearest(rule, STOPS)}")
         if self.eval_mode == AS_TRAINED:
             for key in ("eval_max_iter", "eval_tol", "eval_stop", "eval_block_len"):
                 refuse_if(

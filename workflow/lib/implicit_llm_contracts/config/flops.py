@@ -20,9 +20,10 @@ from implicit_llm_contracts.config.registry import Registry
 from implicit_llm_contracts.config.solver import SolverConfig
 
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
+FAMILY_NAMES = {MAMBA2: "Mamba2", LLAMA3: "Llama"}
 # The library puts the classes behind the names.
-FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys((MAMBA2, LLAMA3)))
-# As in kernels.ssd. The kernels of mamba_ssm take longer chunks, which costs them more operations for the same result.
+FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys(FAMILY_NAMES))
+# As in models.mamba2.ssd. The kernels of mamba_ssm take longer chunks: more operations for the same result.
 SSD_CHUNK_LEN = 64
 ROUNDING = 1e-3  # of f-evaluations that are a mean in fp32
 BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W and of x, each as much work as y

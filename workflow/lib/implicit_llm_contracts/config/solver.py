@@ -72,7 +72,7 @@ class SolverConfig(AsGiven):
         """Raises: ConfigError or InvalidValue, which name the key and what is allowed."""
         for key, names in (("method", METHODS), ("stop", STOPS), ("eval_stop", STOPS)):
             value = getattr(self, key)
-            refuse_if(value not in names, f"{key}: {value!r} is none of {', '.join(names)}")
+            refuse_if(not names.knows(value), f"{key}: {value!r} is none of {', '.join(names)}")
         check_fields(self, "solver")
 
     @classmethod

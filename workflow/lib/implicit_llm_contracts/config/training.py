@@ -5,10 +5,8 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import UNLESS_DEFAULT, Only
 from implicit_llm_contracts.config.solver import SolverConfig
-from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.config.values import COMMIT, BatchSize, BelowOne, Count, Fraction, Number, Seed, Steps
 from implicit_llm_contracts.errors import refuse_if
-from implicit_llm_contracts.hints import nearest
 
 Positive = Annotated[float, Only(lambda value: value > 0, "a number above 0")]
 NotNegative = Annotated[float, Only(lambda value: value >= 0, "a number of at least 0")]
@@ -99,11 +97,6 @@ class TaskConfig:
     schedule: ScheduleConfig
     reduction: Literal["fp32", "bf16"] = "fp32"
 
-    def __post_init__(self) -> None:
-        refuse_if(self.task not in TASKS, f"task: there is no {self.task!r}; {nearest(self.task, TASKS)}")
-        labels = TASKS[self.task].labels
-        refuse_if(labels not in (None, self.labels), f"labels: task {self.task} has labels {labels!r}; give that")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TaskConfig):
@@ -119,7 +112,6 @@ class TrainConfig(TaskConfig):
     seed: Seed
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         end, revision = self.phase.end_step, self.model.get("revision")
         total = self.total_steps
         refuse_if(total < end, f"total_steps: {total} is out of range; give at least phase.end_step, {end}")

@@ -3,15 +3,15 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import UNLESS_DEFAULT
+from implicit_llm_contracts.config.registry import Declared, Registry
 from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
-# The library makes the tables of the built-in ones; of others it is given them.
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
-GROUP_ORDERS: dict[str, int] = {}  # elements of the others
+GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of those that users register
 MONOID_ORDERS = {"none": 1, "aperiodic": 4}
 # A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
 MAX_ORDER = 5792
@@ -25,8 +25,8 @@ class UnknownGroup(UserError, ValueError):
 
 def group_order(name: str) -> int:
     """Elements of "S5", "A5", "Z60" or a plugin's group. Raises: UnknownGroup, naming the valid forms."""
-    if name in GROUP_ORDERS:
-        return GROUP_ORDERS[name]
+    if GROUPS.knows(name):
+        return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name].order
     match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
     family, size = (match[1], int(match[2])) if match else ("", 0)
     if not 0 < size <= LARGEST_N.get(family, 0):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from implicit_llm_contracts.config.fill import fill, fill_keys
 from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import downloads_folder
@@ -56,6 +57,7 @@ class StageContext:
     log: logging.Logger
     runtime: dict[str, Any]
     is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
+    kinds: Kinds = BUILTIN
 
     def settings(self, cls: type[T]) -> T:
         """The config as a dataclass, without the `kind` that has chosen it if it has none. Raises: ConfigError."""

@@ -24,7 +24,7 @@ from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, MOD
 from implicit_llm_contracts.config.fill import as_config, fill
 from implicit_llm_contracts.config.word_problem import MONOID_ORDERS, WordProblemConfig, product_order
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.plugins import KEY as PLUGINS
+from implicit_llm_contracts.plugins import PLUGINS
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE
 from implicit_llm_contracts.runs.identity import Identity

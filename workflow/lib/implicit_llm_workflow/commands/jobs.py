@@ -14,7 +14,7 @@ import typer
 from implicit_llm_contracts.config.training import Kernels, Runtime
 from implicit_llm_contracts.config.values import Count
 from implicit_llm_contracts.errors import Preempted
-from implicit_llm_contracts.plugins import job_function, load_plugin, owner_of
+from implicit_llm_contracts.plugins import Kinds, load_plugin, plugin_paths
 from implicit_llm_contracts.runs import logs, signals
 from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.identity import Identity
@@ -23,7 +23,7 @@ from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
 from implicit_llm_workflow.launching.launch import launch
 from implicit_llm_workflow.launching.preflight import Preflight
-from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
+from implicit_llm_workflow.planning.code_digest import STAGES, require_submitted_code, stage_module
 
 # Which options of `implicit-llm job` a stage reads; it refuses the others.
 OPTIONS_OF_JOB = {
@@ -109,18 +109,17 @@ def run_job(
         raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
     if stage == "data" and "threads" in runtime:
         os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # of the tokenizers
-    plugins = plugin_paths(config)
-    for plugin in plugins:
+    kinds = Kinds.read(plugin_paths(config), f"{stage}/{wanted.name}")
+    for plugin in kinds.plugins:
         load_plugin(Path(plugin))
-    name = stage_module(stage, config) if stage in STAGES else None
+    name = stage_module(stage, config, kinds) if stage in STAGES else None
     if name is None or importlib.util.find_spec(name) is None:
         raise OptionError(f"--identity: there is no job of stage {stage} and kind {config.get('kind')}")
     module = importlib.import_module(name)
-    is_own = owner_of(stage, config.get("kind", "")) is not None
-    run = getattr(module, job_function(stage, config["kind"]) if is_own else "run")
+    run = kinds.function(stage, config.get("kind", "")) or module.run
 
     def check_code() -> None:
-        require_submitted_code(name, wanted.code, f"{stage}/{wanted.name}", plugins)
+        require_submitted_code(name, wanted.code, f"{stage}/{wanted.name}", tuple(kinds.plugins))
 
     def body(context: StageContext) -> StageResult:
         check_code()

@@ -11,7 +11,6 @@ from implicit_llm_contracts.config.fill import Only, as_config, fill
 from implicit_llm_contracts.config.tasks import (
     CATBABI,
     LANGUAGE_MODEL,
-    TASKS,
     WORD_PROBLEM,
 )
 from implicit_llm_contracts.config.text import (
@@ -41,7 +40,7 @@ from implicit_llm_contracts.config.values import (
 )
 from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
 from implicit_llm_contracts.errors import refuse_if
-from implicit_llm_contracts.plugins import OwnTask, settings_class
+from implicit_llm_contracts.plugins import Kinds, OwnTask, settings_class
 from implicit_llm_report.config import VALIDATION
 from implicit_llm_workflow.experiment_files.yaml_files import fill_entry, selected
 from implicit_llm_workflow.node import Node
@@ -331,8 +330,8 @@ class OwnData(_DataSet):
     name: str
     kind: str
     vocab_size: VocabSize
-    train: dict[str, Any]
-    test: Annotated[dict[Name, dict[str, Any]], SOME]
+    train: Any
+    test: Annotated[dict[Name, Any], SOME]
     seed: Seed = 0
 
     def train_node(self) -> Node:
@@ -342,10 +341,7 @@ class OwnData(_DataSet):
         for name, settings in self.test.items():
             yield self._node("test", settings, f"test-{name}")
 
-    def _node(self, split: str, given: Mapping[str, Any], name: str) -> Node:
-        task = TASKS[self.kind]
-        assert isinstance(task, OwnTask)
-        settings: Any = fill(settings_class(self.kind, task.settings, []), given, f"data.{self.name}.{name}")
+    def _node(self, split: str, settings: Any, name: str) -> Node:
         config = {"kind": self.kind, "split": split, "vocab_size": self.vocab_size, "seed": self.seed}
         return Node("data", f"{self.name}-{name}", config | as_config(settings))
 
@@ -360,8 +356,15 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def build_data_set(name: str, item: Mapping[str, Any], source: str) -> DataSet:
+def build_data_set(name: str, item: Mapping[str, Any], source: str, kinds: Kinds) -> DataSet:
     """A data set from its values. Raises: ConfigError that starts with `source`, the file."""
     at = f"{source}: data.{name}"
-    selected(TASKS, "kind", item, at)
-    return fill_entry(KINDS.get(item["kind"], OwnData), name, item, at)
+    task = selected(kinds.tasks, "kind", item, at)
+    if not isinstance(task, OwnTask):
+        return fill_entry(KINDS[item["kind"]], name, item, at)
+    data, own = fill_entry(OwnData, name, item, at), settings_class(item["kind"], task.settings, [])
+    return replace(
+        data,
+        train=fill(own, data.train, f"{at}.train"),
+        test={test: fill(own, settings, f"{at}.test.{test}") for test, settings in data.test.items()},
+    )

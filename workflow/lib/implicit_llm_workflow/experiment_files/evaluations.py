@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.config.evaluation import ModeConfig, SweepConfig, modes_of
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS, LM_EVAL, PERPLEXITY, EvaluationKind
+from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL, PERPLEXITY, EvaluationKind
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.tasks import CATBABI, WORD_PROBLEM
 from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_workflow.experiment_files.yaml_files import (
@@ -36,12 +37,9 @@ class Evaluation:
 
     name: str
     settings: Any
+    kind: EvaluationKind
     runs: Annotated[tuple[Text, ...], SOME] = ("*",)
     split: Literal["test", "validation"] = "test"
-
-    @property
-    def kind(self) -> EvaluationKind:
-        return EVALUATION_KINDS[self.settings.kind]
 
     @property
     def modes(self) -> tuple[ModeConfig, ...]:
@@ -65,16 +63,16 @@ class Evaluation:
         return is_same_part and (not is_implicit or any(mode.name in names for mode in other.modes))
 
 
-def build_evaluation(name: str, item: Mapping[str, Any], source: str) -> Evaluation:
+def build_evaluation(name: str, item: Mapping[str, Any], source: str, kinds: Kinds) -> Evaluation:
     """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
     at = f"{source}: evaluations.{name}"
-    kind = selected(EVALUATION_KINDS, "kind", item, at)
+    kind = selected(kinds.evaluations, "kind", item, at)
     own = {key: item[key] for key in ("runs", "split") if key in item}
     given = completed_settings(item["kind"], {key: item[key] for key in item if key not in own}, at)
     filled: Any = fill(kind.config, given, at)
     if kind.has_modes:
         modes_of(filled.modes, filled.sweep, at)
-    found = fill(Evaluation, {"name": name, "settings": filled, **own}, at)
+    found = fill(Evaluation, {"name": name, "settings": filled, "kind": kind, **own}, at)
     if found.split == VALIDATION and item["kind"] not in VALIDATION_KINDS:
         raise ConfigError(
             f"{at}.split: only evaluations of kind {' or '.join(VALIDATION_KINDS)} read {VALIDATION}; remove the key"

@@ -10,9 +10,9 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.plugins import Plugin, declare_plugin
+from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION, ReportConfig
-from implicit_llm_report.registry import registry
+from implicit_llm_report.registry import figures_with
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
 from implicit_llm_workflow.experiment_files.excerpts import Excerpt
@@ -71,7 +71,7 @@ class Experiment:
     report: Mapping[str, Any]
     peers: Mapping[str, Peer] = field(default_factory=dict)
     excerpts: Mapping[str, Excerpt] = field(default_factory=dict)
-    plugins: Mapping[str, Plugin] = field(default_factory=dict)
+    kinds: Kinds = BUILTIN
     read: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -98,37 +98,26 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
-    plugins = _plugins(file.plugins, files)
-    data = {name: build_data_set(name, item, source) for name, item in file.data.items()}
-    runs = _runs(file, data, files)
-    evaluations = {name: build_evaluation(name, item, source) for name, item in file.evaluations.items()}
+    kinds = Kinds.read((shown_path(files.path.parent / name) for name in file.plugins), f"{source}: plugins")
+    data = {name: build_data_set(name, kinds.marked(item), source, kinds) for name, item in file.data.items()}
+    runs = _runs(file, data, files, kinds)
+    evaluations = {
+        name: build_evaluation(name, kinds.marked(item), source, kinds) for name, item in file.evaluations.items()
+    }
     peers = {name: build_peer(name, item, source) for name, item in file.peers.items()}
     excerpts = {
         name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
     }
-    report = _report(file, runs, plugins, source)
+    report = _report(file, runs, kinds, source)
     read = {"values": values, "path": str(files.path), "source": source, "known": files.known}
-    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, plugins, read)
+    experiment = Experiment(file.name, source, data, runs, evaluations, report, peers, excerpts, kinds, read)
     for check in (_check_peers, _check_evaluations, _check_splits, _check_repeated, _check_origins):
         check(experiment)
     return experiment
 
 
-def _plugins(names: tuple[str, ...], files: ConfigFiles) -> dict[str, Plugin]:
-    """The plugins by path, known from now on to what reads the rest of the experiment."""
-    found: dict[str, Plugin] = {}
-    for name in names:
-        path = shown_path(files.path.parent / name)
-        plugin = declare_plugin(path)
-        for other, its in found.items():
-            for twice in {*its.names, *its.figures} & {*plugin.names, *plugin.figures}:
-                raise ConfigError(f"{files.source}: plugins: {other} and {path} both add {twice!r}; rename one")
-        found[path.as_posix()] = plugin
-    return found
-
-
-def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles) -> dict[str, Run]:
-    builder, found = RunBuilder(file.override, data, files), {}
+def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles, kinds: Kinds) -> dict[str, Run]:
+    builder, found = RunBuilder(file.override, data, files, kinds), {}
     entries = expand_grids(file.runs, files.source)
     builder.check_shared(entry for entry, _ in entries.values())
     for name, (entry, at) in entries.items():
@@ -139,15 +128,12 @@ def _runs(file: ExperimentFile, data: Mapping[str, DataSet], files: ConfigFiles)
     return found
 
 
-def _report(
-    file: ExperimentFile, runs: Mapping[str, Run], plugins: Mapping[str, Plugin], source: str
-) -> dict[str, Any]:
+def _report(file: ExperimentFile, runs: Mapping[str, Run], kinds: Kinds, source: str) -> dict[str, Any]:
     at = f"{source}: report"
     check_keys(file.report, ("title", "note", "names", "front", "minimum_layers"), at)
     config = fill(ReportConfig, {"experiment": file.name, **file.report}, at)
     check_keys(config.names, runs, f"{at}.names")
-    figures = [*registry().figures, *(name for plugin in plugins.values() for name in plugin.figures)]
-    check_keys(config.front.figures, figures, f"{at}.front.figures")
+    check_keys(config.front.figures, figures_with(kinds), f"{at}.front.figures")
     return file.report
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from implicit_llm_contracts.config.fill import fill
+from implicit_llm_contracts.config.fill import below, fill
 from implicit_llm_contracts.config.training import PhaseConfig, TaskConfig, TrainConfig
 from implicit_llm_contracts.config.values import DISTINCT, Seed, Text, matching
 from implicit_llm_contracts.errors import ConfigError, InvalidValue
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_workflow.experiment_files.curricula import CurriculumFile, PhaseEntry, build_phases, fill_phase
 from implicit_llm_workflow.experiment_files.data_sets import DataSet
 from implicit_llm_workflow.experiment_files.evaluations import Evaluation
 from implicit_llm_workflow.experiment_files.models import PretrainedModel, check_widths, fill_model, override_fields
-from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, fill_entry, matches
+from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, check_keys, fill_entry, matches, selected
 
 T = TypeVar("T")
 AxisName = Annotated[str, matching(r"[a-z][a-z_]*", "lower-case letters, beginning with a letter")]
@@ -147,10 +147,11 @@ _Layers = Sequence[tuple[Override, str]]  # changes, each with its key; the late
 class RunBuilder:
     """Makes the runs of one experiment file; `shared` are the changes for all of them."""
 
-    def __init__(self, shared: Override, data: Mapping[str, DataSet], files: ConfigFiles) -> None:
+    def __init__(self, shared: Override, data: Mapping[str, DataSet], files: ConfigFiles, kinds: Kinds) -> None:
         self._shared = shared
         self._data = data
         self._files = files
+        self._kinds = kinds
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
@@ -204,7 +205,14 @@ class RunBuilder:
         for changes, key in layers:
             if changes.task:
                 steps.append((overlay(steps[-1][0], changes.task), f"{key}.task"))
-        return _last_of(steps, partial(fill, TaskConfig))
+        return _last_of(steps, self._fill_task)
+
+    def _fill_task(self, values: Mapping[str, Any], at: str) -> TaskConfig:
+        found = fill(TaskConfig, values, at)
+        labels = selected(self._kinds.tasks, "task", values, at).labels
+        if labels not in (None, found.labels):
+            raise ConfigError(f"{below(at, 'labels')}: task {found.task} has labels {labels!r}; give that")
+        return found
 
     def _phases(self, item: RunEntry, where: str, layers: _Layers) -> list[PhaseEntry]:
         """The phases in the curriculum's file, with the changes of this run."""
@@ -216,7 +224,7 @@ class RunBuilder:
                 if name in changes.curriculum:
                     changed = _changed_phase(steps[-1][0], changes.curriculum[name])
                     steps.append((changed, f"{key}.curriculum.{name}"))
-            found.append(_last_of(steps, fill_phase))
+            found.append(_last_of(steps, lambda values, at: fill_phase(self._kinds.marked(values), at)))
         return found
 
     def _curriculum(self, item: RunEntry, where: str) -> list[tuple[str, dict[str, Any], str]]:

@@ -137,7 +137,7 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
     if not isinstance(item, Mapping) or key not in item:
         raise ConfigError(f"{at}: the key {key!r} is missing; add it, one of {', '.join(choices)}")
     if item[key] not in choices:
-        raise ConfigError(f"{at}.{key}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
+        raise ConfigError(f"{below(at, key)}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
     return choices[item[key]]
 
 

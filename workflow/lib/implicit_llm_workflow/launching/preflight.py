@@ -142,8 +142,7 @@ class Preflight:
 def _differences(torch: Any, device: str) -> dict[str, float]:
     """How far output and gradients of a layer in the device's own precision are from those in fp32 on the CPU."""
     from implicit_llm.kernels.selection import kernels, selected_kernels
-    from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-    from implicit_llm.models.configuration import ImplicitMamba2Config
+    from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 
     # 64 x 64 is the state that some releases of Triton are known to compile wrongly; 200 tokens are several chunks.
     config = ImplicitMamba2Config(

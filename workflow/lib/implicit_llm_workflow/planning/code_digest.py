@@ -28,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.flops import FAMILY_NAMES, MAMBA2
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.plugins import owner_of, read_plugin
+from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
@@ -51,25 +51,10 @@ STAGES = {
     "report": REPORT,
     "excerpt": REPORT,
 }
-# Modules that only one model family runs, by `model_type`, and those that only implicit models run. Every job imports
-# them all, but an import alone computes nothing. A module that is imported by these alone is left out with them.
-OF_FAMILY = {
-    "implicit_mamba2": (
-        "implicit_llm.models.mamba2",
-        "implicit_llm.kernels.causal_conv",
-        "implicit_llm.kernels.ssd",
-        "implicit_llm.kernels.triton.mamba_ssm",
-        "implicit_llm.kernels.triton.mixer",
-        "implicit_llm.kernels.triton.scan",
-    ),
-    "implicit_llama3": (
-        "implicit_llm.models.llama3",
-        "implicit_llm.kernels.attention",
-        "implicit_llm.kernels.triton.attention",
-        "implicit_llm.kernels.triton.swiglu",
-    ),
-}
-OF_IMPLICIT = ("implicit_llm.solver", "implicit_llm.kernels.triton.search")
+# The folder that only one model family runs, by `model_type`, and the modules that only implicit models run. Every job
+# imports them all, but an import alone computes nothing. A module that they alone import is left out with them.
+OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in FAMILY_NAMES}
+OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
@@ -110,26 +95,23 @@ def _project(plugins: tuple[str, ...]) -> Project:
     return _library().with_plugins(map(Path, plugins)) if plugins else _library()
 
 
-def stage_module(stage: str, config: Mapping[str, Any]) -> str:
+def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
     """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
 
     So editing how one kind of data is made leaves the other kinds as they are. A plugin's kind has its file.
     """
-    owner = owner_of(stage, config.get("kind", ""))
+    owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
 
 
-def job_code(stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> JobCode:
+def job_code(
+    stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None, kinds: Kinds = BUILTIN
+) -> JobCode:
     """The code of a job; `model`: what the training config says of the model that the job trains or reads.
 
     Everything counts if the model is unknown or of another family than ours.
     """
-    return JobCode(stage_module(stage, config), _left_out(model or {}), plugin_paths(config))
-
-
-def plugin_paths(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Absolute paths of the plugins of a job, which its config names from the working directory."""
-    return tuple(str(Path(plugin).resolve()) for plugin in config.get(PLUGINS, ()))
+    return JobCode(stage_module(stage, config, kinds), _left_out(model or {}), tuple(map(str, plugin_paths(config))))
 
 
 def possible_codes(module: str, plugins: tuple[str, ...]) -> set[JobCode]:
@@ -157,9 +139,9 @@ def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str
 
 def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
     family = model.get("model_type")
-    others = [modules for other, modules in OF_FAMILY.items() if family in OF_FAMILY and other != family]
+    others = [folder for other, folder in OF_FAMILY.items() if family in OF_FAMILY and other != family]
     unsolved = OF_IMPLICIT if model.get("is_implicit") is False else ()
-    return (*PLUMBING, *(module for modules in others for module in modules), *unsolved)
+    return (*PLUMBING, *others, *unsolved)
 
 
 def code_digest(entry: str, project: Project, excluded: Iterable[str]) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 
 from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
-from implicit_llm_contracts.plugins import KEY as PLUGINS
-from implicit_llm_contracts.plugins import Plugin
+from implicit_llm_contracts.plugins import PLUGINS, Plugin
 from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
-from implicit_llm_report.registry import Entry, registry
+from implicit_llm_report.registry import Entry, figures_with, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
 from implicit_llm_workflow.experiment_files.excerpts import check_shown
@@ -25,7 +24,7 @@ from implicit_llm_workflow.planning.staleness import PAGES
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
     """All nodes by key, every node after those it reads from. `digest`: sha256 of a file, None if unknown."""
     nodes = {node.key: _with_digests(node, digest) for node in _all_nodes(experiment)}
-    return {key: _with_plugins(node, nodes, experiment.plugins) for key, node in nodes.items()}
+    return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
@@ -151,8 +150,7 @@ def _evaluate_nodes(
 
 def report_figures(experiment: Experiment) -> list[str]:
     """Names of the figures that the report of an experiment has."""
-    own = {name: it for plugin in experiment.plugins.values() for name, it in plugin.figures.items()}
-    return _met({**registry().figures} | {name: Entry(it.needs, it.caption) for name, it in own.items()}, experiment)
+    return _met(figures_with(experiment.kinds), experiment)
 
 
 def report_tables(experiment: Experiment) -> list[str]:

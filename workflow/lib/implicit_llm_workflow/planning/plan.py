@@ -89,7 +89,7 @@ class Plan:
     def code(self, node: Node) -> JobCode:
         """What the node's job can run."""
         source = self.nodes[node.upstream[MODEL_ROLE]] if MODEL_ROLE in node.upstream else node
-        return job_code(node.stage, node.config, source.config.get("model"))
+        return job_code(node.stage, node.config, source.config.get("model"), self.experiment.kinds)
 
     def record_code(self) -> None:
         """Write down what the code of the jobs is, so that a later change of it can be named."""

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import natural, nearest
 from implicit_llm_contracts.runs.identity import canonical_json
@@ -267,7 +266,7 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
 
 def main_numbers(plan: Plan) -> Iterator[Table]:
     """A table for each data set: of the runs that have finished the first metric of each evaluation, without sweeps."""
-    main = {metric for kind in EVALUATION_KINDS.values() for metric in kind.metrics[:1]}
+    main = {metric for kind in plan.experiment.kinds.evaluations.values() for metric in kind.metrics[:1]}
     for data in plan.experiment.data:
         runs = [run for run in plan.experiment.runs.values() if run.data == data]
         columns = [column for run in runs for column in _finished(plan, run)]

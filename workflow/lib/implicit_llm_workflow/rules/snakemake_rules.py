@@ -4,13 +4,10 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
-from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
@@ -18,6 +15,7 @@ from implicit_llm_workflow.estimates.hardware import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
 from implicit_llm_workflow.node import Node
+from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.planning.plan import PLANNED, Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
 from implicit_llm_workflow.rules.snakemake_internals import resource_of
@@ -65,7 +63,7 @@ def the_config_file(plan: Plan, config_paths: list[str]) -> str:
     Raises: ConfigError for what was put together from several files, or with `--config KEY=VALUE`.
     """
     path = Path(config_paths[-1])
-    if replace(load_experiment(path), source=plan.experiment.source) != plan.experiment:
+    if build_graph(load_experiment(path)) != build_graph(plan.experiment):
         files = ", ".join(str(shown_path(Path(item))) for item in config_paths)
         raise ConfigError(f"{files}: not the whole configuration is in {shown_path(path)}; put it into one file")
     return str(path)
@@ -91,7 +89,6 @@ class RuleInputs:
         self._ancient = ancient
         self._is_driver = is_driver
         self.forced: set[str] = set()
-        self.tasks, self.evaluations = TASKS, EVALUATION_KINDS  # with those of the plan's plugins
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:

@@ -17,15 +17,14 @@ from typing import Any
 
 import pandas as pd
 
-from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
+from implicit_llm_contracts.config.flops import FAMILY_NAMES
 from implicit_llm_contracts.hints import natural
+from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
 COSTS = ("f_evaluations_per_token", "unconverged_share")
-# The numbers that a record of a kind has; one that it lacks is missing.
-METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
-METRICS |= {validation: METRICS[kind] for kind, validation in VALIDATION_KINDS.items()}
+Metrics = Mapping[str, Sequence[str]]  # the numbers that a record of a kind has; one that it lacks is missing
 # Numbers that only some records of a kind have, beside COSTS.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
@@ -52,7 +51,7 @@ SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 # Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
-FAMILIES = {"implicit_mamba2": "Mamba2", "implicit_llama3": "Llama", "mamba2": "Mamba2", "llama": "Llama"}
+FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
 RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
 # Models within this factor are of one size: implicit ones have a few parameters more than explicit ones of their width.
@@ -84,6 +83,12 @@ SHARES = frozenset({
     LAST_TEN, "accuracy_sequence", "accuracy_token", "unconverged_share", "token_match_sequential", "above_chance",
     "chance_last10", "accuracy", "acc", "acc_norm", AVERAGE, "token_agreement", "settled_early", "off_diagonal_share",
 })  # fmt: skip
+
+
+def metrics_of(kinds: Kinds) -> Metrics:
+    """The metrics by kind of evaluation, also of those on validation sets."""
+    kind_of = {name: name for name in kinds.evaluations} | {split: kind for kind, split in VALIDATION_KINDS.items()}
+    return {name: kinds.evaluations[kind].metrics for name, kind in kind_of.items()}
 
 
 def family_of(model_type: str | None) -> str:
@@ -158,6 +163,7 @@ def frame_of(
     reasons: Mapping[str, str],
     training: Sequence[TrainingRun] = (),
     names: Mapping[str, str] | None = None,
+    kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
     """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
 
@@ -165,7 +171,7 @@ def frame_of(
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
-    titles, rows = model_titles(models), []
+    titles, rows, metrics = model_titles(models), [], metrics_of(kinds)
     for kind, mine in records.items():
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
@@ -174,7 +180,7 @@ def frame_of(
             about |= derived.of(record) | {"models": titles.get(str(record.get("run")))}
             about["reason"] = reasons.get(str(record.get("role")))
             about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
-            for task, metric, value in _numbers(kind, record):
+            for task, metric, value in _numbers(record, kind, metrics.get(kind, ())):
                 rows.append(about | {"metric": metric, "value": value} | ({} if task is None else {"task": task}))
     frame = pd.DataFrame(sorted(rows, key=_order), columns=pd.Index(COLUMNS, dtype=object), dtype=object)
     swept = frame[frame["swept"].notna()].astype({"at": float})
@@ -200,9 +206,11 @@ def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]
     return titles
 
 
-def _numbers(kind: str, record: Mapping[str, Any]) -> Iterator[tuple[str | None, str, float | None]]:
+def _numbers(
+    record: Mapping[str, Any], kind: str, metrics: Sequence[str]
+) -> Iterator[tuple[str | None, str, float | None]]:
     """(task, metric, value) of a record; the task is that of one part of its numbers."""
-    numbers = {name: record.get(name) for name in METRICS.get(kind, ())}
+    numbers = {name: record.get(name) for name in metrics}
     numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
     numbers |= {name: record.get(name) for name in COSTS}
     numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
@@ -215,7 +223,7 @@ def _numbers(kind: str, record: Mapping[str, Any]) -> Iterator[tuple[str | None,
         early = [count <= curve["f_evaluations"][-1] / 4 for count in curve["f_evaluations"]]
         numbers["settled_early"] = curve["agreement_with_last"][sum(early) - 1] if any(early) else None
     yield from ((None, metric, value) for metric, value in numbers.items())
-    for metric in METRICS.get(kind, ()):
+    for metric in metrics:
         yield from ((task, metric, value) for task, value in (record.get(f"{metric}_by_task") or {}).items())
 
 

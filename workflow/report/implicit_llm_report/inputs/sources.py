@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from implicit_llm_contracts.hints import natural
+from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import Manifest
@@ -58,6 +59,7 @@ class Given:
     measured: pd.DataFrame
     training: tuple[TrainingRun, ...]
     sources: Mapping[str, Source]
+    kinds: Kinds = BUILTIN
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -80,7 +82,7 @@ class Given:
         return plain(self.measured, "perplexity")
 
 
-def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> Given:
+def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
     """Read every input; missing results become rows without numbers. Raises: ReportError naming the file."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
@@ -100,7 +102,8 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig) -> Given:
     for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
         _place(records, kind, record, record["role"], config)
     training, reasons = _training_runs(sources, inputs, config.names), {item.role: item.why for item in config.missing}
-    return Given(config, load_published(), frame_of(records, reasons, training, config.names), training, sources)
+    frame = frame_of(records, reasons, training, config.names, kinds)
+    return Given(config, load_published(), frame, training, sources, kinds)
 
 
 def _trained(source: Source) -> Record:

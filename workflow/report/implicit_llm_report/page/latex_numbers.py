@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from implicit_llm_report.claims.claims import Judgement
-from implicit_llm_report.inputs.frame import COSTS, METRICS, Group, Spread, groups
+from implicit_llm_report.inputs.frame import COSTS, Group, Metrics, Spread, groups, metrics_of
 from implicit_llm_report.inputs.sources import Given
 
 FILE_NAME = "numbers.tex"
@@ -31,12 +31,13 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
     """The file as text: a definition a number, with the runs that it comes from in a comment."""
     lines = [HEAD.format(experiment=given.config.experiment)]
     lines += [f"% lacks {item.job} ({item.state}); made by: {item.command}" for item in given.config.missing]
+    metrics = metrics_of(given.kinds)
     for group in groups(given.measured, PLACES):
         known = ((role, given.sources.get(role)) for role in group.roles)
         lines.append(
             "% " + "; ".join(f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
         )
-        lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group)]
+        lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group, metrics)]
     lines.append("% claims")
     for judgement in judgements:
         key = f"claim/{_word(judgement.claim.id)}"
@@ -45,10 +46,10 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _definitions(group: Group) -> Iterator[tuple[str, str]]:
+def _definitions(group: Group, known: Metrics) -> Iterator[tuple[str, str]]:
     """The numbers of a group, over its seeds. Where a seed has a record for each token, its number is their mean."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
-    metrics = METRICS.get(group.kind) or sorted(set(group.metrics).difference(COSTS))
+    metrics = known.get(group.kind) or sorted(set(group.metrics).difference(COSTS))
     spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}
     for metric, spread in spreads.items():
         if metric in metrics or spread.values:

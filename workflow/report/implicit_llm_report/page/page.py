@@ -11,6 +11,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED, Judgement, Verdict
 from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS, counted, counted_new, rows_of, shown
@@ -31,7 +32,7 @@ from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import Given, Source
 from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
 from implicit_llm_report.page.front import TABLES, facts_of, front_figures, front_tables
-from implicit_llm_report.registry import caption_of, registry
+from implicit_llm_report.registry import figures_with, registry
 from implicit_llm_report.sections import ROWS, PublishedRow
 from implicit_llm_report.tables import Cell, Table
 
@@ -161,16 +162,16 @@ def _environment(given: Given) -> jinja2.Environment:
         "notes": partial(notes, published=given.published),
         "words": cell_words,
         "brief": brief,
-        "caption": caption,
+        "caption": partial(caption, kinds=given.kinds),
         "commas": "{:,}".format,
         "by": partial(linked, sources=given.sources),
     }
     return environment
 
 
-def caption(name: str) -> Markup:
+def caption(name: str, kinds: Kinds) -> Markup:
     """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
-    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(caption_of(name))))
+    return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(figures_with(kinds)[name].caption)))
 
 
 def number(value: float | None, metric: str = "") -> Markup:

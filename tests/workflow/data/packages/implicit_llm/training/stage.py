@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from implicit_llm.models.llama3 import Llama3Layer  # noqa: F401
+from implicit_llm.models.llama3.model import Llama3Layer  # noqa: F401
 from implicit_llm.models.stack import solve
 from implicit_llm.solver.fixed_point import FixedPointSolver  # noqa: F401
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult

@@ -31,7 +31,7 @@ def rotated_heads(
     Returns: in the dtype of qkv. The value may be a view of qkv.
     """
     if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
-        from implicit_llm.kernels.triton import attention as triton_attention
+        from implicit_llm.models.llama3.triton import attention as triton_attention
 
         return triton_attention.rotated_heads(qkv_BLE, injection_BLE, rope, heads)
     if injection_BLE is not None:
@@ -80,7 +80,7 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
     """
     keys, values = room.keys_BHSP, room.values_BHSP
     if selection.room_attention_runs_on_triton(qkv_BLE, (keys, values)):
-        from implicit_llm.kernels.triton import attention as triton_attention
+        from implicit_llm.models.llama3.triton import attention as triton_attention
 
         return triton_attention.token_attention(qkv_BLE, injection_BLE, rope, (keys, values), room.position_L)
     _, key_heads, _, width = keys.shape
@@ -98,8 +98,8 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
     if selection.swiglu_runs_on_triton(gate_up):
-        from implicit_llm.kernels.triton import swiglu as triton_swiglu
+        from implicit_llm.models.llama3.triton import attention as triton_attention
 
-        return triton_swiglu.swiglu(gate_up)
+        return triton_attention.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -31,9 +31,7 @@ def causal_conv(
     width = weight_CK.shape[1]
     state = last_inputs(x_BLC, initial_BKC, width - 1, valid_BL) if return_state else None
     if selection.conv_runs_on_triton(x_BLC, weight_CK):
-        from implicit_llm.kernels.triton import mamba_ssm
-
-        return mamba_ssm.causal_conv(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu), state
+        return _conv_of_package(x_BLC, weight_CK, bias_C, initial_BKC, silu=silu), state
     if initial_BKC is None:
         padded = F.pad(x_BLC, (0, 0, width - 1, 0))
     else:
@@ -44,6 +42,24 @@ def causal_conv(
     if bias_C is not None:
         y = y + bias_C.to(x_BLC.dtype)
     return F.silu(y) if silu else y, state
+
+
+def _conv_of_package(
+    x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, initial_BKC: Tensor | None, *, silu: bool
+) -> Tensor:
+    """Work like `causal_conv`, by causal_conv1d >= 1.5; sums in fp32."""
+    if not _is_aligned(x_BLC):
+        x_BLC = x_BLC.clone(memory_format=torch.contiguous_format)
+    initial = None if initial_BKC is None else initial_BKC.to(x_BLC.dtype).contiguous().transpose(1, 2)
+    bias = None if bias_C is None else bias_C.to(weight_CK.dtype)
+    _, conv = selection.mamba_functions()
+    y_BCL = conv(x_BLC.transpose(1, 2), weight_CK, bias, initial_states=initial, activation="silu" if silu else None)
+    return y_BCL.transpose(1, 2)
+
+
+def _is_aligned(x_BLC: Tensor) -> bool:
+    """Whether the kernels can read it where it is: 16 bytes at a time, channels side by side."""
+    return x_BLC.stride(2) == 1 and not (x_BLC.stride(1) % 8 or x_BLC.stride(0) % 8 or x_BLC.data_ptr() % 16)
 
 
 def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:

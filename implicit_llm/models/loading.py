@@ -1,5 +1,6 @@
-"""Causal language models of other packages, and those that others saved."""
+"""Models with the weights of others: causal models of other packages, and implicit ones made of explicit ones."""
 
+import copy
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,15 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.layers import NormedWeight, gain_of
+from implicit_llm.models.llama3.loading import from_llama
+from implicit_llm.models.mamba2.loading import from_mamba2
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.errors import ConfigError
+
+FROM_TRANSFORMERS = {"llama": from_llama, "mamba2": from_mamba2}
 
 
 def import_package_of(fields: Mapping[str, Any]) -> None:
@@ -69,3 +77,40 @@ def load_foreign(
             "give a whole checkpoint of a causal language model"
         )
     return model
+
+
+@torch.no_grad()
+def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any] | None = None) -> ImplicitForCausalLM:
+    """A new implicit model with the layers of an explicit one, ours or a Llama or Mamba2 of transformers.
+
+    The injection is newly initialised.
+
+    Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a
+    whole does not, since its layers now read the fixed point instead of the embedding. Train it.
+
+    Raises: TypeError for a model of another family; ModelConfigError; ValueError if it is implicit already.
+    """
+    if not isinstance(model, ImplicitForCausalLM):
+        convert = FROM_TRANSFORMERS.get(getattr(model.config, "model_type", ""))
+        if convert is None:
+            raise TypeError(
+                f"to_implicit takes an explicit model of implicit_llm, or a Llama or Mamba2 of transformers, got "
+                f"{type(model).__name__}; give one of these"
+            )
+        model = convert(model)
+    if model.config.is_implicit:
+        raise ValueError("the model is implicit already; assign model.solver to change how it is solved")
+    values = model.config.to_dict() | {
+        "is_implicit": True,
+        "weight_norm": True,
+        "solver": solver or SolverConfig(),
+    }
+    implicit = type(model)(type(model.config)(**values))
+    implicit.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]  # transformers' wrapper loses its self
+    weights = model.state_dict()
+    for name, module in implicit.named_modules():
+        if isinstance(module, NormedWeight) and (weight := weights.pop(f"{name}.weight", None)) is not None:
+            weights |= {f"{name}.v": weight, f"{name}.g": gain_of(weight)}
+    implicit.load_state_dict(weights, strict=False)
+    implicit.generation_config = copy.deepcopy(model.generation_config)
+    return implicit

@@ -11,7 +11,7 @@ out-projection; the gated norm divides a token by one number, which is known aft
 positions in all products, so that the weights fill the matrix units however few the tokens are.
 An iteration of one program takes longer than one of a whole small batch (120 us on an H100, most of it latency), so
 training, where few sequences need many iterations, replays graphs instead (`cuda_graphs.blocks`).
-The plain PyTorch twin is `solver.passes` over `models.mamba2`.
+The plain PyTorch twin is `solver.passes` over `models.mamba2.model`.
 
 Shapes: `B` batch, `L` length, `D` model, `E` in-projection (gate I, convolved C = I + 2 N, dt H), `I` = H P inner, `H`
 heads, `P` head width, `N` state, `K` convolution, `W` tokens of a block, `G` blocks, `S` sequences of a program,
@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr
 
-from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.triton.convergence import EPS, is_bad, larger, relative
 from implicit_llm.kernels.triton.memory import wide
-from implicit_llm.kernels.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
 
 TAPS = constexpr(4)  # inputs of the convolution
 MIN_TOKENS = 16  # of a program: the least that matrix units multiply

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicit_llm.kernels import selection
-from implicit_llm.kernels.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head: 64 balances both at published widths.
 CHUNK_LEN = 64
@@ -44,10 +44,7 @@ def ssd(
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
     if selection.ssd_runs_on_triton(x_BLHP, B_BLGN):
-        from implicit_llm.kernels.triton import mamba_ssm
-
-        chunk_len = selection.published_chunk(x_BLHP.shape[1])
-        return mamba_ssm.ssd(*inputs, D_H=D_H, return_state=return_state, chunk_len=chunk_len)
+        return _ssd_of_package(*inputs, D_H=D_H, return_state=return_state)
     if selection.is_reference():
         layout = make_layout(x_BLHP.shape[1], x_BLHP.shape[2], chunk_len)
         with torch.autocast(x_BLHP.device.type, enabled=False):
@@ -58,6 +55,36 @@ def ssd(
     if D_H is not None:
         y_BLHP = torch.addcmul(y_BLHP, x_BLHP, D_H.to(x_BLHP.dtype)[:, None])
     return y_BLHP, state
+
+
+def _ssd_of_package(
+    x_BLHP: Tensor,
+    dt_BLH: Tensor,
+    A_H: Tensor,
+    B_BLGN: Tensor,
+    C_BLGN: Tensor,
+    initial_state_BHPN: Tensor | None,
+    *,
+    D_H: Tensor | None,
+    return_state: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Work like `ssd`, by mamba_ssm >= 2.2.4 (ops/triton).
+
+    Products are in the dtype of x (fp32: in TF32), as are the states between chunks.
+    """
+    chunk_scan, _ = selection.mamba_functions()
+    out = chunk_scan(
+        x_BLHP,
+        dt_BLH.float(),
+        A_H.float(),
+        B_BLGN.to(x_BLHP.dtype),
+        C_BLGN.to(x_BLHP.dtype),
+        selection.published_chunk(x_BLHP.shape[1]),
+        D=None if D_H is None else D_H.float(),
+        initial_states=None if initial_state_BHPN is None else initial_state_BHPN.float(),
+        return_final_states=return_state,
+    )
+    return out if return_state else (out, None)
 
 
 class _ChunkedScan(torch.autograd.Function):
@@ -129,18 +156,18 @@ def gated_scan(
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
     Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
     """
-    from implicit_llm.kernels.triton.scan_inputs import Mixer
+    from implicit_llm.models.mamba2.triton.scan_inputs import Mixer
 
     weights = weights._replace(conv_CK=weights.conv_CK.contiguous())
     injection_BLE = None if injection_BLE is None else injection_BLE.contiguous()
     mixer = Mixer(projected_BLE.contiguous(), injection_BLE, weights, sizes)
     if torch.is_grad_enabled():
-        from implicit_llm.kernels.triton.mixer import gated_mix
+        from implicit_llm.models.mamba2.triton.scan_backward import gated_mix
 
         assert injection_BLE is None
         assert not return_state
         return gated_mix(mixer, state), None
-    from implicit_llm.kernels.triton import scan as triton_scan
+    from implicit_llm.models.mamba2.triton import scan as triton_scan
 
     if projected_BLE.shape[1] == 1 and state is not None:
         return triton_scan.gated_token(mixer, state, return_state)

@@ -8,13 +8,99 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from implicit_llm.kernels.attention import Room, attend, room_attention, rotated_heads, swiglu
-from implicit_llm.models.configuration import ImplicitLlama3Config
+from implicit_llm.models.backbone import ImplicitModel
+from implicit_llm.models.causal_lm import ImplicitForCausalLM
+from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.layers import Layer, Projection, RMSNorm, touched_module
+from implicit_llm.models.llama3.attention import Room, attend, room_attention, rotated_heads, swiglu
 from implicit_llm.models.stack import LayerState, Mixed, StackInput
+
+ROPE_SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+@strict
+class ImplicitLlama3Config(ImplicitConfig):
+    """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
+
+    intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
+    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None becomes one a query head.
+    head_dim: width of a head; None: hidden_size / num_attention_heads.
+    rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
+    rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None: unscaled.
+    Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
+    """
+
+    model_type = "implicit_llama3"
+
+    vocab_size: int = 50277
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int = 2048
+    max_position_embeddings: int = 2048
+    rope_theta: float = 500000.0
+    rope_scaling: dict[str, Any] | None = None
+    rms_norm_eps: float = 1e-5
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if (self.head_dim is None and self.hidden_size % self.num_attention_heads) or self.head_width % 2:
+            raise ModelConfigError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size} "
+                "into heads of even width"
+                if self.head_dim is None
+                else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
+            )
+        self.num_key_value_heads = self.key_value_heads  # adapters compute with it
+        if self.num_attention_heads % self.key_value_heads:
+            raise ModelConfigError(
+                f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
+                "heads; choose a divisor"
+            )
+        if self.rope_scaling is not None:
+            _check_rope_scaling(self.rope_scaling)
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_width(self) -> int:
+        """`head_dim`, by default hidden_size / num_attention_heads."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """`num_key_value_heads`, by default one for each query head."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def norm_eps(self) -> float:
+        return self.rms_norm_eps
+
+    @property
+    def injection_width(self) -> int:
+        """Width of query, key and value together, and of the injection."""
+        return (self.num_attention_heads + 2 * self.key_value_heads) * self.head_width
+
+
+def _check_rope_scaling(scaling: dict[str, Any]) -> None:
+    kind = scaling.get("rope_type")
+    if kind not in ROPE_SCALINGS:
+        raise ModelConfigError(
+            f"rope_scaling.rope_type: {kind!r} is not supported, only {' and '.join(ROPE_SCALINGS)}; "
+            "use another checkpoint"
+        )
+    wrong = sorted(scaling.keys() ^ {"rope_type", *ROPE_SCALINGS[kind]})
+    if wrong:
+        raise ModelConfigError(
+            f"rope_scaling.{wrong[0]}: {kind} has exactly the settings {', '.join(ROPE_SCALINGS[kind])}"
+        )
 
 
 class Llama3Weights(NamedTuple):
@@ -156,3 +242,32 @@ def pad_mlp(gate_up_MD: Tensor, down_DM: Tensor) -> tuple[Tensor, Tensor]:
         return gate_up_MD, down_DM
     gate, up = gate_up_MD.chunk(2)
     return torch.cat([F.pad(gate, (0, 0, 0, pad)), F.pad(up, (0, 0, 0, pad))]), F.pad(down_DM, (0, pad))
+
+
+class ImplicitLlama3Model(ImplicitModel):
+    """Llama blocks, explicit or iterated to the fixed point."""
+
+    config_class = ImplicitLlama3Config
+    config: ImplicitLlama3Config
+    base_model_prefix = "model"
+    layer_class = Llama3Layer
+    _final_norm = "norm"
+    norm: RMSNorm
+    has_growing_state = True
+    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
+
+    def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
+        config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
+        return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)
+
+
+class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
+    """Llama language model, explicit or implicit."""
+
+    config_class = ImplicitLlama3Config
+    config: ImplicitLlama3Config
+    base_model_prefix = "model"
+    model_class = ImplicitLlama3Model
+    model: ImplicitLlama3Model
+    _no_split_modules = ["Llama3Layer"]  # noqa: RUF012 (an instance variable in transformers)
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (an instance variable in transformers)

@@ -1,7 +1,8 @@
-"""Reading checkpoints of the original Mamba2 release (state-spaces/mamba2-*) as explicit models of ours.
+"""Mamba2 models of transformers, and checkpoints of the original release (state-spaces/mamba2-*), as models of ours.
 
-Its config.json names no model_type, and its weights are a pickle, pytorch_model.bin, which is read only as tensors and
-only when the caller vouches for it by its sha256; a model.safetensors with the same names is read as it is.
+The config.json of the original release names no model_type. Its weights are a pickle, pytorch_model.bin, which is read
+only as tensors and only when the caller vouches for it by its sha256; a model.safetensors with the same names is read
+as it is.
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
@@ -14,15 +15,24 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.models.configuration import ImplicitMamba2Config
+from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 from implicit_llm.models.published import read_pickle
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
 
+# Settings of transformers' models that our block lacks, each with the only value that gives the same layer.
+FIXED_OF_TRANSFORMERS = {
+    "hidden_act": "silu",
+    "use_bias": False,
+    "use_conv_bias": True,
+    "n_groups": 1,
+    "time_step_limit": (0.0, float("inf")),
+}
+TAKEN = ("expand", "state_size", "head_dim", "conv_kernel", "layer_norm_epsilon")
 DEFAULT_PAD_MULTIPLE = 8
 
 # Settings of the original with the one value that gives our layers; others are not known here.
@@ -43,6 +53,16 @@ FIXED = {
 # Sizes, and how the original was initialised or how fast it runs.
 FREE = frozenset({"d_state", "d_conv", "expand", "headdim", "A_init_range", "dt_min", "dt_max", "dt_init_floor"})
 FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
+
+
+def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
+    """Convert a `Mamba2ForCausalLM` of transformers, as `from_llama` does a Llama.
+
+    `load_original_mamba2` reads the checkpoints of the original release. Raises: ModelConfigError.
+    """
+    if model.config.model_type != "mamba2" or not hasattr(model, "lm_head"):
+        raise ModelConfigError(f"from_mamba2 takes a Mamba2ForCausalLM, got {type(model).__name__}; load one")
+    return sharing_weights(model, ImplicitMamba2ForCausalLM, FIXED_OF_TRANSFORMERS, TAKEN)
 
 
 class UntrustedCheckpoint(ModelConfigError):

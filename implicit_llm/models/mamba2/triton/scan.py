@@ -6,7 +6,7 @@ Channels come before positions in its products (y^T = x^T scores^T): then the st
 is multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) it
 keeps the states between chunks. A single token has a kernel of its own, which convolves as well and needs no matrix
 units.
-The plain PyTorch twin is `models.mamba2.Mamba2Mixer._mix`.
+The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
 `P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk, `S` chunks (of states: those between chunks).
@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide_sum
-from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, mixer_inputs, sigmoid, softplus
+from implicit_llm.models.mamba2.triton.scan_inputs import Mixer, MixerInputs, exp2, mixer_inputs, sigmoid, softplus
 
 WIDE_STATE = 64 * 128  # entries; larger ones take the registers of twice as many warps
 

@@ -1,4 +1,4 @@
-"""The chunked scan of SSD and its gradient, written out: what `kernels.ssd` runs on a slice of the batch.
+"""The chunked scan of SSD and its gradient, written out: what `models.mamba2.ssd` runs on a slice of the batch.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` chunks, `Q` chunk length,
 `F` = B * C, `K` = H / G * P (the heads of one group side by side).

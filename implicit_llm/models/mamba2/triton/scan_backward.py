@@ -1,6 +1,10 @@
-"""Gradient of SSD and gate of a Mamba2 mixer, at every length. Imported where Triton kernels run.
+"""Convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
 
-Four kernels, none of which depends on the order in which programs run:
+Imported where Triton kernels run. Autograd would copy the gradients of gate, convolution and dt into one tensor of the
+width of the in-projection; here each is written to its place. Kept between the passes: the projection, what the scan
+read, the states between chunks.
+
+The gradient takes four kernels, none of which depends on the order in which programs run:
 `sweep`: of one head of one sequence, the gradients of the states between chunks, from the last to the first: one small
 product for each chunk, and all that is sequential.
 `head`: one head of one chunk. With the states that the forward pass kept and their gradients, chunks are independent.
@@ -8,7 +12,7 @@ It writes the gradients of x and gate.
 `group`: the gradients of B and C in one chunk: one program takes all heads of a group and sums up in registers what
 they share.
 `dt`: the gradients of dt and of what it is made of in one chunk, from sums over channels that `head` has left.
-The plain PyTorch twin is autograd through `models.mamba2.Mamba2Mixer._mix`.
+The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` and autograd through it.
 
 Shapes: as in `scan`.
 
@@ -17,6 +21,7 @@ wide) wrongly for Hopper. None is formed here: the transposed scores are multipl
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -25,11 +30,47 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load, wide
-from implicit_llm.kernels.triton.scan import precision, transposed_scores
-from implicit_llm.kernels.triton.scan_inputs import Mixer, MixerInputs, exp2, sigmoid
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.triton.scan import gated_scan_for_gradient, precision, transposed_scores
+from implicit_llm.models.mamba2.triton.scan_inputs import (
+    Mixer,
+    MixerInputs,
+    convolution_gradient,
+    exp2,
+    mixer_inputs,
+    sigmoid,
+)
 
 SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
 SWEEP_STAGES, GROUP_STAGES = 2, 3
+
+
+def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
+    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, without a gradient of `state`."""
+    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
+
+
+class _GatedMix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, projected_BLE: Tensor, *others: Any) -> Tensor:
+        *weights, ctx.sizes, before_BHPN, before_BKC = others
+        mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
+        inputs = mixer_inputs(mixer, before_BKC)
+        out_BLI, kept_BSHPN = gated_scan_for_gradient(mixer, inputs, before_BHPN)
+        ctx.save_for_backward(projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *inputs, *weights)
+        return out_BLI
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout_BLI: Tensor) -> tuple[Tensor | None, ...]:
+        projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *others = ctx.saved_tensors
+        inputs, weights = MixerInputs(*others[:3]), ScanWeights(*others[3:])
+        mixer, dprojected_BLE = Mixer(projected_BLE, None, weights, ctx.sizes), torch.empty_like(projected_BLE)
+        states = before_BHPN, kept_BSHPN
+        dconvolved_BLC, dper_head = gated_scan_gradient(mixer, inputs, states, dout_BLI, dprojected_BLE)
+        dweights = (*convolution_gradient(mixer, before_BKC, dconvolved_BLC, dprojected_BLE), *dper_head)
+        of_weights = (gradient.to(t.dtype) for gradient, t in zip(dweights, weights, strict=True))
+        return dprojected_BLE, *of_weights, None, None, None
 
 
 def gated_scan_gradient(

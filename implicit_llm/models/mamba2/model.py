@@ -1,34 +1,83 @@
-"""The Mamba2 block, explicit or implicit: pre-norm, mixer, residual; no MLP.
+"""Mamba2, explicit or implicit. Its block is pre-norm, mixer, residual; there is no MLP.
 
 Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
 `C` its channels, `E` in-projection (2 I + 2 G N + H).
 """
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from implicit_llm.kernels.causal_conv import causal_conv, last_inputs
-from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.selection import (
     scan_runs_on_triton,
     search_runs_on_triton,
     selected_kernels,
     trained_scan_runs_on_triton,
 )
-from implicit_llm.kernels.ssd import gated_scan, ssd
-from implicit_llm.models.configuration import ImplicitMamba2Config
-from implicit_llm.models.layers import CausalConv, Layer, Projection, RMSNorm, added, touched_module
+from implicit_llm.models.backbone import RecurrentModel
+from implicit_llm.models.causal_lm import RecurrentForCausalLM
+from implicit_llm.models.configuration import ImplicitConfig
+from implicit_llm.models.errors import ModelConfigError
+from implicit_llm.models.layers import OUR_MODULES, Layer, NormedWeight, Projection, RMSNorm, added, touched_module
+from implicit_llm.models.mamba2.causal_conv import causal_conv, last_inputs
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
+from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 
 if TYPE_CHECKING:
     from implicit_llm.solver.stats import Blocks
+
+
+@strict
+class ImplicitMamba2Config(ImplicitConfig):
+    """Mamba2 blocks: norm, mixer, residual; no MLP.
+
+    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head
+    channel; conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
+    Source: Dao and Gu 2024; sizes of Schöne et al. 2025.
+    """
+
+    model_type = "implicit_mamba2"
+
+    expand: int = 2
+    state_size: int = 128
+    head_dim: int = 64
+    n_groups: int = 1
+    conv_kernel: int = 4
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size % self.head_dim:
+            raise ModelConfigError(
+                f"head_dim: {self.head_dim} does not divide expand * hidden_size = {self.intermediate_size}; "
+                "choose a divisor"
+            )
+        if self.num_heads % self.n_groups:
+            raise ModelConfigError(
+                f"n_groups: {self.n_groups} does not divide the {self.num_heads} heads; choose a divisor"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner width of the mixer."""
+        return self.expand * self.hidden_size
+
+    @property
+    def num_heads(self) -> int:
+        return self.intermediate_size // self.head_dim
+
+    @property
+    def injection_width(self) -> int:
+        """Width of gate, x, B, C and dt together: of the in-projection and of the injection."""
+        return 2 * self.intermediate_size + 2 * self.n_groups * self.state_size + self.num_heads
 
 
 class Mamba2Weights(NamedTuple):
@@ -43,6 +92,26 @@ class Mamba2Weights(NamedTuple):
 def _wide(t: Tensor) -> Tensor:
     """Return `t` in fp32 or wider, because decays accumulate over the sequence."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+class CausalConv(NormedWeight):
+    """The depthwise causal convolution of a Mamba2 block and the silu after it."""
+
+    def forward(
+        self,
+        x_BLC: Tensor,
+        initial_BKC: Tensor | None = None,
+        return_state: bool = False,
+        valid_BL: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Work like `models.mamba2.causal_conv.causal_conv`."""
+        weight_CK = self.effective_weight().squeeze(1)
+        return causal_conv(
+            x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL
+        )
+
+
+OUR_MODULES.add(CausalConv)
 
 
 class Mamba2Mixer(nn.Module):
@@ -187,7 +256,7 @@ def solve_layer(
         return None
     if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
         return None
-    from implicit_llm.kernels.triton import search as triton_search
+    from implicit_llm.models.mamba2.triton import search as triton_search
 
     scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
     norms = (mixer.norm.weight, layer.norm.weight, final_norm.weight)
@@ -237,3 +306,28 @@ class Mamba2Layer(Layer):
         self, u_BLD: Tensor, x: StackInput, weights: Mamba2Weights | None, state: LayerState | None, return_state: bool
     ) -> Mixed:
         return self.mixer(u_BLD, weights, x, state, return_state)
+
+
+class ImplicitMamba2Model(RecurrentModel):
+    """Mamba2 blocks, explicit or iterated to the fixed point."""
+
+    config_class = ImplicitMamba2Config
+    config: ImplicitMamba2Config
+    layer_class = Mamba2Layer
+    norm_f: RMSNorm
+    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
+
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
+        if len(self.layers) > 1:
+            return None
+        return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)
+
+
+class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):
+    """Mamba2 language model, explicit or implicit."""
+
+    config_class = ImplicitMamba2Config
+    config: ImplicitMamba2Config
+    model_class = ImplicitMamba2Model
+    backbone: ImplicitMamba2Model
+    _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)

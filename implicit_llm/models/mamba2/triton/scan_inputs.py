@@ -2,7 +2,7 @@
 
 One kernel convolves some channels and applies silu, and forms dt and its decays; another goes back through the
 convolution. Each walks down the rows of a chunk, four at a time, with the last inputs in registers.
-The plain PyTorch twin is `kernels.causal_conv`.
+The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: as in `scan`.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 from triton.language import constexpr
 from triton.language.extra import libdevice
 
-from implicit_llm.kernels.chunked_scan import ScanWeights
 from implicit_llm.kernels.triton.memory import wide, wide_sum
+from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 
 TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
 CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
@@ -27,7 +27,7 @@ LOG2_E = constexpr(math.log2(math.e))
 
 
 class Mixer(NamedTuple):
-    """What a mixer reads, all of it contiguous: see `kernels.ssd.gated_scan`."""
+    """What a mixer reads, all of it contiguous: see `models.mamba2.ssd.gated_scan`."""
 
     projected_BLE: Tensor
     injection_BLE: Tensor | None

@@ -1,12 +1,17 @@
-"""Rotary positions, and the attention of one token, in one kernel each. Imported where Triton kernels run.
+"""Rotary positions, the attention of one token, and SwiGLU, in one kernel each. Imported where Triton kernels run.
 
 The solver evaluates a token many times at the same place: query, key and value are rotated, the key and value written
 into the room of the cache, and the attention over what is in it computed, all by one program for each head of each
 sequence. It reads the position from the device, so that a captured graph serves every token, and no more keys than
 there are. Longer blocks go through `rotated_heads`, also with gradient, and PyTorch's attention.
-The plain PyTorch twin is `kernels.attention`.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value).
+The backward pass of SwiGLU computes silu(gate) anew from the product, which is all that is kept, and writes the
+gradients of gate and up side by side.
+
+The plain PyTorch twin is `models.llama3.attention`.
+
+Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value), `T`
+tokens, `M` MLP width, `G` 2 M (gate, up).
 """
 
 import math
@@ -24,6 +29,8 @@ BLOCK_KEYS = 64
 TOKEN_WARPS = 4
 ROPE_ENTRIES = 8  # a thread's of each tile: 16 bytes of bf16, the widest load there is
 MAX_WARPS = 8
+SWIGLU_BLOCK, SWIGLU_WARPS = 1024, 4
+FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy more of the GPU
 
 
 def token_attention(
@@ -33,7 +40,7 @@ def token_attention(
     room_BHSP: tuple[Tensor, Tensor],
     position_1: Tensor,
 ) -> Tensor:
-    """Work like `kernels.attention.room_attention`, for one token and without gradient; the room is contiguous."""
+    """Work like `llama3.attention.room_attention`, for one token and without gradient; the room is contiguous."""
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape
     qkv_B1E = qkv_B1E.contiguous()
@@ -110,7 +117,7 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Work like `kernels.attention.rotated_heads`."""
+    """Work like `llama3.attention.rotated_heads`."""
     found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
     return found
 
@@ -215,3 +222,62 @@ def _halves(heads_ptr, injection_ptr, at, is_inside, HALF: constexpr, HAS_INJECT
 def _store_halves(to_ptr, first, second, is_inside, HALF: constexpr):
     tl.store(to_ptr, first, is_inside)
     tl.store(to_ptr + HALF, second, is_inside)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Work like `llama3.attention.swiglu`."""
+    found: Tensor = _SwiGLU.apply(gate_up)
+    return found
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        rows_TG = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        _launch_swiglu(_swiglu_kernel, rows_TG, out)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        rows_TG = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()
+        gradient = torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+        _launch_swiglu(_swiglu_gradient_kernel, rows_TG, grad.contiguous(), gradient)
+        return gradient
+
+
+def _launch_swiglu(kernel: Any, rows_TG: Tensor, *others: Tensor) -> None:
+    tokens, width = len(rows_TG), rows_TG.shape[1] // 2
+    block = min(SMALL_BLOCK if tokens < FEW_TOKENS else SWIGLU_BLOCK, triton.next_power_of_2(width))
+    if tokens:
+        kernel[(tokens, triton.cdiv(width, block))](rows_TG, *others, width, BLOCK=block, num_warps=SWIGLU_WARPS)
+
+
+@triton.jit
+def _swiglu_kernel(gate_up_ptr, out_ptr, width, BLOCK: constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate_up_ptr += token * 2 * width
+    gate = wide(gate_up_ptr + column, column < width)
+    up = wide(gate_up_ptr + width + column, column < width)
+    out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + token * width + column, out, column < width)
+
+
+@triton.jit
+def _swiglu_gradient_kernel(gate_up_ptr, grad_ptr, gradient_ptr, width, BLOCK: constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate_up_ptr += token * 2 * width
+    gradient_ptr += token * 2 * width
+    gate = wide(gate_up_ptr + column, column < width)
+    up = wide(gate_up_ptr + width + column, column < width)
+    grad = wide(grad_ptr + token * width + column, column < width)
+    share = tl.sigmoid(gate)
+    of_gate = grad * up * share * (1.0 + gate * (1.0 - share))
+    of_up = grad * gate * share
+    tl.store(gradient_ptr + column, of_gate, column < width)
+    tl.store(gradient_ptr + width + column, of_up, column < width)

@@ -1,1 +1,0 @@
-"""Models that start from the weights of other packages."""
