@@ -184,7 +184,7 @@ class EvaluateConfig(AsGiven):
 
 
 @dataclass(frozen=True)
-class CatbabiConfig(AsGiven):
+class CatbabiEvaluation(AsGiven):
     """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
 
     `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.

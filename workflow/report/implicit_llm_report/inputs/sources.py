@@ -19,7 +19,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
 from implicit_llm_contracts.runs.stage_context import Input
-from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, Job, ReportConfig, ReportError
+from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, ReportConfig, ReportError, ReportJob
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
@@ -35,7 +35,7 @@ class Source:
     """Where a number comes from: one finished run, its manifest and what is known of how it was made."""
 
     role: str
-    job: Job
+    job: ReportJob
     manifest: Manifest
     provenance: Mapping[str, Any]
 
