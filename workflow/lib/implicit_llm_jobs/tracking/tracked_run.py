@@ -29,7 +29,6 @@ from implicit_llm_contracts.runs.run_directory import (
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"
-TAG = "invocations"  # of a run: the ids of all that worked on it, the first one first
 
 
 @dataclass(frozen=True)
@@ -49,26 +48,6 @@ class Invocation:
             return cls(**json.loads(os.environ[VARIABLE]))
         except (KeyError, ValueError, TypeError):
             return None
-
-    @property
-    def name(self) -> str:
-        return f"snakemake {self.started[:16].replace('T', ' ')}"
-
-    def tags(self, config: str) -> dict[str, str]:
-        """What its run in MLflow carries; `config` is the experiment's name."""
-        tags = {
-            "stage": "workflow",
-            "config": config,
-            "invocation": self.id,
-            "command": self.command,
-            "mlflow.source.name": self.command,
-            "mlflow.source.type": "PROJECT",
-            "mlflow.note.content": f"`{self.command}`\n\nRuns that began here are nested below this one. All it worked "
-            f"on, those that another one had begun included: search for `tags.{TAG} LIKE '%{self.id}%'`.",
-        }
-        if self.commit:
-            tags["mlflow.source.git.commit"] = self.commit
-        return tags | ({"mlflow.user": self.user} if self.user else {})
 
 
 MODEL_ROLE = "model"
@@ -197,9 +176,8 @@ class TrackedRun:
         }
         if self._start.get("commit"):
             tags["mlflow.source.git.commit"] = self._start["commit"]
-        invocations = self.invocations()
-        if invocations:
-            tags[TAG] = " ".join(item.id for item in invocations)
+        if invocations := self.invocations():
+            tags |= {"invocations": " ".join(item.id for item in invocations), "command": invocations[0].command}
             if invocations[0].user:
                 tags["mlflow.user"] = invocations[0].user
         return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
