@@ -27,7 +27,14 @@ from implicit_llm.models.published import is_published
 from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import new_directory, read_object
-from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, fetched_model, weight_files
+from implicit_llm_contracts.runs.fetched_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    OTHER_MODEL_FILES,
+    PICKLE_FILE,
+    fetched_model,
+    weight_files,
+)
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import downloads_folder, local_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -99,17 +106,6 @@ def _copy(checkpoint: CheckpointFiles, names: tuple[str, ...], target: Path) -> 
         shutil.copyfile(checkpoint.folder / name, target / name)
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
-
-
 class CheckpointError(UserError):
     """A foreign checkpoint is missing, damaged, of a kind that is not read, or no causal language model."""
 
@@ -149,7 +145,7 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.sha256, digests)
     about["sha256"] = digests
-    others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
+    others = tuple(name for name in OTHER_MODEL_FILES if (folder / name).is_file())
     return CheckpointFiles(folder, config, weights, others, about)
 
 

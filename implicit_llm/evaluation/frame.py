@@ -17,19 +17,24 @@ from implicit_llm.device import set_up_torch
 from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, EvaluationResult
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading.foreign import import_package_of, load_foreign
-from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of, swept_modes
+from implicit_llm_contracts.config.evaluation import (
+    PARALLEL,
+    EvaluateConfigError,
+    ModeConfig,
+    modes_of,
+    swept_modes,
+)
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic, write_json
 from implicit_llm_contracts.runs.identity import run_and_phase
 from implicit_llm_contracts.runs.run_directory import METRICS
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, Input, StageContext, StageResult
 from implicit_llm_data.shard_writer import write_array
 from implicit_llm_data.shards import Sequences
 
 log = logging.getLogger(__name__)
 
-COSTS = ("f_evaluations_per_token", "unconverged_share")
 Record = dict[str, Any]
 Place = Callable[[Record], tuple[str, str]]
 
@@ -183,9 +188,6 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 def tracked_name(*parts: str) -> str:
     """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
     return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
-
-
-MODEL_ROLE = "model"
 
 
 class EvaluateInputError(UserError):

@@ -29,7 +29,6 @@ from implicit_llm.evaluation.answers import (
     token_losses,
 )
 from implicit_llm.evaluation.frame import (
-    COSTS,
     ModelEvaluation,
     Record,
     data_inputs,
@@ -37,7 +36,7 @@ from implicit_llm.evaluation.frame import (
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.causal_lm import ImplicitMamba2ForCausalLM
-from implicit_llm_contracts.config.evaluation import CatbabiEvaluation
+from implicit_llm_contracts.config.evaluation import COSTS, CatbabiEvaluation
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.babi.stories import VOCABULARY_NAME

@@ -16,7 +16,6 @@ from implicit_llm.evaluation.answers import EvaluationJob, EvaluationResult
 from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input
 from implicit_llm.evaluation.lm_eval_harness.model import (
     DEFAULT_BATCH_SIZE,
-    TOKENIZER_FILE,
     ImplicitLM,
     RequestCost,
     load_tokenizer,
@@ -24,9 +23,8 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
 )
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-
-TOKENIZER_ROLE = "tokenizer"
+from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
+from implicit_llm_contracts.runs.stage_context import TOKENIZER_ROLE, StageContext, StageResult
 
 
 def run(context: StageContext) -> StageResult:

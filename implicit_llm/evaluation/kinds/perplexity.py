@@ -36,9 +36,9 @@ from implicit_llm.evaluation.answers import (
     tallied,
     token_losses,
 )
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, rows_of
+from implicit_llm.evaluation.frame import ModelEvaluation, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm_contracts.config.evaluation import PerplexityConfig
+from implicit_llm_contracts.config.evaluation import COSTS, PerplexityConfig
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 

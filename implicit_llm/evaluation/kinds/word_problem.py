@@ -25,7 +25,6 @@ from torch import Tensor
 
 from implicit_llm.evaluation.answers import Batch, EvaluationJob, EvaluationResult, tallied
 from implicit_llm.evaluation.frame import (
-    COSTS,
     EvaluateInputError,
     ModelEvaluation,
     data_inputs,
@@ -35,7 +34,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import SolverStats, gather_blocks
-from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
+from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic

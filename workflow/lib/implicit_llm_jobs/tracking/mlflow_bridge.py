@@ -22,9 +22,10 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_contracts.runs.journal import JournalTail, Point
 from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW, committed
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
-from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
 log = logging.getLogger(__name__)
 

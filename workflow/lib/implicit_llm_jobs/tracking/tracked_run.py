@@ -26,6 +26,7 @@ from implicit_llm_contracts.runs.run_directory import (
     job_key,
     run_directories,
 )
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"
@@ -50,7 +51,6 @@ class Invocation:
             return None
 
 
-MODEL_ROLE = "model"
 MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
 _OF_MODELS = ("train", "checkpoint")
 _MODEL_CONFIG = re.compile(r"(^|/)model/config\.json$")

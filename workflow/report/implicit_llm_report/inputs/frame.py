@@ -17,12 +17,12 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.config.evaluation import COSTS
 from implicit_llm_contracts.config.evaluation_kinds import EVALUATION_KINDS
 from implicit_llm_contracts.hints import natural
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-COSTS = ("f_evaluations_per_token", "unconverged_share")
 # The numbers that a record of a kind has; one that it lacks is missing.
 METRICS = {name: kind.metrics for name, kind in EVALUATION_KINDS.items()}
 METRICS |= {validation: METRICS[kind] for kind, validation in VALIDATION_KINDS.items()}
