@@ -14,6 +14,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 
+LONGEST = 32768  # tokens that cuDNN is given at once; it refuses 65,536
+
 
 @strict
 class LstmConfig(PreTrainedConfig):
@@ -61,7 +63,12 @@ class LstmForCausalLM(PreTrainedModel):
         if cache is not None and cache.prefix is not None:
             h_KBD, c_KBD = map(torch.stack, zip(*cache.prefix.layers, strict=True))
             before = h_KBD, c_KBD
-        hidden_BLD, (h_KBD, c_KBD) = self.lstm(self.embedding(input_ids), before)
+        pieces = []
+        for tokens_BL in input_ids.split(LONGEST, dim=1):
+            hidden_BLD, before = self.lstm(self.embedding(tokens_BL), before)
+            pieces.append(hidden_BLD)
+        h_KBD, c_KBD = before
+        hidden_BLD = torch.cat(pieces, dim=1)
         if cache is not None:
             layers = tuple(zip(h_KBD.detach(), c_KBD.detach(), strict=True))
             cache.prefix = Prefix(layers, cache.get_seq_length() + input_ids.shape[1])
