@@ -15,8 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -36,9 +34,8 @@ from implicit_llm_contracts.runs.run_directory import (
     locked,
     show_result,
 )
-from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
-from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.rules.snakemake_internals import (
@@ -312,11 +309,9 @@ def announce() -> None:
     Snakemake starts in a process of its own reads the Snakefile too.
     """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
-    about = Invocation(
-        secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), os.environ.get("USER")
-    )
-    os.environ[VARIABLE] = json.dumps(asdict(about))
+    command = shlex.join(words)[:COMMAND_CHARS]
+    about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
+    os.environ[VARIABLE] = json.dumps(about)
 
 
 def profile_in_use() -> str | None:
