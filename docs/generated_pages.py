@@ -16,7 +16,7 @@ import typer
 from implicit_llm_contracts.config import text
 from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.config.evaluation import (
-    CatbabiConfig,
+    CatbabiEvaluation,
     DualityConfig,
     EvaluateConfig,
     JacobianConfig,
@@ -37,7 +37,7 @@ EVALUATIONS = [
     SweepConfig,
     EvaluateConfig,
     PerplexityConfig,
-    CatbabiConfig,
+    CatbabiEvaluation,
     LmEvalConfig,
     DualityConfig,
     JacobianConfig,

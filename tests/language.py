@@ -3,8 +3,8 @@
     python tests/language.py [PAGE ...]
 
 A sentence has at most 30 words and one semicolon, and avoids the phrases below. Code is not read, and tables only for
-the phrases. A docstring does not begin in the middle of a sentence. Prints one line for each finding, with what to
-write instead.
+the phrases. A docstring does not begin in the middle of a sentence, and a class name occurs once in the code. Prints
+one line for each finding, with what to write instead.
 """
 
 import ast
@@ -64,7 +64,7 @@ def main(names: list[str]) -> int:
         texts |= dict(helps(get_command(app), "help of implicit-llm"))
     findings = [finding for name, text in texts.items() for finding in of_text(name, text)]
     if not names:
-        findings += [*of_errors(), *of_docstrings()]
+        findings += [*of_errors(), *of_docstrings(), *of_class_names()]
     sys.stdout.writelines(f"{finding}\n" for finding in findings)
     return 1 if findings else 0
 
@@ -85,23 +85,36 @@ def helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def of_errors() -> Iterator[str]:
     """Messages of exceptions in the code."""
-    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                message = " ".join(" ".join(text_of(argument) for argument in node.exc.args).split())
-                yield from (f"{place}: {what}" for what in findings_in(message, is_prose=False))
+    for place, node in code():
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            message = " ".join(" ".join(text_of(argument) for argument in node.exc.args).split())
+            yield from (f"{place}:{node.lineno}: {what}" for what in findings_in(message, is_prose=False))
 
 
 def of_docstrings() -> Iterator[str]:
     """Docstrings that begin in the middle of a sentence."""
+    for place, node in code():
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if _MIDDLE.match(text):
+                yield f"{place}:{node.body[0].lineno}: begin with a verb or an article: {text[:90]}"
+
+
+def of_class_names() -> Iterator[str]:
+    """Public class names that an earlier module has too."""
+    places: dict[str, str] = {}
+    for place, node in code():
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            here = f"{place}:{node.lineno}"
+            if (other := places.setdefault(node.name, here)) != here:
+                yield f"{here}: {other} has a class {node.name} too; name one of them by what it holds"
+
+
+def code() -> Iterator[tuple[str, ast.AST]]:
+    """All nodes of the code's syntax trees, each with its file."""
     for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                if _MIDDLE.match(text):
-                    line = node.body[0].lineno
-                    yield f"{path.relative_to(ROOT)}:{line}: begin with a verb or an article: {text[:90]}"
+            yield str(path.relative_to(ROOT)), node
 
 
 def text_of(node: ast.AST) -> str:

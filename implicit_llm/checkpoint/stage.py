@@ -27,7 +27,14 @@ from implicit_llm.models.published import is_published
 from implicit_llm_contracts.config.checkpoint import CheckpointConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import new_directory, read_object
-from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, INDEX_FILE, PICKLE_FILE, fetched_model, weight_files
+from implicit_llm_contracts.runs.fetched_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    OTHER_MODEL_FILES,
+    PICKLE_FILE,
+    fetched_model,
+    weight_files,
+)
 from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_contracts.runs.places import downloads_folder, local_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -60,7 +67,7 @@ def run(context: StageContext) -> StageResult:
     return StageResult(["model"], summary | {"model_type": model.config.model_type})
 
 
-def layout_of(checkpoint: Checkpoint) -> str:
+def layout_of(checkpoint: CheckpointFiles) -> str:
     """Whose format the config.json has. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
@@ -81,7 +88,7 @@ def layout_of(checkpoint: Checkpoint) -> str:
     return TRANSFORMERS
 
 
-def _load(checkpoint: Checkpoint, layout: str) -> Any:
+def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
     """The model, every weight of which came from the checkpoint. Raises: CheckpointError."""
     folder = checkpoint.folder
     try:
@@ -94,20 +101,9 @@ def _load(checkpoint: Checkpoint, layout: str) -> Any:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def _copy(checkpoint: Checkpoint, names: tuple[str, ...], target: Path) -> None:
+def _copy(checkpoint: CheckpointFiles, names: tuple[str, ...], target: Path) -> None:
     for name in names:
         shutil.copyfile(checkpoint.folder / name, target / name)
-
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 class CheckpointError(UserError):
@@ -115,7 +111,7 @@ class CheckpointError(UserError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFiles:
     """The files of a checkpoint that is there; `about` is what records say of where it comes from."""
 
     folder: Path
@@ -125,7 +121,7 @@ class Checkpoint:
     about: Mapping[str, Any]
 
 
-def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
+def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
     """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
     about: dict[str, Any] = {"path": wanted.path}
     if wanted.hub is not None:
@@ -149,8 +145,8 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> Checkpoint:
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.sha256, digests)
     about["sha256"] = digests
-    others = tuple(name for name in (*TOKENIZER_FILES, "generation_config.json") if (folder / name).is_file())
-    return Checkpoint(folder, config, weights, others, about)
+    others = tuple(name for name in OTHER_MODEL_FILES if (folder / name).is_file())
+    return CheckpointFiles(folder, config, weights, others, about)
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:

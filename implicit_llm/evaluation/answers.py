@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class EvaluationJob:
 
 
 @dataclass
-class Evaluation:
+class EvaluationResult:
     """One model on one data set in one mode: the record's values, and the predictions (samples, L) where kept."""
 
     values: dict[str, Any]
@@ -86,7 +86,7 @@ def tallied(
 
     `ask` as for `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
     """
-    solver, progress, num_nonfinite = SolverTally(), Progress(job.where, "sample", job.num_samples), 0
+    solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0
 
     def shown() -> str:
         so_far = "not finite" if num_nonfinite else tally.shown()

@@ -14,7 +14,7 @@ import numpy as np
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import set_up_torch
-from implicit_llm.evaluation.answers import BatchSize, Evaluation, EvaluationJob
+from implicit_llm.evaluation.answers import BatchSize, EvaluationJob, EvaluationResult
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.loading import import_package_of, load_foreign
 from implicit_llm_contracts.config.evaluation import PARALLEL, EvaluateConfigError, ModeConfig, modes_of, swept_modes
@@ -23,13 +23,12 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic, write_json
 from implicit_llm_contracts.runs.identity import run_and_phase
 from implicit_llm_contracts.runs.run_directory import METRICS
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, Input, StageContext, StageResult
 from implicit_llm_data.shard_writer import write_array
 from implicit_llm_data.shards import Sequences
 
 log = logging.getLogger(__name__)
 
-COSTS = ("f_evaluations_per_token", "unconverged_share")
 Record = dict[str, Any]
 Place = Callable[[Record], tuple[str, str]]
 
@@ -65,11 +64,11 @@ class ModelEvaluation:
         self,
         data: str,
         dataset: Sequences,
-        evaluate: Callable[[EvaluationJob], Evaluation],
+        evaluate: Callable[[EvaluationJob], EvaluationResult],
         *,
         batch_size: int,
         max_samples: int | None = None,
-    ) -> dict[str, Evaluation]:
+    ) -> dict[str, EvaluationResult]:
         """The result in each mode, taken from before a restart where it is there; the model's solver stays as it was.
 
         `data` names the data set in the log and among what is kept; the rest as for `job`.
@@ -116,16 +115,16 @@ class ModelEvaluation:
         limits = [limit for limit in (max_samples, *(mode.max_samples for mode in modes)) if limit is not None]
         return EvaluationJob(self.model, dataset, min([len(dataset), *limits]), size, where, self.precision)
 
-    def kept(self, data: str, mode: str) -> Evaluation | None:
+    def kept(self, data: str, mode: str) -> EvaluationResult | None:
         """What was kept of `data`, the name of a data set, in a mode; None when it was not finished."""
         values = self._path(data, mode, "json")
         if not values.exists():
             return None
         predictions = self._path(data, mode, "npy")
         predictions_NL = np.load(predictions, allow_pickle=False) if predictions.exists() else None
-        return Evaluation(json.loads(values.read_text()), predictions_NL)
+        return EvaluationResult(json.loads(values.read_text()), predictions_NL)
 
-    def keep(self, data: str, mode: str, result: Evaluation) -> None:
+    def keep(self, data: str, mode: str, result: EvaluationResult) -> None:
         """Keep a finished result for a restart; its values are written last and say that all is whole."""
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
@@ -135,7 +134,7 @@ class ModelEvaluation:
     def _path(self, data: str, mode: str, suffix: str) -> Path:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
 
-    def add(self, described: Record, results: Mapping[str, Evaluation]) -> None:
+    def add(self, described: Record, results: Mapping[str, EvaluationResult]) -> None:
         """Record the results by mode; `described` says on which data they are."""
         self.add_records([described | {"mode": mode} | result.values for mode, result in results.items()])
 
@@ -183,9 +182,6 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 def tracked_name(*parts: str) -> str:
     """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
     return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
-
-
-MODEL_ROLE = "model"
 
 
 class EvaluateInputError(UserError):

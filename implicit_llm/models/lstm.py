@@ -59,7 +59,8 @@ class LstmForCausalLM(PreTrainedModel):
                 raise TypeError(f"LstmForCausalLM takes no argument {name!r}; leave it out")
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask: an LSTM would read padding as tokens; give it sequences of one length")
-        cache, before = past_key_values, None
+        cache = past_key_values
+        before: Any = None
         if cache is not None and cache.prefix is not None:
             h_KBD, c_KBD = map(torch.stack, zip(*cache.prefix.layers, strict=True))
             before = h_KBD, c_KBD

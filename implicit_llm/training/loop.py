@@ -48,7 +48,7 @@ from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class TrainingLoop:
         self.model.train()
         self.speed.start(self.metrics.totals)
         name, shown_as = job.context.name, job.runtime.progress
-        progress = Progress(name, "step", end, self.global_step, shown_as) if is_main() else None
+        progress = ProgressLog(name, "step", end, self.global_step, shown_as) if is_main() else None
         is_stopped = False
         with self._saves:
             while self.global_step < end and not is_stopped:

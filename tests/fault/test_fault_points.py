@@ -24,7 +24,7 @@ POINTS = registered(CONTRACTS, JOBS)
 IN_TRACKER = ("tracker.", "mlflow_store.")
 GIVEN = Identity("data", "d", {}, "c0de", {})
 TRAIN = Identity("train", "x", {"seed": 0}, "c0de", {"data": GIVEN.fingerprint})
-INVOCATION = json.dumps({"id": "0" * 16, "started": "2026-01-01T00:00:00+00:00", "command": "snakemake"})
+INVOCATION = json.dumps({"id": "0" * 16, "command": "snakemake"})
 
 
 class Stage:

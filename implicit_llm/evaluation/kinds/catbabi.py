@@ -22,14 +22,13 @@ from torch import nn
 from implicit_llm.evaluation.answers import (
     Batch,
     BatchSize,
-    Evaluation,
     EvaluationJob,
+    EvaluationResult,
     LossTally,
     tallied,
     token_losses,
 )
 from implicit_llm.evaluation.frame import (
-    COSTS,
     ModelEvaluation,
     Record,
     data_inputs,
@@ -37,7 +36,7 @@ from implicit_llm.evaluation.frame import (
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM
-from implicit_llm_contracts.config.evaluation import CatbabiConfig
+from implicit_llm_contracts.config.evaluation import COSTS, CatbabiEvaluation
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.catbabi import PAD_ID
 from implicit_llm_data.babi.stories import VOCABULARY_NAME
@@ -52,7 +51,7 @@ CARRIED = "carried"
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
-    config = context.settings(CatbabiConfig)
+    config = context.settings(CatbabiEvaluation)
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     evaluation = ModelEvaluation(context, config, ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS), _place)
@@ -90,9 +89,9 @@ def _place(record: Record) -> tuple[str, str]:
     return f"{data}.{CARRIED}" if record["protocol"] == CARRIED else data, record.get("mode", "")
 
 
-def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> Evaluation:
+def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> EvaluationResult:
     """Accuracy at every "?" and over all words, by argmax over the whole vocabulary. Raises: EvaluationOutOfMemory."""
-    return Evaluation(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
+    return EvaluationResult(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 
 
 def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +123,7 @@ class StoriesInOrder:
         return {name: values_BL[:, :end] for name, values_BL in batch.items()}
 
 
-def evaluate_carried(job: EvaluationJob, question_id: int) -> Evaluation:
+def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
     """Work like `evaluate_catbabi`, over windows in their order, one at a time. Raises: EvaluationOutOfMemory."""
     one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))

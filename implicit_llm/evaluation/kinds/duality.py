@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from implicit_llm.evaluation.answers import (
     Batch,
     BatchSize,
-    Evaluation,
     EvaluationJob,
+    EvaluationResult,
     SolverTally,
     answers,
     finite,
@@ -53,7 +53,7 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.solver import SolverConfig, solver_of
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
             tally = fill(DualityTally, kept.values, job.where)
             log.info("%s: %d rows taken from before the restart", job.where, tally.num_rows)
         compare_modes(
-            job, evaluation.modes, tally, lambda: evaluation.keep(job.where, SO_FAR, Evaluation(asdict(tally)))
+            job, evaluation.modes, tally, lambda: evaluation.keep(job.where, SO_FAR, EvaluationResult(asdict(tally)))
         )
     settings = {mode.name: mode.record(evaluation.solver) for mode in evaluation.modes}
     records = []
@@ -145,7 +145,7 @@ def compare_modes(
     Rows on which a mode became NaN or infinite are only counted.
     Raises: EvaluationOutOfMemory.
     """
-    progress, kept_s = Progress(job.where, "sample", job.num_samples), time.monotonic()
+    progress, kept_s = ProgressLog(job.where, "sample", job.num_samples), time.monotonic()
     pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
 
     def read(outputs: Any, batch: Batch) -> Any:
@@ -177,7 +177,7 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, lis
 
     Raises: EvaluationOutOfMemory.
     """
-    traces, progress = [], Progress(job.where, "sample", job.num_samples)
+    traces, progress = [], ProgressLog(job.where, "sample", job.num_samples)
     for num_read, _, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
         if traced is None:
             return None

@@ -42,7 +42,7 @@ from implicit_llm_contracts.config.evaluation import JacobianConfig
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 
 TRAINED, RANDOM = "trained", "random layer"
 
@@ -71,7 +71,7 @@ def run(context: StageContext) -> StageResult:
     about["mode"] = "sequential" if about["is_implicit"] else "parallel"
     ids_BL = dataset.fetch(np.arange(min(config.num_sequences, len(dataset))))["input_ids"]
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
-    progress = Progress(where, "matrix", len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
+    progress = ProgressLog(where, "matrix", len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
     data = context.inputs[role].manifest.config
     # Which tokens of a word problem are not the identity of the group.
     is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None

@@ -12,11 +12,10 @@ from typing import Any
 from lm_eval.evaluator import evaluate
 from lm_eval.utils import hash_string
 
-from implicit_llm.evaluation.answers import Evaluation, EvaluationJob
+from implicit_llm.evaluation.answers import EvaluationJob, EvaluationResult
 from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input
 from implicit_llm.evaluation.lm_eval_harness.model import (
     DEFAULT_BATCH_SIZE,
-    TOKENIZER_FILE,
     ImplicitLM,
     RequestCost,
     load_tokenizer,
@@ -24,9 +23,8 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
 )
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-
-TOKENIZER_ROLE = "tokenizer"
+from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
+from implicit_llm_contracts.runs.stage_context import TOKENIZER_ROLE, StageContext, StageResult
 
 
 def run(context: StageContext) -> StageResult:
@@ -44,14 +42,14 @@ def run(context: StageContext) -> StageResult:
 
 def _results(
     evaluation: ModelEvaluation, lm: ImplicitLM, name: str, task: Any, config: LmEvalConfig
-) -> dict[str, Evaluation]:
+) -> dict[str, EvaluationResult]:
     """The results of one task, by mode."""
 
-    def evaluate(job: EvaluationJob) -> Evaluation:
+    def evaluate(job: EvaluationJob) -> EvaluationResult:
         lm.batches, lm.where, lm.cost = job.batch_size, job.where, RequestCost()
         limit = job.num_samples if job.num_samples < len(documents) else None
         values = ask(lm, name, task, limit=limit, bootstrap_draws=config.bootstrap_draws)
-        return Evaluation(values | lm.cost.solver.values())
+        return EvaluationResult(values | lm.cost.solver.values())
 
     documents: Any = task.eval_docs
     size = DEFAULT_BATCH_SIZE

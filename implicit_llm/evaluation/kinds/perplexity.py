@@ -28,17 +28,17 @@ from torch import Tensor, nn
 
 from implicit_llm.evaluation.answers import (
     Batch,
-    Evaluation,
     EvaluationJob,
+    EvaluationResult,
     LossTally,
     PositionTally,
     pieces,
     tallied,
     token_losses,
 )
-from implicit_llm.evaluation.frame import COSTS, ModelEvaluation, data_inputs, rows_of
+from implicit_llm.evaluation.frame import ModelEvaluation, data_inputs, rows_of
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm_contracts.config.evaluation import PerplexityConfig
+from implicit_llm_contracts.config.evaluation import COSTS, PerplexityConfig
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
@@ -117,7 +117,7 @@ class PerplexityTally:
         return f"loss {self.all.loss or math.nan:.4f}"
 
 
-def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
+def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
     """Loss and perplexity over the targets of the rows (columns input_ids, labels, is_document_start).
 
     Raises: EvaluationOutOfMemory.
@@ -127,8 +127,8 @@ def evaluate_perplexity(job: EvaluationJob) -> Evaluation:
     # The logits of a whole batch are never held where the model's parts are known: for 16,384 tokens of a vocabulary of
     # 50,000 they take 3.3 GB in fp32. Other models make them by themselves.
     if isinstance(job.model, ImplicitForCausalLM):
-        return Evaluation(tallied(job, tally, partial(_read, head=job.model.lm_head), job.model.base))
-    return Evaluation(tallied(job, tally, _read))
+        return EvaluationResult(tallied(job, tally, partial(_read, head=job.model.lm_head), job.model.base))
+    return EvaluationResult(tallied(job, tally, _read))
 
 
 def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:

@@ -23,9 +23,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from implicit_llm.evaluation.answers import Batch, Evaluation, EvaluationJob, tallied
+from implicit_llm.evaluation.answers import Batch, EvaluationJob, EvaluationResult, tallied
 from implicit_llm.evaluation.frame import (
-    COSTS,
     EvaluateInputError,
     ModelEvaluation,
     data_inputs,
@@ -35,7 +34,7 @@ from implicit_llm.evaluation.frame import (
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import SolverStats, gather_blocks
-from implicit_llm_contracts.config.evaluation import PARALLEL, SEQUENTIAL, EvaluateConfig
+from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic
@@ -99,10 +98,10 @@ def default_batch_size(length: int, device_type: str) -> int:
     return min(MAX_BATCH_SIZE, rows_of(tokens, length))
 
 
-def evaluate_word_problem(job: EvaluationJob) -> Evaluation:
+def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
     """Answer the problems; the predictions are kept for comparing modes. Raises: EvaluationOutOfMemory."""
     tally = AccuracyTally(job)
-    return Evaluation(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
+    return EvaluationResult(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
 
 
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
@@ -130,7 +129,7 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     return read.answers()
 
 
-def match(result: Evaluation, other: Evaluation | None) -> float | None:
+def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
     """Share of tokens with the same prediction, over the samples both have; None where that says nothing."""
     if other is None or other is result or not _is_finite(result) or not _is_finite(other):
         return None
@@ -145,7 +144,7 @@ def _read(answers: Answers, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return answers.predictions_BL.cpu().numpy(), answers.is_finite_B.cpu().numpy()
 
 
-def _is_finite(result: Evaluation) -> bool:
+def _is_finite(result: EvaluationResult) -> bool:
     return result.values["nonfinite_share"] == 0
 
 

@@ -30,6 +30,7 @@ from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
 from implicit_llm_contracts.runs.logs import wants_bar
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.stage_context import Input
@@ -207,7 +208,6 @@ class RequestCost:
     solver: SolverTally = field(default_factory=SolverTally)
 
 
-TOKENIZER_FILE = "tokenizer.json"
 OWN_CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 

@@ -22,7 +22,7 @@ TILE = 8192
 EPS = 1e-8
 
 
-class Record(Protocol):
+class SequenceRecord(Protocol):
     """What is known of all sequences, written in place (solver.fixed_point.Best)."""
 
     z: Tensor
@@ -34,7 +34,12 @@ class Record(Protocol):
 
 
 def judge(
-    best: Record, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], stop: str, tol: float, tau: float | None = None
+    best: SequenceRecord,
+    active_A: Tensor,
+    z: tuple[Tensor, Tensor, Tensor],
+    stop: str,
+    tol: float,
+    tau: float | None = None,
 ) -> None:
     """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D).
 

@@ -43,8 +43,8 @@ from implicit_llm_data.babi.simulator.relations import CONTAINERS
 from implicit_llm_data.babi.simulator.simulate import FAMILIES, all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
-    Line,
     Story,
+    StoryLine,
     file_name,
     find_files,
     format_stories,
@@ -69,12 +69,12 @@ TEXT = (
 )
 STORIES = [
     [
-        Line(1, "Ann and Bob went up."),
-        Line(2, "Where is Ann?", "up", (1,)),
-        Line(3, "The Box of Nails fell."),
-        Line(4, "What does Bob hold?", "Nail,Hammer", (1, 3)),
+        StoryLine(1, "Ann and Bob went up."),
+        StoryLine(2, "Where is Ann?", "up", (1,)),
+        StoryLine(3, "The Box of Nails fell."),
+        StoryLine(4, "What does Bob hold?", "Nail,Hammer", (1, 3)),
     ],
-    [Line(1, "Bob slept."), Line(2, "Who slept?", "bob", ())],
+    [StoryLine(1, "Bob slept."), StoryLine(2, "Who slept?", "bob", ())],
 ]
 
 
@@ -270,7 +270,7 @@ def stories(family: int, length: int, count: int = 40, seed: int = 0, split: str
     return parse_stories(format_stories(simulate(config, family, split)).encode())
 
 
-def asked(family: int, length: int, count: int = 40) -> Iterator[tuple[dict[int, str], Line]]:
+def asked(family: int, length: int, count: int = 40) -> Iterator[tuple[dict[int, str], StoryLine]]:
     """Each question, with the statements before it by their number."""
     for story in stories(family, length, count):
         for index, question in enumerate(story):

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 import implicit_llm
 from implicit_llm.evaluation.answers import (
     BatchSize,
-    Evaluation,
     EvaluationJob,
     EvaluationOutOfMemory,
+    EvaluationResult,
     UnknownToken,
     answers,
 )
@@ -72,7 +72,7 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-def evaluate(model: StandIn, rows: Rows | None = None, batch_size: BatchSize | None = None) -> Evaluation:
+def evaluate(model: StandIn, rows: Rows | None = None, batch_size: BatchSize | None = None) -> EvaluationResult:
     rows = rows or problems()
     return evaluate_word_problem(EvaluationJob(model, rows, len(rows), batch_size or BatchSize(4), "data mode"))
 

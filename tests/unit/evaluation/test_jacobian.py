@@ -77,7 +77,7 @@ def test_the_log_tells_of_each_token_before_the_next_is_begun(
     told: list[str] = []
     monkeypatch.setattr(stage, "RANDOM_SEEDS", (0,))
     monkeypatch.setattr(stage, "measure", lambda *given: told.append("begun") or measure(*given))
-    monkeypatch.setattr(stage.Progress, "tell", lambda self, done, words: told.append(f"{done}, {words()}"))
+    monkeypatch.setattr(stage.ProgressLog, "tell", lambda self, done, words: told.append(f"{done}, {words()}"))
     evaluate(tmp_path, "explicit", s3_test)
     expected = ["1, setting: trained", "2, setting: trained", "3, setting: random layer"]
     assert told == [word for line in expected for word in ("begun", line)]

@@ -11,7 +11,7 @@ from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report.claims import claims
 from implicit_llm_report.claims.claims import Claim, Judgement
 from implicit_llm_report.claims.measure import Measure
-from implicit_llm_report.config import Job, MinimumLayersConfig, MissingResult, ReportConfig, ReportError
+from implicit_llm_report.config import MinimumLayersConfig, MissingResult, ReportConfig, ReportError, ReportJob
 from implicit_llm_report.inputs.missing import missing_records
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
 from tests.unit.report.sample_runs import Record, given_of
@@ -179,7 +179,7 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
 def lost_records(config: Record, known: dict[str, list[Record]] | None = None) -> list[Record]:
     """Those of a missing evaluation."""
     item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
-    report = ReportConfig("demo", jobs={"lost": Job("n", 0, "free", "x")}, missing=(item,))
+    report = ReportConfig("demo", jobs={"lost": ReportJob("n", 0, "free", "x")}, missing=(item,))
     return [found for _, found in missing_records(report, known or {})]
 
 

@@ -109,15 +109,11 @@ def test_a_verdict_names_what_its_training_was_short_of() -> None:
     assert row_of(of_seeds(1.0, 1.0, train_tokens=4e6), full={"train_tokens": 4e6}).essential == ()
 
 
-def test_the_best_of_several_models_is_shown_with_the_range_of_the_others() -> None:
+def test_models_are_never_one_number_and_the_best_is_shown_with_the_range_of_the_others() -> None:
     anything = Measure("accuracy_last10", of={"group": "A5"})
     row = row_of(runs(good=1.0, bad=0.1, fair=0.7), measure=anything)
+    assert row.here == "100.0 %"
     assert "the best of 3 models; the others 10.0 to 70.0 %" in row.cut
-
-
-def test_models_of_several_recipes_are_never_one_number() -> None:
-    anything = Measure("accuracy_last10", of={"group": "A5"})
-    assert row_of(runs(good=1.0, bad=0.1), measure=anything).here == "100.0 %"
 
 
 @pytest.mark.parametrize(

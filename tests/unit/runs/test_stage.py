@@ -28,7 +28,7 @@ from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.refusals import refused
@@ -382,7 +382,7 @@ def test_bar_is_shown_on_a_terminal_and_ends_with_one_line_of_the_final_numbers(
     monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
     monkeypatch.setattr("implicit_llm_jobs.progress.LAST_INTERVAL_S", -1.0)
     with caplog.at_level(logging.INFO):
-        progress = Progress("data mode", "sample", 4)
+        progress = ProgressLog("data mode", "sample", 4)
         for done in (1, 3, 4):
             progress.tell(done, lambda: "loss 2.5")
     assert "data mode" in terminal.getvalue()
@@ -395,7 +395,7 @@ def test_without_a_terminal_there_are_lines_and_no_bar(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        progress = Progress("data mode", "sample", 2)
+        progress = ProgressLog("data mode", "sample", 2)
         progress.tell(1, lambda: "not due")
         progress.tell(2, lambda: "loss 2.5")
     assert capsys.readouterr().err == ""

@@ -70,42 +70,29 @@ def test_a_chain_of_stages_is_there_with_data_sets_models_labels_and_metrics(res
         tags = stored.runs[name].data.tags
         assert tags.items() >= {**labels, "phase": "free", "seed": "3", "is_implicit": "true"}.items()
     assert stored.runs[EVALUATED].data.tags["upstream.model"] == stored.runs[TRAINED].info.run_id
-    assert "parentRunId" not in stored.runs[TRAINED].data.tags, "begun by hand, and so below no invocation"
+    assert "invocations" not in stored.runs[TRAINED].data.tags, "started without Snakemake"
 
     assert stored.history(TRAINED, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert [step for step, _ in stored.history(TRAINED, "solver/residual")] == [1, 2, 3]
     assert [step for step, _ in stored.history(TRAINED, "cost/tokens_per_s")] == [1, 2, 3]
 
 
-def test_the_jobs_of_one_invocation_lie_below_one_run(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = start_invocation(monkeypatch, 1)
-    make_chain(results)
-    stored = Stored(results)
-    assert len(stored.runs) == 4
-    assert {stored.parent(run) for run in stored.runs if run != name} == {name}
-    assert stored.runs[TRAINED].data.tags["mlflow.user"] == "jo"
-    assert stored.runs[TRAINED].data.tags["upstream.data"] == stored.runs["data/s3-train"].info.run_id
-    above = stored.runs[name]
-    assert above.data.tags.items() >= {"config": "demo", "command": "snakemake --cores 2", "stage": "workflow"}.items()
-    assert above.info.status == "FINISHED"
-    assert above.info.end_time == max(run.info.end_time for run in stored.runs.values())
-
-
-def test_a_run_that_another_invocation_goes_on_with_stays_where_it_was(
+def test_a_run_has_the_user_the_command_and_all_invocations_that_worked_on_it(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start_invocation(monkeypatch, 1)
+    start_invocation(monkeypatch, 1)
+    made = make_data(results)
     with pytest.raises(SystemExit):
-        make_model(results, {}, small_stages.preempted)
-    assert Stored(results).runs[first].info.status == "RUNNING", "its job is to be started again"
-    second = start_invocation(monkeypatch, 2)
-    make_model(results, {})
-    make_model(results, {})  # already done
+        make_model(results, {"data": made}, small_stages.preempted)
+    start_invocation(monkeypatch, 2)
+    make_model(results, {"data": made})
+    make_model(results, {"data": made})  # already done
     stored = Stored(results)
-    assert stored.parent(TRAINED) == first
-    assert stored.runs[TRAINED].data.tags["invocations"] == f"{1:016x} {2:016x}"
-    assert f"LIKE '%{2:016x}%'" in stored.runs[second].data.tags["mlflow.note.content"]
-    assert {stored.runs[name].info.status for name in (first, second)} == {"FINISHED"}
+    assert set(stored.runs) == {TRAINED, "data/s3-train"}
+    tags = stored.runs[TRAINED].data.tags
+    assert tags["invocations"] == f"{1:016x} {2:016x}"
+    assert (tags["mlflow.user"], tags["command"]) == ("jo", "snakemake --cores 2")
+    assert tags["upstream.data"] == stored.runs["data/s3-train"].info.run_id
 
 
 def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
@@ -126,7 +113,7 @@ def test_an_input_that_no_store_took_comes_with_the_run_that_reads_it(
 def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = start_invocation(monkeypatch, 1)
+    start_invocation(monkeypatch, 1)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "mlflow", None)
         make_data(results)
@@ -136,9 +123,8 @@ def test_data_sets_and_reports_leave_mlflow_to_their_call_of_snakemake(
     assert Stored(results).runs == {}
     bring_late(results / "demo")
     stored = Stored(results)
-    statuses = {name: "FAILED", "data/s3-train": "FINISHED", "report": "FINISHED", "data/broken": "FAILED"}
+    statuses = {"data/s3-train": "FINISHED", "report": "FINISHED", "data/broken": "FAILED"}
     assert {run: found.info.status for run, found in stored.runs.items()} == statuses
-    assert {stored.parent(run) for run in stored.runs if run != name} == {name}
     assert late_works(results / "demo") == []
 
 
@@ -192,7 +178,7 @@ def test_a_server_that_is_away_for_a_while_has_everything_once_in_the_end(result
     assert over_http.history("train/meanwhile-s0/free", "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     content = over_http.content()
     assert {entry["status"][0] for entry in content.values()} == {"FINISHED"}
-    assert len(content) == 6, "five jobs and their invocation"
+    assert len(content) == 5
     assert (len(content[TRAINED]["inputs"]), len(content[TRAINED]["models"])) == (1, 1)
     mlflow_writer.rebuild(results)
     assert Stored(server.uri).content() == content

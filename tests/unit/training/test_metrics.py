@@ -24,7 +24,7 @@ from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, pea
 from implicit_llm_contracts.config.tasks import TASKS
 from implicit_llm_contracts.runs.journal import Journal, read_records
 from implicit_llm_data.shards import IGNORED_LABEL
-from implicit_llm_jobs.progress import Progress
+from implicit_llm_jobs.progress import ProgressLog
 from tests.unit.training.small_runs import (
     FREE,
     IMPLICIT,
@@ -346,7 +346,7 @@ def test_lines_say_where_training_is_and_how_long_it_takes(
 ) -> None:
     values = {"loss": 0.5, "accuracy_last10": 0.75, "f_evaluations": 11.5, "tokens_per_s": 12345.6, "mfu": 0.41}
     caplog.set_level(logging.INFO, "implicit_llm_jobs.progress")
-    progress = Progress("a5/free", "step", 2400, 1200, "lines")
+    progress = ProgressLog("a5/free", "step", 2400, 1200, "lines")
     for step in range(1201, 1281):
         clock.now += 0.125
         progress.tell(step, lambda: shown(values))

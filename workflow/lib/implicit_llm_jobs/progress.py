@@ -15,7 +15,7 @@ INTERVAL_SHARE = 0.1  # of the time so far: a line every 6 s after a minute, eve
 LINE = "{desc}: {unit} {n}/{total}{postfix}, {rate_fmt}, {remaining} left"
 
 
-class Progress:
+class ProgressLog:
     """Lines at growing intervals, and one at the end; beside a bar only the last of them goes to the terminal.
 
     `unit`: what is counted to `total`, from `first` on; `shown`: the runtime's `progress`.

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,7 +33,7 @@ from implicit_llm_contracts.runs.run_directory import (
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.tracking import mlflow_writer
-from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun, current_invocation
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,6 @@ def _tracked(run: RunDirectory) -> TrackedRun:
 
 def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
     """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
-    invocation = Invocation.current()
     inputs = {
         role: work_directory(path.absolute(), run.identity.upstream[role]) for role, path in request.inputs.items()
     }
@@ -174,7 +173,7 @@ def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
         "identity": {key: getattr(run.identity, key) for key in IDENTITY_KEYS},
         "inputs": {role: os.path.relpath(work, run.work) for role, work in inputs.items()},
         "commit": (provenance.git_state() or {}).get("commit"),
-        "invocation": None if invocation is None else asdict(invocation),
+        "invocation": current_invocation(),
     }
 
 

@@ -40,12 +40,12 @@ class Command(_PlainTypes, TyperCommand):
     """A command, with a plain help text."""
 
 
-class Group(_PlainTypes, TyperGroup):
+class CommandGroup(_PlainTypes, TyperGroup):
     """Commands with one word before their names, with a plain help text."""
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Implicit language models: run experiments, evaluate models, look at results. "
     "Start with `implicit-llm try`.\n\n"
     "`implicit-llm run demo` trains and evaluates small models, `implicit-llm list` shows what else there is. "
@@ -73,7 +73,7 @@ _OF_RULES = {"job": job, "train": train}  # the rules call them, for one job eac
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):
-            app.add_typer(_command, cls=Group, rich_help_panel=_panel)
+            app.add_typer(_command, cls=CommandGroup, rich_help_panel=_panel)
             for _inner in _command.registered_commands:
                 _inner.cls = Command
         else:

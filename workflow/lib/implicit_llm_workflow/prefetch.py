@@ -19,8 +19,10 @@ from implicit_llm_contracts.runs.atomic import require_space
 from implicit_llm_contracts.runs.fetched_files import (
     CONFIG_FILE,
     INDEX_FILE,
+    OTHER_MODEL_FILES,
     PICKLE_FILE,
     TEXT_SUFFIXES,
+    TOKENIZER_FILE,
     WEIGHTS_FILE,
     Fetched,
     FetchedFilesError,
@@ -252,18 +254,6 @@ def _local_file(need: LocalFile, downloads: Path) -> Outcome:
     )
 
 
-MODEL_FILES = (
-    CONFIG_FILE,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
-TOKENIZER_FILE = "tokenizer.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
@@ -356,7 +346,7 @@ def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
         raise FetchError(
             f"model {need.name}: has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE} on the hub; name another"
         )
-    return [name for name in names if name in weights or name in MODEL_FILES]
+    return [name for name in names if name in weights or name in (CONFIG_FILE, *OTHER_MODEL_FILES)]
 
 
 def _advice(need: HubFiles, folder: Path) -> str:

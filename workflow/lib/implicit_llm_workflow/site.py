@@ -33,7 +33,7 @@ class HardwareClass:
 
 
 @dataclass(frozen=True)
-class RuleUse:
+class RuleResources:
     """Which class does the jobs of a rule, and with what; texts may be expressions of `wildcards`."""
 
     class_: str
@@ -73,7 +73,7 @@ class Site:
 
     classes: Annotated[dict[str, HardwareClass], SOME]
     other_jobs: OtherJobs
-    rules: dict[str, RuleUse]
+    rules: dict[str, RuleResources]
     account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:

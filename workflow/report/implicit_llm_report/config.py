@@ -61,7 +61,7 @@ class MissingResult:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReportJob:
     """What the workflow knows of an input or of a missing result, so that nothing is read out of names.
 
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
@@ -109,7 +109,7 @@ class ReportConfig:
     """
 
     experiment: str
-    jobs: Mapping[str, Job] = field(default_factory=dict)
+    jobs: Mapping[str, ReportJob] = field(default_factory=dict)
     data: Mapping[str, DataPart] = field(default_factory=dict)
     title: str | None = None
     note: str | None = None

@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Registry:
+class ReportRegistry:
     """The registered entries by name, in the order in which Snakemake lists them."""
 
     figures: Mapping[str, Entry]
@@ -49,9 +49,9 @@ class Registry:
 
 
 @cache
-def registry() -> Registry:
+def registry() -> ReportRegistry:
     """Raises: UserError naming file and key."""
-    return read_yaml(FOLDER / "registry.yaml", Registry)
+    return read_yaml(FOLDER / "registry.yaml", ReportRegistry)
 
 
 def figures_with(kinds: Kinds) -> dict[str, Entry]:

@@ -16,7 +16,7 @@ from implicit_llm_report.config import VALIDATION_KINDS
 from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups
-from implicit_llm_report.inputs.published import Entry as PublishedEntry
+from implicit_llm_report.inputs.published import PublishedEntry
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import figures_with, registry
 from implicit_llm_report.tables import Table, csv_of, latex_of, rounded, tables_of

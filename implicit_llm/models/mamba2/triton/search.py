@@ -67,7 +67,7 @@ class SearchRule:
 
 
 @dataclass(frozen=True)
-class Found:
+class SolvedBlocks:
     """The closed fixed point z, the states after it, and what `BlockStats` holds, of `G` blocks or of each position."""
 
     z_BLD: Tensor
@@ -96,7 +96,7 @@ def search_blocks(
     state: tuple[Tensor, Tensor],
     width: int,
     rule: SearchRule,
-) -> Found:
+) -> SolvedBlocks:
     """Solve and close block after block of `width` tokens, from z = 0 in each.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
@@ -116,7 +116,7 @@ def search_blocks(
     convolved_BWC, gate_BWI = new(batch, width, channels, dtype=kind), new(batch, width, inner, dtype=kind)
     dt, logs = new(2, batch, width, heads, dtype=torch.float32)
     current_BWD = new(batch, width, model_width, dtype=torch.float32)
-    found = Found(
+    found = SolvedBlocks(
         z_BLD=new(batch, length, model_width, dtype=torch.float32),
         ssm_BHPN=ssm_BHPN,
         inputs_BKC=rows_BKC[:, TAPS.value - taps : TAPS.value - 1],  # a view of what the kernel leaves there

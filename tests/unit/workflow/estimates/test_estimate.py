@@ -20,7 +20,7 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.explain import upstream_closure
-from implicit_llm_workflow.site import RuleUse
+from implicit_llm_workflow.site import RuleResources
 from tests.pages import ROOT
 from tests.unit.workflow.experiments import ExperimentFile, finish_with, output, where, work_of
 
@@ -278,7 +278,7 @@ def test_hours_of_training_are_those_of_the_estimate(capsys: pytest.CaptureFixtu
 
 
 def test_an_expression_for_the_nodes_is_evaluated_and_a_wrong_one_is_a_line_that_names_it() -> None:
-    assert RuleUse("h100", nodes="2 if wildcards.phase == 'free' else 1").num_nodes("a", "free") == 2
+    assert RuleResources("h100", nodes="2 if wildcards.phase == 'free' else 1").num_nodes("a", "free") == 2
     for wrong, why in (("wildcards.size", "AttributeError"), ("'two'", "ValueError"), ("2 if", "SyntaxError")):
         with pytest.raises(ConfigError, match=rf"nodes: .* gives {why} for run 'a'.*wildcards\.run"):
-            RuleUse("h100", nodes=wrong).num_nodes("a", "free")
+            RuleResources("h100", nodes=wrong).num_nodes("a", "free")

@@ -16,7 +16,7 @@ import torch
 from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
 from implicit_llm.models.mamba2 import chunked_scan, ssd
-from implicit_llm_contracts.runs.launched import Death, End, judge
+from implicit_llm_contracts.runs.launched import Death, ProcessEnd, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
@@ -25,8 +25,8 @@ from tests.unit.workflow.experiments import run
 NODES = Allocation("7", 2, "n[1-2]", 16)
 
 
-def end(rank: int, code: int, failure_class: str | None = "bug") -> End:
-    return End(rank, code, failure_class, f"rank {rank}", float(rank))
+def end(rank: int, code: int, failure_class: str | None = "bug") -> ProcessEnd:
+    return ProcessEnd(rank, code, failure_class, f"rank {rank}", float(rank))
 
 
 LOST_CONNECTION = end(1, 1)
@@ -53,7 +53,7 @@ def test_a_process_whose_parent_is_gone_before_it_begins_ends(parent: str, code:
     ids=["a commit", "a hang", "a full disk", "a kill", "a bug", "a silent end", "nothing known"],
 )
 def test_of_many_ends_the_one_that_is_the_reason_counts(
-    ends: list[End], deaths: list[Death], code: int, failure_class: str | None
+    ends: list[ProcessEnd], deaths: list[Death], code: int, failure_class: str | None
 ) -> None:
     assert judge(0, ends, deaths).code == 0  # the launcher ended well
     reason = judge(1, ends, deaths)
@@ -113,7 +113,7 @@ sys.exit(75)
 
 
 def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> None:
-    with launch.StopSignals() as stop:
+    with launch.LauncherSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR2)
         process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
@@ -141,7 +141,7 @@ def test_a_process_of_several_ends_though_its_clean_up_would_wait_for_ever(
 
 def test_a_second_ctrl_c_leaves_no_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with launch.StopSignals() as stop:
+    with launch.LauncherSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             launch.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))

@@ -31,7 +31,7 @@ from implicit_llm_workflow.planning.code_digest import (
     require_submitted_code,
     resource_digests,
 )
-from implicit_llm_workflow.planning.project_sources import Project, Source, SourceError
+from implicit_llm_workflow.planning.project_sources import Project, SourceError, SourceModule
 from implicit_llm_workflow.project_dirs import REPORT
 from tests.unit.workflow.experiments import ExperimentFile
 
@@ -145,8 +145,8 @@ def test_a_syntax_error_is_named_with_its_line(library: Path) -> None:
 def test_an_unchanged_file_is_parsed_once(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = digest(library, kept=tmp_path / "kept")
     parsed: list[str] = []
-    tree = Source.tree.func
-    monkeypatch.setattr(Source, "tree", property(lambda source: parsed.append(source.module) or tree(source)))
+    tree = SourceModule.tree.func
+    monkeypatch.setattr(SourceModule, "tree", property(lambda source: parsed.append(source.module) or tree(source)))
     assert digest(library, kept=tmp_path / "kept") == first
     assert parsed == []
     (library / "other.py").write_text("a = 1\n")

@@ -26,7 +26,7 @@ from implicit_llm_workflow.planning.code_digest import (
     require_submitted_code,
 )
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.project_sources import Source
+from implicit_llm_workflow.planning.project_sources import SourceModule
 from implicit_llm_workflow.project_dirs import LIBRARY, package_dir
 from tests.unit.data.text_samples import write_corpus
 
@@ -246,7 +246,7 @@ def test_what_a_job_takes_from_code_that_it_leaves_out_is_functions_and_classes_
                     assert defined(everything[imported.module]) >= {*(imported.names or ())}, source.module
 
 
-def defined(source: Source) -> set[str]:
+def defined(source: SourceModule) -> set[str]:
     kinds = ast.FunctionDef | ast.ClassDef
     return {node.name for node in source.tree.body if isinstance(node, kinds)}
 

@@ -11,7 +11,7 @@ from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
 from implicit_llm_workflow.estimates.cost import Cost
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.compare import (
-    Column,
+    ComparedColumn,
     differences,
     find_columns,
     find_model,
@@ -59,15 +59,15 @@ def finished(tiny: ExperimentFile) -> ExperimentFile:
     return tiny
 
 
-def compared(experiment: ExperimentFile, *names: str) -> list[Column]:
+def compared(experiment: ExperimentFile, *names: str) -> list[ComparedColumn]:
     return find_columns(names, real_plan(experiment))
 
 
-def shown(columns: list[Column]) -> dict[str, tuple[str, ...]]:
+def shown(columns: list[ComparedColumn]) -> dict[str, tuple[str, ...]]:
     return {row.shown: row.values for row in differences(columns)}
 
 
-def numbers(columns: list[Column], section: str) -> dict[str, list[str]]:
+def numbers(columns: list[ComparedColumn], section: str) -> dict[str, list[str]]:
     rows = [row for row in number_rows(columns) if row.section.startswith(section)]
     return {row.name: [spread_text(values, number_text) for values in row.values] for row in rows}
 

@@ -14,6 +14,7 @@ from implicit_llm_contracts.hints import nearest
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
+COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that a record of each kind may have
 # A mode by hand: simultaneous, with the released code's criterion, one norm over the whole batch.
 RELEASED_CRITERION = "released-criterion"
 
@@ -183,7 +184,7 @@ class EvaluateConfig(AsGiven):
 
 
 @dataclass(frozen=True)
-class CatbabiConfig(AsGiven):
+class CatbabiEvaluation(AsGiven):
     """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
 
     `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.

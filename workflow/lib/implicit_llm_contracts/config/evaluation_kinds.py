@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from implicit_llm_contracts.config.evaluation import (
-    CatbabiConfig,
+    CatbabiEvaluation,
     DualityConfig,
     EvaluateConfig,
     JacobianConfig,
@@ -90,7 +90,7 @@ _BUILTIN = {
         },
     ),
     CATBABI: EvaluationKind(
-        CatbabiConfig,
+        CatbabiEvaluation,
         data=(CATBABI,),
         reads=("catbabi",),
         summary="Measure accuracy on the questions of CatbAbI, in all and for each task, and on every word.",

@@ -21,6 +21,17 @@ from implicit_llm_contracts.runs.atomic import read_object, size_difference, wri
 
 CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # of a model
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILE = "tokenizer.json"
+OTHER_MODEL_FILES = (  # besides config and weights
+    TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
 TEXT_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".txt")
 FETCH = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 

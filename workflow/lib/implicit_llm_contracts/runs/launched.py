@@ -38,7 +38,7 @@ _UNSPECIFIC = (None, "bug", "preempted")
 
 
 @dataclass(frozen=True)
-class End:
+class ProcessEnd:
     """How a process, or the job, ended. `time_s`: of the clock of its node, to put ends in order.
 
     failure_class: None where the exit code is all that is known.
@@ -87,7 +87,7 @@ class LaunchFolder:
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
         with suppress(OSError):  # the job fails in any case
-            write_json(self._end(rank), End(rank, code, failure_class_of(error), message, time.time()))
+            write_json(self._end(rank), ProcessEnd(rank, code, failure_class_of(error), message, time.time()))
 
     def has_ended(self, rank: int) -> bool:
         """Whether a process has said why it ends."""
@@ -96,9 +96,9 @@ class LaunchFolder:
     def record_deaths(self, node: int, deaths: list[Death]) -> None:
         write_json(self.path / f"deaths-{node}.json", deaths)
 
-    def verdict(self, code: int) -> End:
+    def verdict(self, code: int) -> ProcessEnd:
         """Why the job ended whose launcher ended with `code`, of all that is known here; code 0 for what is done."""
-        ends = [End(**json.loads(path.read_bytes())) for path in self.path.glob("end-*.json")]
+        ends = [ProcessEnd(**json.loads(path.read_bytes())) for path in self.path.glob("end-*.json")]
         told = sorted(self.path.glob("deaths-*.json"))
         deaths = [Death(**item) for path in told for item in json.loads(path.read_bytes())]
         return judge(code, sorted(ends, key=lambda end: (end.time_s, end.rank)), deaths)
@@ -116,7 +116,7 @@ def die_with(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
+def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
     """The one reason for the end of a job, by which it is started again or not.
 
     One process that ends takes the others with it, which then complain of lost connections. So first comes a commit of
@@ -124,7 +124,7 @@ def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
     ends: in the order of time.
     """
     if code == 0:
-        return End(0, 0, "", "", 0.0)
+        return ProcessEnd(0, 0, "", "", 0.0)
     stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
@@ -135,18 +135,20 @@ def judge(code: int, ends: list[End], deaths: list[Death]) -> End:
     for candidates in (stopped, specific, killed, ends, silent):
         if candidates:
             return candidates[0]
-    return End(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}", 0.0)
+    return ProcessEnd(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}", 0.0)
 
 
-def _killed(death: Death) -> End:
+def _killed(death: Death) -> ProcessEnd:
     number = -death.code
     what = f"rank {death.rank} on {death.host} was ended by signal {number}"
-    return End(death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0)
+    return ProcessEnd(
+        death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0
+    )
 
 
-def _silent(death: Death) -> End:
+def _silent(death: Death) -> ProcessEnd:
     message = f"rank {death.rank} on {death.host} ended with code {death.code}; its output says why"
-    return End(death.rank, death.code, None, message, 0.0)
+    return ProcessEnd(death.rank, death.code, None, message, 0.0)
 
 
 def start_attempt() -> None:

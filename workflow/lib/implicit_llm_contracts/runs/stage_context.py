@@ -16,6 +16,8 @@ from implicit_llm_contracts.runs.run_directory import JOURNAL, job_key, work_dir
 
 T = TypeVar("T")
 
+MODEL_ROLE, TOKENIZER_ROLE = "model", "tokenizer"  # of inputs
+
 
 class InputMissing(UserError):
     """A job was not given a run that it reads."""

@@ -19,7 +19,7 @@ PAD, EOS = "<pad>", "<eos>"  # the ids 0 and 1 of every vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StoryLine:
     """One line of a story; `text` is without its number, `answer` is None for a statement.
 
     supports: the lines that prove the answer, in the file's order.
@@ -31,7 +31,7 @@ class Line:
     supports: tuple[int, ...] = ()
 
 
-Story = list[Line]
+Story = list[StoryLine]
 
 
 def file_name(task: int, split: str) -> str:
@@ -51,14 +51,14 @@ def find_files(directory: Path, split: str) -> dict[int, Path]:
 
 def parse_stories(data: bytes) -> list[Story]:
     """Read the stories of one file, which the simulator wrote or whose digest is that of the official file."""
-    stories: list[list[Line]] = []
+    stories: list[list[StoryLine]] = []
     for raw in data.decode("utf-8").removesuffix("\n").split("\n"):
         number, _, rest = raw.partition(" ")
         if number == "1":
             stories.append([])
         text, *proof = (field.strip() for field in rest.split("\t"))
         answer, supports = proof or (None, "")
-        stories[-1].append(Line(int(number), text, answer, tuple(map(int, supports.split()))))
+        stories[-1].append(StoryLine(int(number), text, answer, tuple(map(int, supports.split()))))
     return stories
 
 

@@ -20,19 +20,18 @@ from tqdm import tqdm
 from implicit_llm_contracts.config.text import TokenShardConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import new_file, write_json
+from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import TOKENIZER_ROLE, StageContext, StageResult
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
-from implicit_llm_data.stages.tokenizer import FILE_NAME as TOKENIZER_NAME
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
 from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, Split, open_share
 from implicit_llm_data.text.encoding import encode
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
-TOKENIZER_ROLE = "tokenizer"
 REPORT_S = 10.0  # between two points in the journal
 
 
@@ -44,7 +43,7 @@ def run(context: StageContext) -> StageResult:
     config = context.settings(TokenShardConfig)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
     given = context.given(TOKENIZER_ROLE)
-    path, end_of_text = given.work / TOKENIZER_NAME, int(given.manifest.summary["end_of_text_id"])
+    path, end_of_text = given.work / TOKENIZER_FILE, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))
     require_ids_below(tokenizer, config.vocab_size)
     shard = _Shard(tokenizer, end_of_text, DocumentSplit(config.test_fraction, config.seed, config.validation_fraction))

@@ -13,13 +13,11 @@ from implicit_llm_contracts.config.text import Corpus
 from implicit_llm_contracts.config.values import BelowOne, Count, Seed, VocabSize
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, find_fetched
+from implicit_llm_contracts.runs.fetched_files import FETCH, TOKENIZER_FILE, HubFiles, find_fetched
 from implicit_llm_contracts.runs.places import local_files
 from implicit_llm_contracts.runs.run_directory import DECLARED
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.text.corpus import DocumentSplit, open_share
-
-FILE_NAME = "tokenizer.json"
 
 
 class TokenizerError(UserError):
@@ -59,11 +57,14 @@ def run(context: StageContext) -> StageResult:
     """
     start_s = time.perf_counter()
     data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    files = [FILE_NAME, f"{DECLARED}/{FILE_NAME}"]  # the second is also in the run directory, where people look
+    files = [
+        TOKENIZER_FILE,
+        f"{DECLARED}/{TOKENIZER_FILE}",
+    ]  # the second is also in the run directory, where people look
     (context.work / DECLARED).mkdir(exist_ok=True)
     for path in files:
         write_atomic(context.work / path, data)
-    context.log.info("%s: %d ids, %.1f s", FILE_NAME, summary["num_ids"], time.perf_counter() - start_s)
+    context.log.info("%s: %d ids, %.1f s", TOKENIZER_FILE, summary["num_ids"], time.perf_counter() - start_s)
     return StageResult(files, summary)
 
 
@@ -121,7 +122,7 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
 def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
     """Read it from the folder of fetched files. Raises: FetchedFilesError."""
     wanted = HubFiles("tokenizer", config.name, config.revision)
-    path = wanted.folder(downloads) / FILE_NAME
+    path = wanted.folder(downloads) / TOKENIZER_FILE
     if not path.is_file():
         raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
     find_fetched(wanted, downloads)  # for its errors

@@ -3,11 +3,6 @@
 `mlflow.json` in the work directory remembers the run and how far the journal was brought. Its random `key` is written
 before the run is created and is a tag of the run: a process killed between the two finds its run again. Points carry
 the time of their journal line, so that a batch written twice is equal, and an SQL store keeps equal points once.
-
-Above the runs that began in one invocation of Snakemake stands a run of its own. A run stays below the invocation that
-began it. Later ones that work on it are added to its tag `invocations`, by which their own run leads to it. The driver
-does not load MLflow, so whoever brings the first run of an invocation makes it, and each run that ends updates its
-status.
 """
 
 from __future__ import annotations
@@ -27,16 +22,15 @@ from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_contracts.runs.journal import JournalTail, Point
 from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW, committed
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
-from implicit_llm_jobs.tracking.tracked_run import MODEL_ROLE, TAG, TrackedRun
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
 log = logging.getLogger(__name__)
 
 LOCK = ".mlflow.lock"  # in a work directory, and in that of the experiment
 KEY_TAG, PARENT_TAG = "run_key", "mlflow.parentRunId"
-PARENT_KEY = "invocation-{}"
-RUNS_PER_CALL = 50_000  # the most that MLflow searches at once
 VALUE_CHARS = 500  # of a param
 KEY_CHARS = 250  # of a param or tag
 TAG_CHARS = 5000
@@ -108,11 +102,10 @@ class Bridge:
         self._state = state or BridgeState(secrets.token_hex(16))
         self._save()
         # Also of a run that is there: it may go on in another invocation, or be older than a tag.
-        tags, parents = self._tags(), self._find_or_create_parents()
+        tags = self._tags()
         if self._state.run_id is None:
-            below = {PARENT_TAG: parents[0]} if parents else {}
             started = self.run.times()[0]
-            self._save(run_id=self._find_or_create_run(self.run.title, self._state.key, tags | below, started))
+            self._save(run_id=self._find_or_create_run(self.run.title, self._state.key, tags, started))
         self._log_config(self.run.config, tags)
         self._bring_inputs()
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
@@ -148,17 +141,6 @@ class Bridge:
         )
         faults.point("tracker.after_create_run")
         return str(run.info.run_id)
-
-    def _find_or_create_parents(self) -> list[str]:
-        """MLflow ids of the invocations that worked on the run, in their order."""
-        run = self.run
-        if not (invocations := run.invocations()):
-            return []
-        with alone(run.config_dir / LOCK):  # jobs that start at the same time would each make one
-            return [
-                self._find_or_create_run(it.name, PARENT_KEY.format(it.id), it.tags(run.experiment), it.started)
-                for it in invocations
-            ]
 
     def _log_config(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Log the config as params, and tags.
@@ -287,29 +269,16 @@ class Bridge:
         )
 
     def _bring_status(self) -> None:
-        """The status of the run and its branches, and of its invocations, from those of all their runs."""
+        """The status of the run and its branches: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
+        ended = self.run.times()[1]
         for run_id in self._run_ids():
-            self._set_status(run_id, self._status)
-        for item in self.run.invocations():
-            with alone(self.run.config_dir / LOCK):  # or a job would write what it saw before another one ended
-                parent = self._find_run(PARENT_KEY.format(item.id))
-                if parent is None:  # someone has deleted it
-                    continue
-                query = f"tags.{TAG} LIKE '%{item.id}%'"
-                runs = self._client.search_runs([self._experiment_id], query, max_results=RUNS_PER_CALL)
-                found = {run.info.status for run in runs}
-                is_going = found & {"RUNNING", "SCHEDULED"}
-                self._set_status(parent, "RUNNING" if is_going else "FAILED" if found - {"FINISHED"} else "FINISHED")
+            faults.point("tracker.before_status")
+            if self._status in ("RUNNING", "SCHEDULED"):
+                self._client.update_run(run_id, status=self._status)
+            else:
+                end_time = milliseconds(ended) if ended else None
+                self._client.set_terminated(run_id, status=self._status, end_time=end_time)
         self._save(status=self._status)
-
-    def _set_status(self, run_id: str, status: str) -> None:
-        """RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
-        faults.point("tracker.before_status")
-        if status in ("RUNNING", "SCHEDULED"):
-            self._client.update_run(run_id, status=status)
-        else:
-            ended = self.run.times()[1]
-            self._client.set_terminated(run_id, status=status, end_time=milliseconds(ended) if ended else None)
 
     def _named(self, point: Point) -> Point:
         stage, values = self.run.stage, point.values

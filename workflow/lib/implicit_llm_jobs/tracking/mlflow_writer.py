@@ -20,7 +20,7 @@ from tqdm import tqdm
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, is_complete
 from implicit_llm_jobs.tracking.mlflow_store import TrackingError, default_uri, initialise, prepare_environment
-from implicit_llm_jobs.tracking.tracked_run import Invocation, TrackedRun, in_order, works_below
+from implicit_llm_jobs.tracking.tracked_run import TrackedRun, current_invocation, in_order, works_below
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def catch_up(run: TrackedRun) -> None:
 def is_brought_later(run: TrackedRun) -> bool:
     """Whether the run leaves MLflow to the call of Snakemake that it is a job of."""
     has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
-    return not has_points and Invocation.current() is not None
+    return not has_points and current_invocation() is not None
 
 
 def bring_late_inputs(run: TrackedRun) -> None:

@@ -9,8 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,52 +25,21 @@ from implicit_llm_contracts.runs.run_directory import (
     job_key,
     run_directories,
 )
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_jobs.tracking.mlflow_store import default_uri
 
 VARIABLE = "IMPLICIT_LLM_INVOCATION"
-TAG = "invocations"  # of a run: the ids of all that worked on it, the first one first
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """`started`: ISO time in UTC; `command`: what was typed; `commit` of the source tree, None outside of git."""
-
-    id: str
-    started: str
-    command: str
-    commit: str | None = None
-    user: str | None = None
-
-    @classmethod
-    def current(cls) -> Invocation | None:
-        """That of this process; None for a job that was started by hand."""
-        try:
-            return cls(**json.loads(os.environ[VARIABLE]))
-        except (KeyError, ValueError, TypeError):
-            return None
-
-    @property
-    def name(self) -> str:
-        return f"snakemake {self.started[:16].replace('T', ' ')}"
-
-    def tags(self, config: str) -> dict[str, str]:
-        """What its run in MLflow carries; `config` is the experiment's name."""
-        tags = {
-            "stage": "workflow",
-            "config": config,
-            "invocation": self.id,
-            "command": self.command,
-            "mlflow.source.name": self.command,
-            "mlflow.source.type": "PROJECT",
-            "mlflow.note.content": f"`{self.command}`\n\nRuns that began here are nested below this one. All it worked "
-            f"on, those that another one had begun included: search for `tags.{TAG} LIKE '%{self.id}%'`.",
-        }
-        if self.commit:
-            tags["mlflow.source.git.commit"] = self.commit
-        return tags | ({"mlflow.user": self.user} if self.user else {})
+def current_invocation() -> dict[str, str | None] | None:
+    """Return id, command and user of the call of Snakemake that started this process; None without one."""
+    try:
+        found = json.loads(os.environ[VARIABLE])
+        return {"id": found["id"], "command": found["command"], "user": found.get("user")}
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
-MODEL_ROLE = "model"
 MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
 _OF_MODELS = ("train", "checkpoint")
 _MODEL_CONFIG = re.compile(r"(^|/)model/config\.json$")
@@ -86,6 +54,7 @@ class TrackedRun:
     name: str
     fingerprint: str
     config: Mapping[str, Any]
+    _starts: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def find(cls, work: Path) -> TrackedRun | None:
@@ -107,12 +76,8 @@ class TrackedRun:
     def starts(self) -> list[dict[str, Any]]:
         """Read again until there is one, for which the journal waits while the disk is full."""
         if not self._starts:
-            del self.__dict__["_starts"]
+            self._starts.extend(starts_in(self.journal))
         return self._starts
-
-    @cached_property
-    def _starts(self) -> list[dict[str, Any]]:
-        return starts_in(self.journal)
 
     @property
     def _start(self) -> dict[str, Any]:
@@ -167,12 +132,10 @@ class TrackedRun:
             return "FINISHED"  # also one that was stopped when its manifest was already committed
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 
-    def invocations(self) -> list[Invocation]:
-        """Return the invocations that worked on the run, in order; a run that was begun by hand belongs to none."""
+    def invocations(self) -> list[dict[str, Any]]:
+        """Return the calls of Snakemake that worked on the run, in order; none if it was begun without one."""
         found = [start.get("invocation") for start in self.starts]
-        if not found or found[0] is None:
-            return []
-        return list({about["id"]: Invocation(**about) for about in found if about is not None}.values())
+        return list({item["id"]: item for item in found if item}.values()) if found and found[0] else []
 
     def labels(self) -> dict[str, str]:
         """Tags to group by: of the model that the run makes or evaluates; else, and then too, its kind as `task`."""
@@ -197,11 +160,9 @@ class TrackedRun:
         }
         if self._start.get("commit"):
             tags["mlflow.source.git.commit"] = self._start["commit"]
-        invocations = self.invocations()
-        if invocations:
-            tags[TAG] = " ".join(item.id for item in invocations)
-            if invocations[0].user:
-                tags["mlflow.user"] = invocations[0].user
+        if invocations := self.invocations():
+            tags |= {"invocations": " ".join(item["id"] for item in invocations), "command": invocations[0]["command"]}
+            tags |= {"mlflow.user": user} if (user := invocations[0].get("user")) else {}
         return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
 
     def data_sets(self) -> dict[str, TrackedRun]:

@@ -110,7 +110,7 @@ class NodeJob:
         return fill(cls, {**json.loads(text), "node": node}, "node")
 
 
-class StopSignals:
+class LauncherSignals:
     """Context in which stop signals are only noted; afterwards they do what they did before.
 
     A Ctrl-C (SIGINT) after the first of them raises KeyboardInterrupt, as it does in the training processes.
@@ -120,7 +120,7 @@ class StopSignals:
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> LauncherSignals:
         is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
         for number in STOP_SIGNALS:
             if number == signal.SIGINT and is_in_background:
@@ -144,7 +144,7 @@ def supervise(job: NodeJob) -> int:
     Returns: 0, or 1 when a process ended badly, which ends the others; the folder holds the reasons.
     """
     folder, told = LaunchFolder(job.folder), set[int]()
-    with StopSignals() as stop, _processes(job) as processes:
+    with LauncherSignals() as stop, _processes(job) as processes:
         while True:
             for pid in folder.announced(job.node) - told if stop.received is not None else ():
                 told.add(pid)
@@ -197,7 +197,7 @@ def _prepare(parent: int) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def wait(process: subprocess.Popen[Any], stop: StopSignals, tell: Callable[[], None]) -> int:
+def wait(process: subprocess.Popen[Any], stop: LauncherSignals, tell: Callable[[], None]) -> int:
     """Wait for the end of a process, calling `tell` again and again once a stop signal has come; kills it on errors."""
     try:
         while True:
@@ -314,7 +314,7 @@ def end(code: int) -> NoReturn:
 def _run_on_nodes(command: Sequence[str]) -> int:
     """Run srun to its end; it hands SIGUSR2 on to the node agents, which take it once if Slurm sends it as well."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
-    with StopSignals() as stop:
+    with LauncherSignals() as stop:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         told: list[int] = []
 

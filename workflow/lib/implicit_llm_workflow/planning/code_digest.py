@@ -33,7 +33,7 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
-from implicit_llm_workflow.planning.project_sources import Imported, Project, Source, SourceError
+from implicit_llm_workflow.planning.project_sources import Imported, Project, SourceError, SourceModule
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
 
 PLUMBING = (
@@ -79,7 +79,7 @@ def job_digest(code: JobCode) -> str:
     return digest
 
 
-def job_sources(code: JobCode) -> dict[str, Source]:
+def job_sources(code: JobCode) -> dict[str, SourceModule]:
     """The modules behind `job_digest`, by name and in its order. Raises: SourceError."""
     return dict(sorted(reached_sources(code.module, _project(code.plugins), code.left_out).items()))
 
@@ -149,13 +149,13 @@ def code_digest(entry: str, project: Project, excluded: Iterable[str]) -> str:
     return total_digest(file_digests(reached_sources(entry, project, excluded)))
 
 
-def file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
+def file_digests(sources: Mapping[str, SourceModule]) -> dict[str, str]:
     """sha256 (hexadecimal) of what counts of each module, and of the resource files of their packages, by name."""
     modules = {name: source.find("digest", partial(_tree_digest, source)) for name, source in sources.items()}
     return modules | resource_digests(sources.values())
 
 
-def _tree_digest(source: Source) -> str:
+def _tree_digest(source: SourceModule) -> str:
     return hashlib.sha256(tree_text(source.tree).encode()).hexdigest()
 
 
@@ -167,16 +167,16 @@ def total_digest(digests: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
-def resource_digests(sources: Iterable[Source]) -> dict[str, str]:
+def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
     """sha256 of each resource file of the modules' packages, by name."""
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _resources(sources)}
 
 
-def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, Source]:
+def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, SourceModule]:
     """Every module that counts, by name. Raises: SourceError when there is no module `entry`."""
     if project.source(entry) is None:
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
-    kept: dict[str, Source] = {}
+    kept: dict[str, SourceModule] = {}
     packages_seen: set[str] = set()
     waiting = [entry, *project.plugins]
     while waiting:
@@ -209,7 +209,7 @@ def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
             yield from _exported_from(source, name, project)
 
 
-def _exported_from(package: Source, name: str, project: Project) -> Iterator[str]:
+def _exported_from(package: SourceModule, name: str, project: Project) -> Iterator[str]:
     """The module from which a package's `__init__` takes `name`; everything it imports when that cannot be told."""
     for imported in package.imports:
         if imported.names and name in imported.names:
@@ -222,7 +222,7 @@ def _is_below(module: str, packages: Iterable[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _resources(sources: Iterable[Source]) -> Iterator[tuple[str, Path]]:
+def _resources(sources: Iterable[SourceModule]) -> Iterator[tuple[str, Path]]:
     """Templates and the like beside the modules; the library's own folder belongs to all stages."""
     sources = list(sources)
     for source in sources:

@@ -15,6 +15,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
@@ -37,7 +38,6 @@ DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it 
 
 
 PLANNED = "planned"  # the one key of the config file that jobs are given
-MODEL_ROLE = "model"
 
 
 class UnknownTarget(UserError):

@@ -27,7 +27,7 @@ class Imported(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceModule:
     """One module of the project. `package` is what its relative imports start from."""
 
     module: str
@@ -101,7 +101,7 @@ class Project:
     def __init__(self, roots: dict[str, Path], cache: Remembered | None = None) -> None:
         self._roots = roots
         self.cache = cache or Remembered(None)
-        self._found: dict[str, Source | None] = {}
+        self._found: dict[str, SourceModule | None] = {}
 
     def with_plugins(self, paths: Iterable[Path]) -> Project:
         """The same packages with these files, each a module of its own."""
@@ -110,20 +110,20 @@ class Project:
         found.plugins = tuple(files)
         return found
 
-    def source(self, module: str) -> Source | None:
+    def source(self, module: str) -> SourceModule | None:
         """The module's source, None when it is no module of the project."""
         if module not in self._found:
             self._found[module] = self._find(module)
         return self._found[module]
 
-    def _find(self, module: str) -> Source | None:
+    def _find(self, module: str) -> SourceModule | None:
         top, *rest = module.split(".")
         if top not in self._roots:
             return None
         base = self._roots[top].joinpath(*rest)
         for path, is_package in ((base / "__init__.py", True), (base.with_name(f"{base.name}.py"), False)):
             if path.is_file():
-                return Source(module, path, is_package, self.cache)
+                return SourceModule(module, path, is_package, self.cache)
         return None
 
 

@@ -41,7 +41,7 @@ class NotComparable(UserError):
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedColumn:
     """A result, or the results of all seeds of a run."""
 
     label: str
@@ -75,12 +75,12 @@ class NumberRow:
     values: tuple[tuple[float, ...], ...]
 
 
-def find_columns(names: Sequence[str], plan: Plan | None) -> list[Column]:
+def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn]:
     """A column for each name; without a plan each must be a folder. Raises: UserError."""
     found = [_find(name, plan) for name in names]
     labels = [label for label, _ in found]
     return [
-        Column(results[0].top.run_dir.as_posix() if labels.count(label) > 1 else label, tuple(results))
+        ComparedColumn(results[0].top.run_dir.as_posix() if labels.count(label) > 1 else label, tuple(results))
         for label, results in found
     ]
 
@@ -136,7 +136,7 @@ def _names(node: Node) -> Iterator[str]:
         yield from (key, run, f"{run}/{phase}")
 
 
-def differences(columns: Sequence[Column]) -> list[DifferentSetting]:
+def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
     """What differs, and nothing that is equal; inputs only as far as they differ themselves."""
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -170,7 +170,7 @@ def differences(columns: Sequence[Column]) -> list[DifferentSetting]:
     ]
 
 
-def _by_column(columns: Sequence[Column], texts: Iterable[str]) -> tuple[str, ...]:
+def _by_column(columns: Sequence[ComparedColumn], texts: Iterable[str]) -> tuple[str, ...]:
     """The texts, one for each result, together for the results of a column."""
     rest = iter(texts)
     return tuple(", ".join(dict.fromkeys(islice(rest, len(column.results)))) for column in columns)
@@ -198,7 +198,7 @@ def _settings(manifest: Manifest) -> dict[str, str]:
     return {"stage": manifest.stage, **texts, "code": manifest.code[:CODE_DIGITS]}
 
 
-def number_rows(columns: Sequence[Column]) -> list[NumberRow]:
+def number_rows(columns: Sequence[ComparedColumn]) -> list[NumberRow]:
     """All numbers that any of the results has, section by section."""
     tables = [[dict(_numbers(result)) for result in column.results] for column in columns]
     names = dict.fromkeys(name for column in tables for numbers in column for name in numbers)
@@ -230,7 +230,7 @@ def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
             yield run_dir.name, found
 
 
-def view(columns: Sequence[Column]) -> Iterator[RenderableType]:
+def view(columns: Sequence[ComparedColumn]) -> Iterator[RenderableType]:
     """Tables one after the other; of several seeds the mean, the lowest and the highest."""
     sizes = [len(column.results) for column in columns]
     labels = [it.label if size == 1 else f"{it.label} ({size} seeds)" for it, size in zip(columns, sizes, strict=True)]
@@ -255,7 +255,7 @@ def _table(title: str, labels: list[str], rows: Iterable[tuple[str, ...]], *, is
     return table
 
 
-def as_json(columns: Sequence[Column]) -> dict[str, Any]:
+def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
     """The results of each column, what differs, and all numbers of all seeds."""
     return {
         "columns": {column.label: [result.top.run_dir for result in column.results] for column in columns},
@@ -280,7 +280,7 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
             yield _table(data, [column.label for column in columns], cells, is_right=True)
 
 
-def _finished(plan: Plan, run: Run) -> Iterator[Column]:
+def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
     """What the run ended with, all seeds together; marked if a result is stale."""
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
@@ -288,7 +288,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[Column]:
         paths = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
         if paths:
             label = f"{run.name}/{phase.name}{' (stale)' if 'stale' in states else ''}"
-            yield Column(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
+            yield ComparedColumn(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:

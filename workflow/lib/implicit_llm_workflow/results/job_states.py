@@ -70,7 +70,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """A job's progress: the global step, and the first and last one of the phase. Rates are of this attempt."""
 
     step: int | None = None
@@ -111,7 +111,7 @@ class JobView:
     state: State
     why: str = ""
     failure_class: str | None = None
-    progress: Progress = Progress()
+    progress: TrainingProgress = TrainingProgress()
     metrics: Mapping[str, float] = field(default_factory=dict)
     unix_s: float | None = None
     mlflow_run_id: str | None = None
@@ -292,7 +292,9 @@ class _Job:
             self.status,
             state,
             why,
-            progress=Progress(recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")),
+            progress=TrainingProgress(
+                recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")
+            ),
             metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
             unix_s=_finished(work) or _modified(committed(work) or work),
             mlflow_run_id=read_object(work / MLFLOW).get("run_id"),
@@ -376,16 +378,18 @@ def last_lines(log: Path, number: int) -> list[str]:
     return lines[max(0, len(lines) - number) :]
 
 
-def _progress(node: Node, tail: Tail, *, is_running: bool) -> Progress:
+def _progress(node: Node, tail: Tail, *, is_running: bool) -> TrainingProgress:
     """The rate is that of the later half of the points: the first steps of a job are slow."""
     phase = node.config.get("phase") or {}
     start, end = phase.get("start_step"), phase.get("end_step")
     if tail.last is None or not is_running or len(tail.points) < 2:
-        return Progress(tail.last.step if tail.last is not None else None, start, end)
+        return TrainingProgress(tail.last.step if tail.last is not None else None, start, end)
     first = tail.points[(len(tail.points) - 1) // 2]
     steps, seconds = tail.last.step - first.step, unix_s(tail.last.time) - unix_s(first.time)
     rate = steps / seconds if steps > 0 and seconds > 0 else None
-    return Progress(tail.last.step, start, end, rate, max(0, end - tail.last.step) / rate if rate and end else None)
+    return TrainingProgress(
+        tail.last.step, start, end, rate, max(0, end - tail.last.step) / rate if rate and end else None
+    )
 
 
 def _finished(work: Path) -> float | None:

@@ -5,10 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_report.config import MissingResult
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code
-from implicit_llm_workflow.planning.plan import MODEL_ROLE, Plan
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import JobView, observe
 
 WITH_MISSING = "-with-missing"

@@ -10,14 +10,11 @@ import logging
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -37,9 +34,8 @@ from implicit_llm_contracts.runs.run_directory import (
     locked,
     show_result,
 )
-from implicit_llm_jobs.provenance import git_state
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
-from implicit_llm_jobs.tracking.tracked_run import VARIABLE, Invocation
+from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
 from implicit_llm_workflow.rules.snakemake_internals import (
@@ -107,7 +103,6 @@ class Driver:
         plan = self._plan
         self._lock.enter_context(hold_lock(plan.driver_lock))
         write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
-        check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
@@ -280,22 +275,6 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
         )
 
 
-def check_disk(plan: Plan) -> None:
-    """Raises: ConfigError for word problems that are still to be made and for which the disk is too small."""
-    free = shutil.disk_usage(plan.root).free
-    for node in plan.nodes.values():
-        config = node.config
-        if node.stage != "data" or "num_samples" not in config or plan.statuses[node.key].state != "missing":
-            continue
-        needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
-        if needed > free:
-            raise ConfigError(
-                f"{plan.experiment.source}: data: num_samples: {node.name} with "
-                f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
-                f"free for {plan.root}; give fewer, or free some space"
-            )
-
-
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
     """One line for each of these jobs, with the reason; the first ones of many."""
     for key, why in list(jobs.items())[:SHOWN]:
@@ -328,11 +307,9 @@ def announce() -> None:
     Snakemake starts in a process of its own reads the Snakefile too.
     """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    started, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(words)[:COMMAND_CHARS]
-    about = Invocation(
-        secrets.token_hex(8), started, command, (git_state() or {}).get("commit"), os.environ.get("USER")
-    )
-    os.environ[VARIABLE] = json.dumps(asdict(about))
+    command = shlex.join(words)[:COMMAND_CHARS]
+    about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
+    os.environ[VARIABLE] = json.dumps(about)
 
 
 def profile_in_use() -> str | None:

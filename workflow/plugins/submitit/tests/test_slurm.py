@@ -1,24 +1,18 @@
 """Reading Slurm's answers, with programs that answer in place of a Slurm."""
 
 import logging
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.request import sbatch_request
-from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import (
     NO_ANSWER,
     UNKNOWN,
-    Cluster,
     SlurmQueue,
     check_place,
     find_by_name,
-    read_cluster,
+    signals_steps_first,
 )
 from toy_project import write_program
 
@@ -126,107 +120,6 @@ def test_a_job_is_found_by_its_name_in_the_queue(programs: Programs) -> None:
     assert find_by_name("train-abc-2-00000000", tries=1) is None
 
 
-SINFO = """\
-short*|up|1:00:00|32|64000|10|(null)|skylake
-long|up|7-00:00:00|32|64000|10|(null)|skylake,avx512
-long|up|7-00:00:00|64|512000|2|(null)|epyc
-gpu|up|2-00:00:00|48|256000|4|gpu:v100:4(S:0-1)|v100
-gpu|up|2-00:00:00|96|1000000|2|gpu:h100:8|h100
-old|down|infinite|8|16000|4|(null)|"""
-TABLE = "partitions:\n  long: {max_runtime: 1-00:00:00}\n  gpu: {max_gpu: 2, available_gpu_models: [h100]}\n"
-
-
-@pytest.fixture
-def cluster(programs: Programs) -> Callable[..., Cluster]:
-    """Reads a cluster, with a table of partitions if its text is given."""
-    programs.answer("sinfo", SINFO)
-    programs.answer("scontrol", "PreemptType = preempt/none")
-
-    def read(table: str = "", **settings: str) -> Cluster:
-        path = programs.folder / "table.yaml"
-        path.write_text(table)
-        return read_cluster(ExecutorSettings(partition_table=str(path) if table else None, **settings))
-
-    return read
-
-
-@pytest.mark.parametrize(
-    ("resources", "partition"),
-    [
-        ({}, "short"),
-        ({"runtime": 61}, "long"),
-        ({"mem_mb": 100_000}, "long"),
-        ({"cpus_per_task": 64}, "long"),
-        ({"cpus_per_task": 65}, "gpu"),
-        ({"cpus_per_task": 33, "tasks_per_node": 2}, "gpu"),
-        ({"nodes": 11}, "long"),
-        ({"gpus": 1}, "gpu"),
-        ({"gpus": 8, "gpu_model": "h100"}, "gpu"),
-        ({"constraint": "avx512|epyc"}, "long"),
-        ({"slurm_partition": "old"}, "old"),
-        ({"slurm_extra": "--partition=old"}, "old"),
-    ],
-)
-def test_a_job_gets_the_default_if_it_fits_then_the_shortest_and_no_gpu_node_without_need(
-    cluster: Callable[..., Cluster], resources: dict[str, Any], partition: str
-) -> None:
-    found = sbatch_request({"runtime": 30, **resources}, 1, ExecutorSettings(), cluster().partitions)
-    assert found["partition"] == partition
-
-
-@pytest.mark.parametrize(
-    ("table", "resources", "error"),
-    [
-        ("", {"gpus": 9}, "runtime=30, threads=1, nodes=1, gpu=9: short has at most gpu 0; long .*; gpu has .* gpu 8$"),
-        ("", {"gpus": 1, "gpu_model": "a100"}, "gpu has at most GPUs v100,h100$"),
-        ("", {"constraint": "moon"}, "long has at most features skylake,avx512,epyc; gpu has"),
-        (TABLE, {"gpus": 3}, "long has at most gpu 0; gpu has at most gpu 2$"),
-    ],
-)
-def test_a_job_that_no_partition_takes_is_told_the_limits(
-    cluster: Callable[..., Cluster], table: str, resources: dict[str, Any], error: str
-) -> None:
-    with pytest.raises(WorkflowError, match=rf"^no partition accepts .*{error}"):
-        sbatch_request({"runtime": 30, **resources}, 1, ExecutorSettings(), cluster(table).partitions)
-
-
-def test_a_table_names_the_candidates_and_its_limits_come_before_those_of_slurm(
-    programs: Programs, cluster: Callable[..., Cluster]
-) -> None:
-    long, gpu = cluster(TABLE).partitions
-    assert (long.name, long.max_runtime, long.max_threads, long.max_gpu) == ("long", 1440, 64, 0)
-    assert (gpu.name, gpu.max_runtime, gpu.max_gpu, gpu.available_gpu_models) == ("gpu", 2880, 2, ("h100",))
-    programs.answer("sinfo", error=AWAY)
-    assert [(found.max_threads, found.max_gpu) for found in cluster(TABLE).partitions] == [
-        (math.inf, math.inf),
-        (math.inf, 2),
-    ]
-    assert cluster().partitions == ()  # Slurm uses its own default
-    assert cluster(TABLE, partition="gpu").partitions == ()
-
-
-@pytest.mark.parametrize(
-    ("table", "error"),
-    [
-        ("partitions: {moon: {}}", "Slurm has no partition moon; there are short, long, gpu"),
-        ("partitions: {gpu: {max_gpus: 2}}", "partition gpu: no such limit: max_gpus; there are max_runtime"),
-        ("partitions: {gpu: {max_gpu: many}}", "not a table of partitions"),
-        ("gpu: {max_gpu: 2}", "not a table of partitions"),
-    ],
-)
-def test_a_wrong_table_is_refused(cluster: Callable[..., Cluster], table: str, error: str) -> None:
-    with pytest.raises(WorkflowError, match=error):
-        cluster(table)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("30", 30), ("30:30", 30.5), ("2:00:00", 120), ("1-12", 2160), ("1-00:30:00", 1470), ("infinite", math.inf)],
-)
-def test_time_limits_are_read_as_slurm_writes_them(cluster: Callable[..., Cluster], text: str, value: float) -> None:
-    assert cluster(f"partitions: {{gpu: {{max_runtime: {text}}}}}").partitions[0].max_runtime == value
-
-
 @pytest.mark.parametrize(
     ("config", "is_so"),
     [
@@ -236,16 +129,16 @@ def test_time_limits_are_read_as_slurm_writes_them(cluster: Callable[..., Cluste
     ],
 )
 def test_some_clusters_signal_only_the_steps_of_srun_before_a_preemption(
-    programs: Programs, cluster: Callable[..., Cluster], config: str, is_so: bool
+    programs: Programs, config: str, is_so: bool
 ) -> None:
     programs.answer("scontrol", config)
-    assert cluster().needs_srun is is_so
+    assert signals_steps_first() is is_so
     programs.answer("scontrol", error=AWAY)
-    assert not cluster().needs_srun
+    assert not signals_steps_first()
 
 
 def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Programs) -> None:
-    programs.answer("sinfo", SINFO)
+    programs.answer("sinfo", "short", "long", "gpu")
     programs.answer("sbatch", error="sbatch: error: invalid partition specified: moon")
     with pytest.raises(
         WorkflowError, match=r"Slurm refuses --partition=moon: .*specified: moon; partitions: short, long, gpu$"

@@ -15,7 +15,7 @@ import pytest
 from snakemake_executor_plugin_submitit import store, submission
 from snakemake_executor_plugin_submitit.request import Job, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import Cluster, NoAnswer, SlurmQueue
+from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
 from snakemake_executor_plugin_submitit.store import digest, private_folder, write_json
 from snakemake_executor_plugin_submitit.submission import Dispatcher, NotSubmitted, batches, submit_script, visible_gpus
 from toy_project import write_program
@@ -89,7 +89,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 
 def prepared(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> list[Job]:
-    return [prepare(job, "true", driver.folder, driver.settings, is_forced, Cluster()) for job in jobs]
+    return [prepare(job, "true", driver.folder, driver.settings, is_forced) for job in jobs]
 
 
 def dispatch(driver: Dispatcher, *jobs: Any, is_forced: bool = False) -> tuple[list[Job], list[Any]]:
@@ -254,10 +254,10 @@ def test_short_jobs_of_one_rule_make_an_array_and_others_do_not(slurm: Slurm) ->
 
 def test_long_jobs_start_by_srun_where_slurm_signals_its_steps_first(slurm: Slurm) -> None:
     one = slurm.driver()
-    scripts, cluster = [], Cluster(needs_srun=True)
+    scripts = []
     for runtime in (10, 11):
         given = job(output=[f"{runtime}"], resources={"runtime": runtime})
-        ((tracked, _),) = one.dispatch([prepare(given, "true", one.folder, one.settings, False, cluster)])
+        ((tracked, _),) = one.dispatch([prepare(given, "true", one.folder, one.settings, False, needs_srun=True)])
         scripts.append((Path(tracked.record.folder) / "submission.sh").read_text())
     assert ["exec srun" in script for script in scripts] == ["--signal=USR2" in script for script in scripts]
     assert ["exec srun" in script for script in scripts] == [False, True]

@@ -170,13 +170,9 @@ def test_variables_of_the_shell_change_neither_what_is_asked_of_slurm_nor_its_an
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [{"slurm_partition": "v100,h100"}, {}])
-def test_a_job_runs_in_the_partition_of_a_list_or_of_a_table_that_can_run_it(
-    on_slurm: ToyProject, named: dict[str, str]
-) -> None:
-    resources = {"mem_mb": 500, "runtime": 5, "gpus": 1, "gpu_model": "h100", **named}
-    (on_slurm.path / "table.yaml").write_text("partitions:\n  v100:\n  h100: {max_runtime: 0:10:00}\n")
-    on_slurm.run("--submitit-partition-table", "table.yaml", resources=resources)
+def test_a_job_runs_in_the_partition_of_a_list_that_can_run_it(on_slurm: ToyProject) -> None:
+    resources = {"mem_mb": 500, "runtime": 5, "gpus": 1, "gpu_model": "h100", "slurm_partition": "v100,h100"}
+    on_slurm.run(resources=resources)
     assert [start["node"] for start in on_slurm.starts()] == ["h100n1"]
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import pandas as pd
 
+from implicit_llm_contracts.config.evaluation import COSTS
 from implicit_llm_contracts.config.flops import FAMILY_NAMES
 from implicit_llm_contracts.hints import natural
 from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-COSTS = ("f_evaluations_per_token", "unconverged_share")
 Metrics = Mapping[str, Sequence[str]]  # the numbers that a record of a kind has; one that it lacks is missing
 # Numbers that only some records of a kind have, beside COSTS.
 EXTRAS = (

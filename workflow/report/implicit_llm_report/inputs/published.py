@@ -45,7 +45,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PublishedEntry:
     """A number or statement, how far to trust it (`mark`), and the conditions under which it was found.
 
     The conditions are columns of the frame, of the solver the most iterations and the phantom steps; `values` is a row
@@ -116,7 +116,7 @@ class Entry:
         return f"{self.value:{self.form}}" if isinstance(self.value, float | int) else self.value or ""
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: PublishedEntry) -> str:
     """What a number is of, where the file does not say it."""
     if entry.kind == "word_problem":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
@@ -129,7 +129,7 @@ def _words(entry: Entry) -> str:
     return f"{_model(entry)}: perplexity on {entry.test_data}, rows of {entry.length}"
 
 
-def _model(entry: Entry) -> str:
+def _model(entry: PublishedEntry) -> str:
     kind = "({max_iter}+{phantom_steps})".format(**entry.solver) if entry.solver else "explicit"
     size, tokens = (short_count(count or 0) for count in (entry.num_parameters, entry.train_tokens))
     return f"{entry.family} {kind}, {size}, {tokens} tokens of {entry.train_data}"
@@ -140,19 +140,19 @@ class Published:
     """All published numbers and what the marks mean."""
 
     marks: Mapping[str, str]
-    numbers: tuple[Entry, ...] = ()
-    perplexities: tuple[Entry, ...] = ()
-    downstream: tuple[Entry, ...] = ()
-    babi: tuple[Entry, ...] = ()
-    duality: tuple[Entry, ...] = ()
-    facts: tuple[Entry, ...] = ()
+    numbers: tuple[PublishedEntry, ...] = ()
+    perplexities: tuple[PublishedEntry, ...] = ()
+    downstream: tuple[PublishedEntry, ...] = ()
+    babi: tuple[PublishedEntry, ...] = ()
+    duality: tuple[PublishedEntry, ...] = ()
+    facts: tuple[PublishedEntry, ...] = ()
 
-    def beside(self, cell: Group, metric: str) -> Entry | None:
+    def beside(self, cell: Group, metric: str) -> PublishedEntry | None:
         """The published entry of the same thing, None where there is none."""
         return next((entry for entry in self.entries if entry.metric == metric and entry.is_beside(cell)), None)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[PublishedEntry, ...]:
         return tuple(entry for name in PARTS for entry in getattr(self, name))
 
 
@@ -163,7 +163,7 @@ def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
     return replace(published, **placed)
 
 
-def _placed(name: str, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
     """The entries of a list with what is known from the list."""
     kind, metric, part, form = PARTS[name]
     found = [
@@ -174,7 +174,7 @@ def _placed(name: str, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     return tuple(replace(entry, what=entry.what or _words(entry)) for entry in found)
 
 
-def _split(row: Entry) -> list[Entry]:
+def _split(row: PublishedEntry) -> list[PublishedEntry]:
     """A row of a downstream table as an entry for each column."""
     columns = {
         column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns

@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import METRICS, MLFLOW, PROVENANCE
 from implicit_llm_contracts.runs.stage_context import Input
-from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, Job, ReportConfig, ReportError
+from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS, DataPart, ReportConfig, ReportError, ReportJob
 from implicit_llm_report.inputs.frame import frame_of, plain
 from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
@@ -36,7 +36,7 @@ class Source:
     """The source of a number: one finished run, its manifest and its provenance as far as it is known."""
 
     role: str
-    job: Job
+    job: ReportJob
     manifest: Manifest
     provenance: Mapping[str, Any]
 

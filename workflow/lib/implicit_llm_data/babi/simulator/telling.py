@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from implicit_llm_data.babi.stories import Line, Story
+from implicit_llm_data.babi.stories import Story, StoryLine
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class World:
 
     def state(self, sentences: Sequence[str], **words: str) -> int:
         """Add one of `sentences` with these words as a statement; return its number, by which questions name it."""
-        self.lines.append(Line(len(self.lines) + 1, self.dice.pick(sentences).format(**words)))
+        self.lines.append(StoryLine(len(self.lines) + 1, self.dice.pick(sentences).format(**words)))
         self.num_statements += 1
         return len(self.lines)
 
@@ -83,6 +83,6 @@ class World:
             is_due = left_until_question <= 0 or self.num_statements >= self.length
             if is_due and (question := self.ask()) is not None:
                 text, answer, supports = question
-                self.lines.append(Line(len(self.lines) + 1, text, answer, tuple(supports)))
+                self.lines.append(StoryLine(len(self.lines) + 1, text, answer, tuple(supports)))
                 left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
         return self.lines

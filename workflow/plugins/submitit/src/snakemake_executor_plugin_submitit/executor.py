@@ -17,7 +17,7 @@ from snakemake_executor_plugin_submitit import slurm, store, usage
 from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
 from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import PLACE, Cluster, NoAnswer, SlurmQueue, check_place, read_cluster
+from snakemake_executor_plugin_submitit.slurm import PLACE, NoAnswer, SlurmQueue, check_place, signals_steps_first
 from snakemake_executor_plugin_submitit.store import End
 from snakemake_executor_plugin_submitit.submission import Dispatcher
 
@@ -53,7 +53,7 @@ class Executor(RemoteExecutor):
             self.logger.warning(
                 f"{', '.join(ignored)} have no effect on jobs; give an option --submitit-... or a resource"
             )
-        self.cluster = read_cluster(self.settings) if self.is_on_slurm else Cluster()
+        self.needs_srun = self.is_on_slurm and signals_steps_first()
         self._check_rules()
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
@@ -72,7 +72,7 @@ class Executor(RemoteExecutor):
             command = self.format_job_exec(job)
             is_forced = any(self.dag.reason(member).forced for member in members(job))
             try:
-                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.cluster))
+                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.needs_srun))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: rule {job.name}: {error}. ")
         for started, why in self.dispatcher.dispatch(prepared):
@@ -181,13 +181,11 @@ class Executor(RemoteExecutor):
                     self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
                 if self.is_on_slurm:
                     try:
-                        # does a partition accept it?
-                        sbatch_request(resources, job.threads, self.settings, self.cluster.partitions)
+                        request = sbatch_request(resources, job.threads, self.settings)
                     except WorkflowError:
                         if self.workflow.execution_settings.keep_going:
                             continue  # the jobs that ask for it fail alone, when they are submitted
                         raise
-                    request = sbatch_request(resources, job.threads, self.settings)  # as the user named them
                     place = tuple(request.get(name) for name in PLACE)
                     if place not in checked:
                         check_place(request)

@@ -1,4 +1,4 @@
-"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, its partition, its step."""
+"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, and its step."""
 
 import difflib
 import math
@@ -16,7 +16,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
-from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, Cluster, Partition, SlurmState, choose
+from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, SlurmState
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
@@ -92,17 +92,17 @@ def prepare(
     folder: Path,
     settings: ExecutorSettings,
     is_forced: bool,
-    cluster: Cluster,
+    needs_srun: bool = False,
 ) -> Job:
-    """Raises: WorkflowError for resources that cannot be requested."""
+    """`needs_srun`: see `signals_steps_first`. Raises: WorkflowError for resources that cannot be requested."""
     resources = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
     wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
     asked = requested(resources, job.threads, settings)
     is_short, request = asked["runtime"] <= settings.array_runtime_min, {}
     if settings.cluster == "slurm":
-        request = sbatch_request(resources, job.threads, settings, cluster.partitions)
-        if cluster.needs_srun and not is_short:
+        request = sbatch_request(resources, job.threads, settings)
+        if needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
     params = [[member.rule.name, list(member.params), member.rule.shellcmd] for member in ordered]
@@ -177,14 +177,11 @@ def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
-def sbatch_request(
-    resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, partitions: Sequence[Partition] = ()
-) -> dict[str, Any]:
+def sbatch_request(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, Any]:
     """The options of sbatch by their long names; True for one without a value.
 
     A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone
-    Slurm decides on how many nodes they run. `partitions`: to choose from for a job that names none.
-    Raises: WorkflowError for resources that cannot be requested.
+    Slurm decides on how many nodes they run. Raises: WorkflowError for resources that cannot be requested.
     """
     asked = requested(resources, threads, settings)
     tasks, nodes, tasks_per_node = (number(resources, name) for name in ("tasks", "nodes", "tasks_per_node"))
@@ -219,17 +216,6 @@ def sbatch_request(
         raise WorkflowError(f"--clusters={request['clusters']}: only the cluster of SLURM_CONF is asked about its jobs")
     if "no-requeue" in request:
         request.pop("requeue", None)
-    if partitions and "partition" not in request:
-        wanted = {
-            "runtime": asked["runtime"],
-            "threads": asked["threads"] * (tasks_per_node or 1),
-            "mem_mb": asked["mem_mb"] + settings.extra_mem_mb,
-            "nodes": nodes or 1,
-            "gpu": asked["gpu"],
-            "gpu_model": resources.get("gpu_model"),
-            "constraint": str(request.get("constraint", "")),
-        }
-        request["partition"] = choose(partitions, wanted)
     return request
 
 

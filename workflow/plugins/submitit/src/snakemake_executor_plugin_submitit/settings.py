@@ -27,11 +27,6 @@ class ExecutorSettings(ExecutorSettingsBase):
         "Partition of jobs without the resource 'slurm_partition', or several, separated by commas: Slurm takes one "
         "that can run the job",
     )
-    partition_table: Optional[str] = setting(
-        None,
-        "YAML file with the partitions to choose from, and their limits, for jobs that name none; without it the "
-        "partitions that Slurm reports",
-    )
     account: Optional[str] = setting(None, "Account of jobs without the resource 'slurm_account'")
     qos: Optional[str] = setting(None, "Quality of service of jobs without the resource 'qos'")
     reservation: Optional[str] = setting(None, "Reservation of jobs without the resource 'reservation'")

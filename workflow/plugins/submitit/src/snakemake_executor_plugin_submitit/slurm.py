@@ -1,20 +1,16 @@
-"""Questions to Slurm: how jobs are doing, which partition suits one, and whether it accepts a partition and account."""
+"""Questions to Slurm: how jobs are doing, and whether it accepts a partition and account."""
 
 import logging
-import math
 import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.store import SLURM_CLASSES
 
 QUESTION_TIMEOUT_S = 60
@@ -169,114 +165,7 @@ def ignored_variables() -> list[str]:
 
 
 PLACE = ("partition", "account", "qos")
-SINFO = ("sinfo", "--noheader", "--exact", "--format", "%P|%a|%l|%c|%m|%D|%G|%f")
-
-
-class Partition(NamedTuple):
-    """The largest job that a partition accepts. Limits are for each node, with the names of the official plugin."""
-
-    name: str
-    is_default: bool = False
-    max_runtime: float = math.inf
-    max_threads: float = math.inf
-    max_mem_mb: float = math.inf
-    max_nodes: float = math.inf
-    max_gpu: float = math.inf
-    available_gpu_models: tuple[str, ...] = ()
-    available_constraints: tuple[str, ...] = ()
-
-    def lacks(self, wanted: Mapping[str, Any]) -> str:
-        """The first limit that the job exceeds, "" if none; `wanted`: see `choose`."""
-        for name in ("runtime", "threads", "mem_mb", "nodes", "gpu"):
-            limit = getattr(self, f"max_{name}")
-            if wanted[name] > limit:
-                return f"{name} {limit:g}"
-        models, features = self.available_gpu_models, self.available_constraints
-        if wanted["gpu"] and wanted["gpu_model"] and models and wanted["gpu_model"] not in models:
-            return f"GPUs {','.join(models)}"
-        words = re.findall(r"[\w.-]+", wanted["constraint"])
-        return f"features {','.join(features)}" if words and features and not {*words} & {*features} else ""
-
-
-class Cluster(NamedTuple):
-    """`partitions`: to choose from, () if one is named for all jobs; `needs_srun`: see `signals_steps_first`."""
-
-    partitions: tuple[Partition, ...] = ()
-    needs_srun: bool = False
-
-
-def read_cluster(settings: ExecutorSettings) -> Cluster:
-    """Ask Slurm once, when a workflow starts. Raises: WorkflowError for an invalid table of partitions."""
-    partitions: list[Partition] = []
-    if not settings.partition:
-        with suppress(NoAnswer):  # then jobs go to Slurm's default partition
-            partitions = read_partitions()
-        if settings.partition_table:
-            partitions = read_table(settings.partition_table, partitions)
-    return Cluster(tuple(partitions), signals_steps_first())
-
-
-def read_partitions() -> list[Partition]:
-    """The partitions that are up, each with the limits of its largest nodes. Raises: NoAnswer."""
-    found: dict[str, Partition] = {}
-    for line in ask_slurm(SINFO).splitlines():
-        shown, state, limit, cpus, memory, nodes, gres, features = line.split("|", 7)
-        if state != "up":
-            continue
-        name, gpus = shown.rstrip("*"), re.findall(r"gpu(?::([^:,(]+))??:(\d+)", gres)
-        before = found.get(name, Partition(name, max_threads=0, max_mem_mb=0, max_nodes=0, max_gpu=0))
-        models = [*before.available_gpu_models, *(model for model, _ in gpus if model)]
-        found[name] = Partition(
-            name,
-            shown.endswith("*"),
-            minutes(limit),
-            max(before.max_threads, float(cpus.rstrip("+"))),
-            max(before.max_mem_mb, float(memory.rstrip("+"))),
-            before.max_nodes + int(nodes),
-            max(before.max_gpu, sum(int(count) for _, count in gpus)),
-            tuple(dict.fromkeys(models)),
-            tuple(dict.fromkeys([*before.available_constraints, *features.split(",")])),
-        )
-    return list(found.values())
-
-
-def read_table(path: str, known: Sequence[Partition]) -> list[Partition]:
-    """The partitions of a YAML table; its limits override those that Slurm reports. Raises: WorkflowError."""
-    by_name, keys, table = {partition.name: partition for partition in known}, Partition._fields[2:], []
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        # only texts: else YAML reads 4:00:00 as a number of seconds
-        for name, limits in yaml.load(text, yaml.BaseLoader)["partitions"].items():  # noqa: S506
-            if known and name not in by_name:
-                raise WorkflowError(f"{path}: Slurm has no partition {name}; there are {', '.join(by_name)}")
-            given: dict[str, Any] = {}
-            for key, value in (limits or {}).items():
-                if key not in keys:
-                    raise WorkflowError(f"{path}: partition {name}: no such limit: {key}; there are {', '.join(keys)}")
-                read = minutes if key == "max_runtime" else float if key.startswith("max_") else tuple
-                given[key] = read(value)
-            table.append(by_name.get(name, Partition(name))._replace(**given))
-    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise WorkflowError(f"--submitit-partition-table {path}: not a table of partitions: {error!r}") from error
-    return table
-
-
-def choose(partitions: Sequence[Partition], wanted: Mapping[str, Any]) -> str:
-    """The partition for a job that names none: one without GPUs if it needs none, then Slurm's default, then the one
-    with the shortest time limit.
-
-    `wanted`: runtime (minutes), threads, mem_mb, gpu (each for one node), nodes, gpu_model, constraint.
-    Raises: WorkflowError if no partition accepts it.
-    """
-    lacking = {partition.name: partition.lacks(wanted) for partition in partitions}
-    fitting = [partition for partition in partitions if not lacking[partition.name]]
-    if not fitting:
-        asked = ", ".join(f"{name}={value}" for name, value in wanted.items() if value)
-        limits = "; ".join(f"{name} has at most {lack}" for name, lack in lacking.items())
-        raise WorkflowError(f"no partition accepts {asked}: {limits}")
-    return min(
-        fitting, key=lambda one: (one.max_gpu > 0 and not wanted["gpu"], not one.is_default, one.max_runtime)
-    ).name
+PARTITIONS = ("sinfo", "--noheader", "--format", "%R")
 
 
 def check_place(request: Mapping[str, Any]) -> None:
@@ -293,7 +182,7 @@ def check_place(request: Mapping[str, Any]) -> None:
         if re.search(r"invalid|not permitted|denied|unknown|not exist", str(error), re.IGNORECASE):
             names = ""
             with suppress(NoAnswer):
-                names = f"; partitions: {', '.join(partition.name for partition in read_partitions())}"
+                names = f"; partitions: {', '.join(ask_slurm(PARTITIONS).split())}"
             raise WorkflowError(f"Slurm refuses {' '.join(place)}: {error}{names}") from error
 
 
@@ -307,13 +196,3 @@ def signals_steps_first() -> bool:
     except NoAnswer:
         return False
     return "preempt/none" not in config and "send_user_signal" not in config
-
-
-def minutes(limit: str) -> float:
-    """A number of minutes, or a time limit in Slurm's notation: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]], infinite."""
-    if limit.lower() in ("infinite", "unlimited", "n/a", "inf"):
-        return math.inf
-    days, _, clock = limit.rpartition("-")
-    parts = [float(part) for part in clock.split(":")]
-    units = (60, 1, 1 / 60) if days or len(parts) == 3 else (1, 1 / 60)
-    return 1440 * float(days or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))

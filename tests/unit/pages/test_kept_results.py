@@ -1,0 +1,133 @@
+"""Tables, verdicts and model cards: made from the kept inputs, with the digests of the packaged models."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from implicit_llm_report.kept import make_again
+from implicit_llm_workflow.results.listing import models
+from tests.pages import ROOT
+from tests.unit.pages.page_texts import (
+    LANGUAGE_MODELS,
+    NOTEBOOK,
+    STATE_TRACKING,
+    TRAINED,
+    WRITTEN,
+    benchmark,
+    cells,
+    read,
+)
+
+
+def block_row(row: dict) -> str:
+    """A row of the table of blocks, as docs/evaluation.md has it."""
+    names = {
+        "a5-monoid-published-s0": "A5 × monoid",
+        "a5-monoid-released-s0": "A5 × monoid, a third of the steps",
+        "s5-state-passing-s0": "S5",
+        "catbabi-implicit-s0": "CatbAbI",
+    }
+    block = f"{row['block_len']}{', the whole' if row['block_len'] == row['length'] else ''}"
+    block = f"**{block}**" if row["block_len"] == 8 else block
+    block = block if row["stop"] == "token" else f"{block}, mean residual"
+    work = f"{row['f_evaluations_per_token']:.1f} | {row['serial_steps_per_token']:.2f}"
+    cells = f"{100 * row['accuracy']:.1f} % | {work} | {100 * row['share_at_cap']:.2f} % | {row['seconds']:.0f}"
+    return f"| {names[row['model']]} | {block} | {cells} |"
+
+
+def test_the_table_of_blocks_is_the_measured_one() -> None:
+    found = re.findall(r"^\| (?:A5 × monoid.*|S5|CatbAbI) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
+    assert found == [block_row(row) for row in benchmark("evaluation-blocks", "cpu")["rows"]]
+
+
+@pytest.mark.parametrize("name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0"])
+def test_the_card_of_a_packaged_model_has_its_numbers_by_the_protocol_and_by_the_criterion_before(name: str) -> None:
+    card = " ".join((TRAINED / name / "README.md").read_text().split())
+    rows = [row for row in benchmark("evaluation-blocks", "cpu")["rows"] if row["model"] == name]
+    (by_token,) = (row for row in rows if (row["stop"], row["block_len"]) == ("token", 8))
+    (by_mean,) = (row for row in rows if row["stop"] == "sequence")
+    for row in (by_token, by_mean):
+        cells = f"{100 * row['accuracy']:.1f} % | {row['f_evaluations_per_token']:.1f}"
+        assert f"| {cells} | {100 * row['share_at_cap']:.2f} % | {row['seconds']:.0f} |" in card
+
+
+def test_the_table_of_the_demo_is_the_measured_one() -> None:
+    frame = pd.read_csv(ROOT / "results/reference/demo/accuracy.csv")
+    frame = frame[frame["mode"].isin(["blockwise-8-token", "parallel"])].sort_values("length")
+    for (name, hard), of in frame.groupby(["name", "hard_fraction"]):
+        group, kind = name.split("-")
+        cells = " | ".join(f"{100 * accuracy:.1f} %" for accuracy in of.accuracy_last10)
+        assert f"| {group.upper()} | {hard} | {kind}, 1 layer | {cells} |" in read("docs/demo.md")
+    assert len(frame) == 18
+    last = frame.query("group == 'A5' and hard_fraction == 0.5 and length == 64").set_index("name").accuracy_last10
+    numbers = re.search(r"^best_accuracy_last10 a5-test-L64-h0.5 +(\S+) +(\S+)$", read("docs/inspect.md"), re.M)
+    assert numbers.groups() == tuple(f"{last[name]:.4g}" for name in ("a5-implicit", "a5-explicit"))
+
+
+def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
+    rows = [
+        row for row in benchmark("evaluation-blocks", "cpu")["rows"] if (row["stop"], row["block_len"]) == ("token", 8)
+    ]
+    for row in rows:
+        listed = next(model for model in models() if model.name == row["model"])
+        about = f"of the answers in {row['sequences']} sequences of {row['length']} tokens"
+        assert listed.accuracy == f"{100 * row['accuracy']:.1f} % {about}"
+    assert {row["model"] for row in rows} == {model.name for model in models()}
+
+
+@pytest.mark.parametrize("page", WRITTEN["PAGES"])
+def test_the_generated_parts_of_a_page_are_those_of_the_kept_results(page: str) -> None:
+    assert read(page) == WRITTEN["written"](read(page))
+    assert page == "README.md" or "<!-- begin " in read(page)
+
+
+@pytest.mark.parametrize(
+    ("file", "by", "page"),
+    [("seeds", "dropout", "docs/demo.md"), ("tolerance", "tol", NOTEBOOK)],
+)
+def test_the_seeds_of_the_demo_are_the_kept_ones(file: str, by: str, page: str) -> None:
+    frame = pd.read_csv(ROOT / f"results/reference/demo/{file}.csv").query("unrolled_steps == 1000")
+    for (value, hard, length), rows in frame.groupby([by, "hard_fraction", "length"]):
+        found = rows.sort_values("seed").accuracy_last10
+        shown = cells(read(page), f"{value:g}", f"{hard:g}", str(length))
+        assert shown == [f"{100 * accuracy:.1f}" for accuracy in (*found, found.mean())]
+
+
+@pytest.mark.parametrize(
+    ("folder", "script", "files", "number"),
+    [
+        (LANGUAGE_MODELS, "tables.py", "*.csv", 3),
+        (STATE_TRACKING, "tables.py", "*.csv", 4),
+        (STATE_TRACKING, "page.py", "claims.json", 1),
+    ],
+)
+def test_tables_and_verdicts_are_made_from_the_kept_inputs(
+    folder: Path, script: str, files: str, number: int, tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, folder / script, tmp_path], cwd=ROOT, check=True)
+    made = {path.name: path.read_bytes() for path in tmp_path.glob(f"{'declared/' * (script == 'page.py')}{files}")}
+    assert made == {path.name: path.read_bytes() for path in folder.glob(files)}
+    assert len(made) == number
+
+
+def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+    shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
+    experiment = ROOT / "workflow/config/language-models.yaml"
+    make_again(tmp_path / "results/language-models", tmp_path / "page", experiment)
+    kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
+    assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
+
+
+def test_trained_models_have_the_digests_of_their_cards_and_stay_small() -> None:
+    cards = sorted(TRAINED.glob("*/README.md"))
+    assert len(cards) == 4
+    for card in cards:
+        digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
+        assert digest in card.read_text(encoding="utf-8"), card.parent.name
+    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 24 * 2**20

@@ -1,0 +1,166 @@
+"""Times, memory and rates on the pages: those of results/benchmarks."""
+
+import re
+import runpy
+from statistics import fmean
+
+import pytest
+
+from tests.pages import ROOT
+from tests.unit.pages.page_texts import MODELS, benchmark, cells, digits, read, rounded
+
+
+@pytest.mark.parametrize("family", ["mamba2", "llama3"])
+def test_the_cost_of_tuning_a_checkpoint_is_the_measured_one(family: str) -> None:
+    ms = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
+    explicit, bounded, free = (ms[f"{family}-130m-{phase}"] for phase in ("explicit", "pretrain", "implicit"))
+    page = read("docs/your-checkpoint.md")
+    found = cells(page, MODELS[family])
+    assert [float(cell.split()[0]) for cell in found[:3]] == [*map(digits, (explicit, bounded, free))]
+    assert float(found[3]) == round(free / explicit, 1)
+    mixed = (0.8 * bounded + 0.2 * free) / explicit
+    assert f"{mixed:.1f}" in page.partition("So tuning takes")[2].partition("Memory")[0]
+
+
+TRAINING = {
+    "state-tracking-explicit": "one-layer Mamba2, 512 x 256 tokens, explicit",
+    "state-tracking-unrolled": "one-layer Mamba2, unrolled(4)",
+    "state-tracking-free": "one-layer Mamba2, free (32+4), all 32 iterations",
+    "mamba2-130m-explicit": "Mamba2 130M, 8 x 2048, explicit",
+    "mamba2-130m-pretrain": "Mamba2 130M, (4+1)",
+    "mamba2-130m-implicit": "Mamba2 130M, (24+4), 15 iterations",
+    "llama3-130m-explicit": "Llama 130M, 8 x 2048, explicit",
+    "llama3-130m-pretrain": "Llama 130M, (4+1)",
+    "llama3-130m-implicit": "Llama 130M, (32+4), 21 iterations",
+    "mamba2-1.3b-implicit": "Mamba2 1.3B, 4 x 2048, (24+4), 12 iterations",
+    "llama3-1.3b-implicit": "Llama 1.3B, 4 x 2048, (32+4), 19 iterations",
+}
+
+
+@pytest.mark.parametrize("row", [row for row in TRAINING if row.startswith(("mamba2", "llama3-130m"))])
+def test_the_parts_of_a_training_step_are_the_profiled_ones(row: str) -> None:
+    table = read("docs/performance.md").partition("Where the milliseconds")[2].partition("two kernels")[0]
+    (parts,) = (found["kernels_ms"] for found in benchmark("training-profile")["rows"] if found["row"] == row)
+    kinds = ["products", "scan, forward", "scan, gradient", "attention", "norms", "additions, casts and sums"]
+    rest = sum(ms for kind, ms in parts.items() if kind not in kinds)
+    wanted = [digits(parts[kind]) if kind in parts else None for kind in kinds]
+    assert [float(cell) if cell else None for cell in cells(table, TRAINING[row])] == [*wanted, digits(rest)]
+
+
+def test_a_mixer_is_the_measured_one() -> None:
+    page = read("docs/performance.md").partition("Between its projections")[2].partition("Waiting limits")[0]
+    shown = [
+        [float(cell) for cell in re.findall(r"[\d.]+(?= \|)", row)] for row in page.splitlines() if "forward" in row
+    ]
+    h200, h100 = benchmark("mixer"), benchmark("mixer", "h100")
+    by_shape = zip(h200["rows"], h100["rows"], h100["mamba_ssm"], strict=True)
+    assert shown == [
+        [digits(row[way]["ms"]) for row in rows] for rows in by_shape for way in ("forward", "forward and backward")
+    ]
+
+
+@pytest.mark.parametrize("row", TRAINING)
+def test_a_training_step_is_the_measured_one(row: str) -> None:
+    (published,) = [found for found in benchmark("published-code")["training"] if found["row"] == row]
+    (ours,) = (found for found in benchmark("training-step")["rows"] if found["row"] == row)
+    ms = ours["ms"]
+    by_mamba_ssm = [found["ms"] for found in benchmark("training-step-mamba-ssm")["rows"] if found["row"] == row]
+    found = cells(read("docs/performance.md").partition("Where the milliseconds")[0], TRAINING[row])
+    assert [float(cell) for cell in [found.pop(1)] if cell] == [rounded(ms) for ms in by_mamba_ssm]
+    theirs, here, ratio, floor = map(float, found)
+    assert (theirs, floor) == (published["ms"], published["floor_ms"])
+    assert here == rounded(ms)
+    assert ratio == pytest.approx(theirs / ms, rel=0.03)
+    if "before_ms" in ours:
+        table = read("docs/performance.md").partition("two kernels")[2]
+        assert [*map(float, cells(table, TRAINING[row]))] == [rounded(ours["before_ms"]), rounded(ms)]
+
+
+def test_the_memory_of_the_series_is_the_measured_one() -> None:
+    page = " ".join(read("docs/performance.md").split())
+    phantom, series, of_llama, series_of_llama = benchmark("series-gradient", "h100")["rows"]
+    for before, after in ((phantom, series), (of_llama, series_of_llama)):
+        assert (before["solver"]["gradient"], after["solver"]["gradient"]) == ("phantom", "series")
+        assert before["losses"][0] == after["losses"][0]
+        ms, gib = ([digits(row[key]) for row in (before, after)] for key in ("ms", "peak_gib"))
+        assert f"from {ms[0]:g} to {ms[1]:g} ms and from {gib[0]:g} to {gib[1]:g} GiB" in page
+
+
+def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
+    page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
+    for shown, row, key, precision in (
+        ("training step, ms", "training", "ms", None),
+        ("evaluation in fp32, ms a block", "evaluation", "ms_a_block", "fp32"),
+        ("evaluation in bf16, ms a block", "evaluation", "ms_a_block", "bf16"),
+    ):
+        found = [line[key] for line in measured if (line["row"], line.get("precision")) == (row, precision)]
+        assert [float(cell) for cell in cells(page, shown) if cell] == [digits(value) for value in found]
+        if row == "evaluation":
+            assert f"{found[-1] * 8192 / 1000:.0f} s in {precision}" in page
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mamba2"])
+@pytest.mark.parametrize(("kind", "name"), [("explicit", "explicit"), ("(4+1)", "pretrain"), ("free", "implicit")])
+def test_a_rate_on_two_gpus_is_the_measured_one(family: str, kind: str, name: str) -> None:
+    config = f"{'llama3' if family == 'Llama' else 'mamba2'}-130m-{name}"
+    one, two = (row for row in benchmark("training-scaling", "h100")["rows"] if row["config"] == config)
+    rates = f"{one['tokens_per_s']:,}", f"{two['tokens_per_s'] / 2:,.0f}", f"{100 * two['efficiency']:.1f} %"
+    rest = f"{two['memory_gib']}", f"{one['loss']:.3f}, {two['loss']:.3f}"
+    assert cells(read("docs/pretraining.md"), f"{family} {kind}") == [*rates, *rest]
+
+
+@pytest.mark.parametrize("found", benchmark("decoding")["rows"], ids=lambda row: f"{row['model']}-{row['batch']}")
+def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
+    (published,) = [
+        row
+        for row in benchmark("published-code")["decoding"]
+        if (row["model"], row["batch"]) == (found["model"], found["batch"])
+    ]
+    family, _, kind = found["model"].split("-")
+    row = cells(read("docs/performance.md"), f"{MODELS[family]} {kind}", str(found["batch"]))
+    measured = [published["ms"], *(digits(found[key]) for key in ("ms", "plain_ms"))]
+    assert [float(cell) for cell in row[:3]] == pytest.approx(measured, abs=0.051)
+    assert row[3] == "not measured" if found["generate_ms"] is None else float(row[3]) == digits(found["generate_ms"])
+    assert row[4] == (str(found["f_evaluations"]) if found["f_evaluations"] else "")
+
+
+def test_the_bar_chart_of_training_steps_is_drawn_from_the_measured_ones() -> None:
+    assert read("docs/images/performance.svg") == runpy.run_path(str(ROOT / "docs/images/performance.py"))["draw"]()
+
+
+def test_the_moves_by_later_tokens_are_the_measured_ones() -> None:
+    page, (*rows, s5) = read("docs/library.md"), benchmark("causality", "cpu")["rows"]
+    for row in rows:
+        method = {"plain": "plain", "anderson": "Anderson"}[row["method"]]
+        moved = [f"{row[key]:.2f}" if key in row else "" for key in rows[0] if key not in ("method", "stop")]
+        assert cells(page, f'{method}, `"{row["stop"]}"`') == moved
+    assert f"moves by {s5['moved']:.3f}, and no prediction changes" in page
+    assert s5["changed_predictions"] == 0
+
+
+def test_the_angles_between_the_gradients_are_the_measured_ones() -> None:
+    rows = benchmark("series-gradient", "cpu")["rows"]
+    names = {("a5", 8): "A5, blocks of 8, damped", ("a5", None): "A5, whole sequences, as it was trained"}
+    names |= {("s5", 8): "S5, blocks of 8", ("catbabi", None): "CatbAbI"}
+    for row in rows:
+        shown = cells(read("docs/pretraining.md"), names[row["model"].partition("-")[0], row["solver"]["block_len"]])
+        cosines = [f"{row[key]:.3f}" for key in ("cosine", "cosine_of_half_the_steps")]
+        assert shown == [f"{100 * row['converged']:.0f} %", *cosines]
+    assert len(rows) == len(names)
+
+
+def test_the_losses_with_either_gradient_are_the_measured_ones() -> None:
+    kept = benchmark("series-losses", "h100")
+    for row, family in zip(kept["rows"], ("Mamba2", "Llama"), strict=True):
+        means = {
+            gradient: fmean(
+                fmean(run["losses"][-kept["last_steps"] :])
+                for run in row["losses"]
+                if run["gradient"] == gradient and run["seed"] < 3
+            )
+            for gradient in ("phantom", "series")
+        }
+        difference = means["series"] - means["phantom"]
+        shown = [*(f"{mean:.3f}" for mean in means.values()), f"{difference:.4f}", f"{row['half_interval']:.4f}"]
+        assert cells(read("docs/pretraining.md"), family, shown[0]) == shown[1:]
+        assert abs(difference) < min(0.01, row["half_interval"])

@@ -1,0 +1,52 @@
+"""The README: its table, figure, prices and length."""
+
+import json
+import re
+import runpy
+
+import numpy as np
+from rich.console import Console
+
+from implicit_llm_report.figures.first_look import Trial
+from implicit_llm_workflow.commands.try_it import accuracy_table
+from tests.pages import ROOT
+from tests.unit.pages.page_texts import TRAINED, WRITTEN, benchmark, blocks_of, read, rounded
+
+
+def test_the_readme_shows_the_table_that_the_command_prints() -> None:
+    kept = json.loads((TRAINED / "s5-state-passing-s0/accuracy_by_position.json").read_text(encoding="utf-8"))
+    nothing = np.zeros((0, 0))
+    trial = Trial(np.ones((16, 512), bool), 1.0, kept, 32, nothing, nothing, 0.05)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(accuracy_table(trial))
+    printed = [line.rstrip() for line in capture.get().splitlines()]
+    (shown,) = blocks_of("README.md", "text")
+    assert len(shown.splitlines()) > 2
+    assert set(shown.splitlines()) <= set(printed)
+
+
+def test_the_readme_has_at_most_850_words() -> None:
+    assert len(read("README.md").split()) <= 850
+
+
+def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
+    assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
+
+
+def test_the_gpu_hours_of_the_readme_are_those_of_the_reports_and_of_the_page_of_the_paper() -> None:
+    reports = [read(f"results/reference/{name}/index.html") for name in WRITTEN["EXPERIMENTS"]]
+    hours = sum(float(re.search(r"training jobs, ([\d.]+) hours", report)[1]) for report in reports)
+    whole = re.search(r"([\d,]+) GPU-hours in all", read("docs/paper.md"))[1]
+    stated = f"took {hours:.1f} GPU-hours of training; the whole paper takes {whole} by estimate"
+    assert stated in " ".join(read("README.md").split())
+
+
+def test_the_step_times_of_the_readme_are_the_measured_ones() -> None:
+    ours = {row["row"]: row["ms"] for row in benchmark("training-step")["rows"]}
+    theirs = {row["row"]: row["ms"] for row in benchmark("published-code")["training"]}
+    rows = "llama3-130m-explicit", "llama3-130m-implicit"
+    explicit, implicit = (f"{rounded(ours[row]):.0f}" for row in rows)
+    published = " and ".join(f"{theirs[row]:g}" for row in rows)
+    page = " ".join(read("README.md").split())
+    assert f"takes {explicit} ms explicit and {implicit} ms implicit. The authors' code takes {published} ms" in page

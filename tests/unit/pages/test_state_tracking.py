@@ -1,0 +1,137 @@
+"""docs/state-tracking.md and its notebook: their numbers and figures are those of the kept results."""
+
+import json
+import re
+import runpy
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.benchmarks.hard_tokens import fits
+from tests.pages import ROOT
+from tests.unit.pages.page_texts import NOTEBOOK, STATE_TRACKING, WRITTEN, benchmark, read
+
+STATE_FIGURES = runpy.run_path(str(ROOT / "docs/images/state_tracking.py"))["FIGURES"]
+
+
+@pytest.mark.parametrize("name", STATE_FIGURES)
+def test_a_figure_of_state_tracking_is_drawn_from_the_kept_results(name: str) -> None:
+    assert read(f"docs/images/{name}.svg") == STATE_FIGURES[name]()
+
+
+SEEDS = {"s5-implicit": 5, "s5-single-words": 5, "s5-state-passing": 5, "a5m-published-stop": 1}  # others: 3
+GROUP = ["run", "phase", "mode", "hard_fraction", "length"]
+
+
+def test_the_page_of_complete_tables_has_every_row_of_the_kept_results() -> None:
+    (page, text), *others = WRITTEN["WHOLE"].items()
+    assert (read(page), others) == (text(), [])
+    tables = WRITTEN["TRACKING"]["TABLES"]
+    rows = [len([*rows()]) for title, _, rows in tables.values() if title]
+    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 5, 8, 9, 5]
+    assert read(page).count("\n|") == sum(rows) + 2 * len(rows)
+
+
+def test_the_page_of_state_tracking_has_at_most_1500_words_and_six_figures() -> None:
+    page = re.sub(r"<!--.*?-->", "", read("docs/state-tracking.md"))
+    assert len([word for word in page.split() if re.search(r"\w", word)]) <= 1500
+    assert page.count("<img ") <= 6
+
+
+def test_only_rows_with_every_planned_seed_are_complete() -> None:
+    for name, is_complete in {"accuracy.csv": True, "incomplete.csv": False}.items():
+        for run, found in pd.read_csv(STATE_TRACKING / name).groupby(GROUP).seed.nunique().groupby("run"):
+            wanted = SEEDS.get(str(run), 3)
+            assert ((found == wanted) == is_complete).all(), run
+
+
+def test_a_misread_answer_is_no_slip_of_the_state() -> None:
+    found = runpy.run_path(str(STATE_TRACKING / "slips.py"))["slips"](np.array([[0, 0, 5, 0, 0, 3, 3, 0, 0, 9]]))
+    assert found.tolist() == [[0, 0, 0, 0, 0, 3, 0, 4, 0, 0]]  # 4 takes the 3 back
+
+
+def test_the_slips_of_the_page_are_the_counted_ones() -> None:
+    page = " ".join(read(NOTEBOOK).partition("### How earlier models slipped")[2].split())
+    for found in json.loads(read("results/reference/state-tracking/slips.json")).values():
+        assert f"{found['words']} words of {found['length']:,} tokens it slips {found['slips']['number']} times" in page
+
+
+def test_the_lost_words_of_the_page_are_the_kept_ones() -> None:
+    page = " ".join(read(NOTEBOOK).partition("### How words are lost")[2].split())
+    kept = json.loads(read("results/reference/state-tracking/rereads.json"))
+    at_005, at_001 = (
+        [kept[f"s5-state-passing-s{seed}{at}"]["lost"] for seed in (0, 3)] for at in ("", ", tolerance 0.01")
+    )
+    assert f"lose {len(at_005[0])} and {len(at_005[1])} of 256 words" in page
+    assert f"At 0.01 they lose {len(at_001[0])} and {len(at_001[1])} " in page
+    margins = pd.DataFrame([word["least_margins"] for word in [*at_005[0], *at_005[1]]])
+    right = [int((margins[f"tolerance {tol}"] > 0).sum()) for tol in ("0.06", "0.04", "0.01")]
+    assert "At {} no answer there is wrong in {} words, at 0.04 in {}, and at 0.01 in {}.".format(0.06, *right) in page
+
+
+def test_the_words_read_by_two_stopping_rules_are_the_kept_ones() -> None:
+    page = " ".join(read(NOTEBOOK).split())
+    kept = json.loads(read("results/reference/state-tracking/stopping_rules.json"))
+    few, many = (
+        [f"{100 * one[rule]['accuracy_last10']:.1f}" for rule in ("sequence", "token")]
+        for one in kept["a5-monoid-released-s0"]
+    )
+    assert f"With 50 % hard tokens it has {many[0]} % by this rule, and {many[1]} % if" in page
+    findings = " ".join(read("docs/state-tracking.md").split())
+    assert f"has {many[0]} % with 50 % hard tokens by the mean residual" in findings
+    assert f"and {many[1]} % if each token must converge" in findings
+    assert few[0] == few[1]
+    assert f"With 10 % it has {few[0]} % both ways" in page
+    *right, last = [one["token"]["right_throughout"] for one in kept["s5-state-passing"]]
+    assert f"{', '.join(map(str, right))} and {last} of 128 words of 512 tokens are right throughout" in page
+
+
+def test_the_pilots_of_state_passing_are_the_kept_ones() -> None:
+    table = read(NOTEBOOK).partition("### What was changed")[2].partition("\n- ")[0]
+    kept = json.loads(read("results/reference/state-tracking/state-passing.json"))["pilots"]["runs"]
+    found = [one for run in kept for one in run["accuracy"] if one["length"] > 32]
+    shown = [f"{100 * one['accuracy_last10']:.1f} / {100 * one['accuracy_sequence']:.1f}" for one in found]
+    assert [cell for cell in shown if f" {cell} |" not in table] == []
+    assert len(shown) == 10
+
+
+def test_the_iterations_of_hard_tokens_are_the_measured_ones() -> None:
+    page, kept = " ".join(read("docs/state-tracking.md").split()), benchmark("hard-tokens", "cpu")
+    published, third, s5 = (
+        next(fit for fit in kept["fits"] if fit["model"] == model)
+        for model in ("a5-monoid-published-s0", "a5-monoid-released-s0", "s5-state-passing-s0")
+    )
+    assert [*fits(kept["rows"])] == kept["fits"]
+    for fit, words in (
+        (published, "adds {:.2f} iterations (95 %: {:.2f} to {:.2f})"),
+        (s5, "{:.2f} ({:.2f} to {:.2f})"),
+    ):
+        assert words.format(fit["per_hard_token"], *fit["interval_95"]) in page
+    assert f"to {published['at_none']:.1f} without any; on S5" in page
+    left_out = [fit["sequences"] - fit["converged"] for fit in (published, s5, third)]
+    assert f"left out: {left_out[1]} of {s5['sequences']} on S5, {left_out[2]} of {third['sequences']} on A5" in page
+    assert (left_out[0], f"({third['per_hard_token']:.2f} per hard token;" in page) == (0, True)
+
+
+def test_the_positions_of_an_iteration_are_the_measured_ones() -> None:
+    page, rows = " ".join(read("docs/state-tracking.md").split()), benchmark("hard-tokens", "cpu")["rows"]
+
+    def positions(model: str, length: int, hard: float) -> str:
+        (row,) = (row for row in rows if (row["model"], row["length"], row["hard_fraction"]) == (model, length, hard))
+        pairs = zip(row["iterations"], row["is_converged"], strict=True)
+        return f"{length / fmean(count for count, is_converged in pairs if is_converged):.{1 + (hard == 1)}f}"
+
+    at = [positions("a5-monoid-published-s0", *place) for place in ((256, 0.1), (64, 0.1), (256, 0.5))]
+    assert "we find {} at the trained length and share, {} at 64 tokens, {} with 50 % hard".format(*at) in page
+    assert f"we find {positions('s5-state-passing-s0', 128, 1.0)}." in page
+
+
+def test_the_serial_steps_of_the_protocol_are_the_measured_ones() -> None:
+    rows = [
+        row for row in benchmark("evaluation-blocks", "cpu")["rows"] if (row["stop"], row["block_len"]) == ("token", 8)
+    ]
+    steps = {row["model"]: f"{row['serial_steps_per_token']:.2f}" for row in rows}
+    words = f"take {steps['a5-monoid-published-s0']} and {steps['s5-state-passing-s0']} serial steps per token"
+    assert words in " ".join(read("docs/state-tracking.md").split())
