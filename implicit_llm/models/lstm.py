@@ -66,9 +66,9 @@ class LstmForCausalLM(PreTrainedModel):
             before = h_KBD, c_KBD
         pieces = []
         for tokens_BL in input_ids.split(LONGEST, dim=1):
-            hidden_BLD, before = self.lstm(self.embedding(tokens_BL), before)
+            hidden_BLD, (h_KBD, c_KBD) = self.lstm(self.embedding(tokens_BL), before)
+            before = h_KBD, c_KBD
             pieces.append(hidden_BLD)
-        h_KBD, c_KBD = before
         hidden_BLD = torch.cat(pieces, dim=1)
         if cache is not None:
             layers = tuple(zip(h_KBD.detach(), c_KBD.detach(), strict=True))

@@ -79,12 +79,6 @@ def require_own_gpu() -> None:
         )
 
 
-def leave_world() -> None:
-    """Let go of the other processes at the end of a job; without it NCCL complains."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _shown_variables() -> str:
     names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     found = [name for name in sorted(os.environ) if name.startswith("SLURM_") or name in names]

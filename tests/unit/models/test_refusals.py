@@ -12,6 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Con
 import implicit_llm
 from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
+from implicit_llm.models import lstm
+from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.lstm import LstmConfig
 from implicit_llm_contracts.errors import ConfigError
 from tests.pages import ROOT
@@ -244,3 +246,12 @@ def test_sequential_forward_leaves_the_solver_that_another_thread_sees(make_mode
 
 def test_the_namespace_is_its_public_names() -> None:
     assert dir(implicit_llm) == sorted(implicit_llm.__all__)
+
+
+def test_the_lstm_reads_a_sequence_that_is_too_long_for_cudnn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = AutoModelForCausalLM.from_config(LstmConfig(vocab_size=23, hidden_size=8)), torch.arange(22)[None]
+    at_once, in_pieces = ConvergedStateCache(), ConvergedStateCache()
+    expected = model(tokens, past_key_values=at_once).logits
+    monkeypatch.setattr(lstm, "LONGEST", 8)
+    assert torch.equal(model(tokens, past_key_values=in_pieces).logits, expected)
+    assert torch.equal(in_pieces.prefix.layers[0][1], at_once.prefix.layers[0][1])

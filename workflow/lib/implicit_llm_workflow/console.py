@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+import traceback
 from gc import freeze, set_threshold
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,7 +17,7 @@ from implicit_llm_workflow.commands.jobs import job, preflight, train
 from implicit_llm_workflow.commands.results import compare, lineage, missing, mlflow, report, verify
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
-from implicit_llm_workflow.launching.launch import tell_who_started_this
+from implicit_llm_workflow.launching.launch import end, tell_who_started_this
 from implicit_llm_workflow.project_dirs import require_own_package
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -121,9 +122,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         tell_who_started_this(error)
         if is_debug:
-            raise
-        sys.exit(_tell(error, words))
-    sys.exit(code if isinstance(code, int) else 0)
+            traceback.print_exc()
+            end(EXIT_FAILURE)
+        end(_tell(error, words))
+    end(code if isinstance(code, int) else 0)
 
 
 def _tell(error: Any, words: list[str]) -> int:

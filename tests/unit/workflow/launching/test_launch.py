@@ -128,6 +128,17 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
     assert stop.received == signal.SIGTERM
 
 
+@pytest.mark.parametrize(("words", "code", "said"), [(["--version"], 0, "implicit-llm "), (["compare"], 2, "error: ")])
+def test_a_process_of_several_ends_though_its_clean_up_would_wait_for_ever(
+    words: list[str], code: int, said: str
+) -> None:
+    begin = "import atexit, threading; atexit.register(threading.Event().wait)"
+    begin += f"; from implicit_llm_workflow.console import main; main({words})"
+    command, several = [sys.executable, "-c", begin], os.environ | {"RANK": "1"}
+    done = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True)
+
+
 def test_a_second_ctrl_c_leaves_no_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     with launch.LauncherSignals() as stop:

@@ -21,7 +21,7 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.run_directory import is_done, work_directory
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
-from implicit_llm_workflow.launching.launch import launch, leave_other_processes
+from implicit_llm_workflow.launching.launch import launch
 from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, plugin_paths, require_submitted_code, stage_module
 
@@ -212,7 +212,6 @@ def train(
         launch(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
         return
     run_job(run_dir, identity, log, runtime, is_training=True)
-    leave_other_processes()
 
 
 for _panel, _sentences in TRAINING.items():

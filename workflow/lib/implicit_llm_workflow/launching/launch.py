@@ -11,6 +11,7 @@ its processes 30 seconds after a SIGTERM, too few for a large checkpoint, and di
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
@@ -297,12 +298,17 @@ def tell_who_started_this(error: Exception) -> None:
         launched.report_failure(error)
 
 
-def leave_other_processes() -> None:
-    """Let go of them at the end of a job; without it NCCL complains."""
-    if "RANK" in os.environ:
-        from implicit_llm.training.distributed import leave_world
+def end(code: int) -> NoReturn:
+    """End this process with an exit code. One of several that train together skips the clean-up of the interpreter.
 
-        leave_world()
+    There NCCL waits for ever for the captured graphs that hold its sums, and the launcher with it.
+    """
+    if "RANK" in os.environ:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run_on_nodes(command: Sequence[str]) -> int:
