@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,7 @@ class Driver:
         plan = self._plan
         self._lock.enter_context(hold_lock(plan.driver_lock))
         write_json(plan.root / DRIVER_RECORD, {"profile": profile_in_use(), "config": plan.experiment.source})
+        check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
@@ -273,6 +275,22 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
             f"{plan.experiment.source}: takes {hours:,.0f} GPU-hours by estimate, and would run on this machine; type "
             f"`implicit-llm run demo` for the small one, or `snakemake {name}` with your other options for this one"
         )
+
+
+def check_disk(plan: Plan) -> None:
+    """Raises: ConfigError for word problems that are still to be made and for which the disk is too small."""
+    free = shutil.disk_usage(plan.root).free
+    for node in plan.nodes.values():
+        config = node.config
+        if node.stage != "data" or "num_samples" not in config or plan.statuses[node.key].state != "missing":
+            continue
+        needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
+        if needed > free:
+            raise ConfigError(
+                f"{plan.experiment.source}: data: num_samples: {node.name} with "
+                f"{config['num_samples']:,} takes {needed / 2**30:,.0f} GiB or more and {free / 2**30:,.0f} GiB are "
+                f"free for {plan.root}; give fewer, or free some space"
+            )
 
 
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
