@@ -38,9 +38,9 @@ def verdicts() -> list[str]:
 
 
 def short_verdicts() -> list[str]:
-    """The headline claims and the failed claims of the paper; unfinished ones are in the count above them alone."""
+    """The headline claims and the failed claims of the paper; untested ones are in the count above them alone."""
     rows = _rows()
-    shown = [row for row in rows if (row.is_headline or not row.is_new) and row.state != MISSING]
+    shown = [row for row in rows if row.is_run and (row.is_headline or not row.is_new) and row.state != MISSING]
     return ["", counted(rows), "", *short_markdown(shown), "", MARKS, ""]
 
 

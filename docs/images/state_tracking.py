@@ -160,14 +160,16 @@ def _is(frame: pd.DataFrame, run: str) -> pd.Series:
 
 
 def draw_state_passing() -> str:
-    """Left exact matches by length, with and without state passing; right where sequences of 65,536 tokens fail."""
+    """Left exact matches by length, also of the LSTMs; right where implicit models fail in 65,536 tokens."""
     frame = accuracies()
-    by_protocol = frame[frame["mode"] == PROTOCOL]
-    runs = [("blue", "without state passing", "s5-single-words"), ("green", "with state passing", "s5-state-passing")]
-    lines = [
-        Line(kind, label, seeds_of(by_protocol[by_protocol.run == run], "accuracy_sequence"))
-        for kind, label, run in runs
+    runs = [
+        ("blue", "implicit, without state passing", "s5-single-words"),
+        ("orange", "LSTM, with it", "s5-passing-lstm-rate0.001"),
+        ("orange", "LSTM, with it", "s5-passing-lstm-rate0.003"),
+        ("green", "implicit, with it", "s5-state-passing"),
     ]
+    read = frame[frame["mode"].isin([PROTOCOL, "parallel"])]
+    lines = [Line(kind, label, seeds_of(read[read.run == run], "accuracy_sequence")) for kind, label, run in runs]
     failing = [
         [(8192 * (index + 1), int(wrong) / 256) for index, wrong in enumerate(line.strip("| ").split(" | ")[2:])]
         for line in runpy.run_path(str(KEPT / "rows.py"))["TABLES"]["lost"][2]()
@@ -177,7 +179,7 @@ def draw_state_passing() -> str:
         Panel(
             "S5: share of wrong predictions by position",
             (8192, 16384, 32768, 65536),
-            [Line("green", "with state passing", failing)],
+            [Line("green", "implicit, with it", failing)],
             "position in sequences of 65,536 tokens",
         ),
     ]

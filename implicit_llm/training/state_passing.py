@@ -47,7 +47,7 @@ class StatePassing:
         """data_source: what the words were made from, `TokenDataset.source`."""
         assert phase.state_passing is not None
         table_AA = load_product(data_source["group"], data_source["monoid"]).table
-        self._table_AA = torch.as_tensor(table_AA, dtype=torch.long, device=device)
+        self._table_AA = torch.tensor(table_AA, dtype=torch.long, device=device)
         self._start, self._steps = phase.start_step, phase.state_passing
         self._restarts_when_wrong = phase.restart_when_wrong
         row_B = torch.as_tensor(1 + layout.own(np.arange(layout.batch_size)), device=device)

@@ -105,7 +105,7 @@ def test_verdicts_on_new_claims_are_counted_too() -> None:
 def test_a_verdict_names_what_its_training_was_short_of() -> None:
     full = {"train_tokens": 4e6, "num_parameters": 1000.0}
     row = row_of(of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), full=full)
-    assert row.essential == ("500 of 1k parameters, 25 % of the published tokens",)
+    assert row.essential == ("500 of 1k parameters, 25 % of published tokens",)
     assert row_of(of_seeds(1.0, 1.0, train_tokens=4e6), full={"train_tokens": 4e6}).essential == ()
 
 

@@ -17,7 +17,7 @@ RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
 LACKING = "not finished"  # of a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
-FEW_SAMPLES = 300  # the short table says how little so few test sequences show
+FEW_SAMPLES = 256  # the short table says how little so few test sequences show
 OWN = "this project"
 
 
@@ -215,7 +215,7 @@ def _training(entry: Entry) -> tuple[str, ...]:
         if mine and mine < 0.9 * full:
             size = f"{short_count(float(f'{mine:.3g}'))} of {short_count(full)} parameters"
             found.append(
-                {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of the published tokens"}[key]
+                {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of published tokens"}[key]
             )
     return (", ".join(found),) if found else ()
 
