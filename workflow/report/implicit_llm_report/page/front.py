@@ -39,7 +39,7 @@ def front_figures(given: Given) -> list[Drawn]:
     config, few = given.config.front, with_few_models(given)
     found = (
         figure
-        for name in config.figures or FIGURES
+        for name in config.figures or (*FIGURES, *given.kinds.figures)
         if (figure := figure_of(given if name in FEW_LINES else few, name)) is not None
     )
     return [drawn(replace(one, panels=one.panels[:MOST_PANELS])) for one, _ in zip(found, range(MOST_FIGURES))]  # noqa: B905
