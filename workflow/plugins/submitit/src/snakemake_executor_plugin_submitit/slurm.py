@@ -1,4 +1,4 @@
-"""Questions to Slurm: how jobs are doing, and whether it accepts a partition and account."""
+"""Questions to Slurm: how jobs are doing, whether it accepts a partition and account, and how long jobs may run."""
 
 import logging
 import os
@@ -166,6 +166,7 @@ def ignored_variables() -> list[str]:
 
 PLACE = ("partition", "account", "qos")
 PARTITIONS = ("sinfo", "--noheader", "--format", "%R")
+TIME_LIMITS = ("sinfo", "--all", "--noheader", "--format", "%P|%l")
 
 
 def check_place(request: Mapping[str, Any]) -> None:
@@ -184,6 +185,20 @@ def check_place(request: Mapping[str, Any]) -> None:
             with suppress(NoAnswer):
                 names = f"; partitions: {', '.join(ask_slurm(PARTITIONS).split())}"
             raise WorkflowError(f"Slurm refuses {' '.join(place)}: {error}{names}") from error
+
+
+def time_limits() -> dict[str, int]:
+    """The longest time in minutes of each partition that has a limit; "": of the default one. Empty if unknown."""
+    limits: dict[str, int] = {}
+    with suppress(NoAnswer):
+        for line in ask_slurm(TIME_LIMITS).splitlines():
+            name, _, text = line.partition("|")
+            if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):\d+", text.strip()):
+                days, hours, minutes = (int(found or 0) for found in match.groups())
+                limits[name.rstrip("*")] = minutes + 60 * (hours + 24 * days)
+                if name.endswith("*"):
+                    limits[""] = limits[name.rstrip("*")]
+    return limits
 
 
 def signals_steps_first() -> bool:
