@@ -293,7 +293,7 @@ SITE = """\
   account: project7
   rules:
     train_word_problem: {class: big, gpus: 2, nodes: "2 if 'implicit' in wildcards.run else 1", runtime: 77}
-    evaluate_word_problem: {class: small, mem_mb: 3000, threads: 3}
+    evaluate_word_problem: {class: small, mem_mb: "3000 if wildcards.run else 1", threads: 3}
 """  # noqa: E501
 
 
