@@ -145,6 +145,9 @@ def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Pro
         WorkflowError, match=r"Slurm refuses --partition=moon: .*specified: moon; partitions: short, long, gpu$"
     ):
         check_place({"partition": "moon"})
+    programs.answer("sbatch", error="allocation failure: Invalid feature specification")
+    with pytest.raises(WorkflowError, match=r"Slurm refuses --partition=gpu --constraint=lava: .*Invalid feature"):
+        check_place({"partition": "gpu", "constraint": "lava"})
     programs.answer("sbatch", error=AWAY)
     check_place({"partition": "moon"})  # the submission waits for Slurm, and then says so
 

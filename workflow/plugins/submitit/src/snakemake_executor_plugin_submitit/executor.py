@@ -166,7 +166,7 @@ class Executor(RemoteExecutor):
         return another
 
     def _check_rules(self) -> None:
-        """Check resources, partition, account and qos of each rule before anything is submitted.
+        """Check resources, partition, account, qos and constraint of each rule before anything is submitted.
 
         Raises: WorkflowError.
         """

@@ -164,13 +164,13 @@ def ignored_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
-PLACE = ("partition", "account", "qos")
+PLACE = ("partition", "account", "qos", "constraint")
 PARTITIONS = ("sinfo", "--noheader", "--format", "%R")
 TIME_LIMITS = ("sinfo", "--all", "--noheader", "--format", "%P|%l")
 
 
 def check_place(request: Mapping[str, Any]) -> None:
-    """Let Slurm check partition, account and qos without submitting anything.
+    """Let Slurm check partition, account, qos and constraint without submitting anything.
 
     Raises: WorkflowError with its refusal in one line.
     """
