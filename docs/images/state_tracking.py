@@ -61,6 +61,8 @@ class Panel(NamedTuple):
     lines: Sequence[Line]
     words: str  # below the axis
     band: int | None = None  # the lengths of training
+    top: float = 1.0
+    is_logarithmic: bool = True
 
 
 def accuracies() -> pd.DataFrame:
@@ -75,19 +77,20 @@ def seeds_of(frame: pd.DataFrame, value: str = "accuracy_last10") -> Seeds:
 
 
 def draw_panel(panel: Panel, left: float) -> Iterator[str]:
-    """Shares from 0 to 100 % over a logarithmic axis."""
+    """Shares from 0 to the panel's top over an axis from its first to its last tick."""
     low, high = panel.ticks[0], panel.ticks[-1]
 
     def x_of(value: float) -> float:
-        return left + PLOT_WIDTH * (0.04 + 0.92 * log2(value / low) / log2(high / low))
+        place = log2(value / low) / log2(high / low) if panel.is_logarithmic else (value - low) / (high - low)
+        return left + PLOT_WIDTH * (0.04 + 0.92 * place)
 
     def y_of(share: float) -> float:
-        return TOP + PLOT_HEIGHT * (1 - share)
+        return TOP + PLOT_HEIGHT * (1 - share / panel.top)
 
     yield f'<text class="title" x="{left}" y="{TOP - 18}">{panel.title}</text>'
     if panel.band is not None:
         yield f'<rect class="band" x="{left}" y="{TOP}" width="{x_of(panel.band) - left:.1f}" height="{PLOT_HEIGHT}"/>'
-    for tick in (0, 0.5, 1):
+    for tick in (0, panel.top / 2, panel.top):
         yield f'<path class="grid" d="M{left} {y_of(tick)}h{PLOT_WIDTH}"/>'
         yield f'<text x="{left - 8}" y="{y_of(tick) + 4}" text-anchor="end">{100 * tick:.0f} %</text>'
     for tick in panel.ticks:
@@ -164,8 +167,8 @@ def draw_state_passing() -> str:
     frame = accuracies()
     runs = [
         ("blue", "implicit, without state passing", "s5-single-words"),
-        ("orange", "LSTM, with it", "s5-passing-lstm-rate0.001"),
-        ("orange", "LSTM, with it", "s5-passing-lstm-rate0.003"),
+        ("orange", "LSTM, with it, 1e-3", "s5-passing-lstm-rate0.001"),
+        ("grey", "LSTM, with it, 3e-3", "s5-passing-lstm-rate0.003"),
         ("green", "implicit, with it", "s5-state-passing"),
     ]
     read = frame[frame["mode"].isin([PROTOCOL, "parallel"])]
@@ -178,9 +181,11 @@ def draw_state_passing() -> str:
         Panel("S5: sequences right at every token", (32, 512, 4096, 65536), lines, "tokens in the test sequences", 32),
         Panel(
             "S5: share of wrong predictions by position",
-            (8192, 16384, 32768, 65536),
+            (0, 16384, 32768, 49152, 65536),
             [Line("green", "implicit, with it", failing)],
             "position in sequences of 65,536 tokens",
+            top=0.1,
+            is_logarithmic=False,
         ),
     ]
     return two_panels("State passing on S5: exact matches by length, and failures by position", panels)

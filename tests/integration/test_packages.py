@@ -130,7 +130,7 @@ def test_a_saved_model_loads_without_the_import_and_names_the_package_that_is_mi
     output = run(tmp_path, sys.executable, "-c", LOAD, str(folder), str(tmp_path / "again"))
     missing, loaded = output.splitlines()
     assert "pip install implicit_llm" in missing
-    assert loaded == "implicit_llm.models.causal_lm 0.01"
+    assert loaded == "implicit_llm.models.llama3.model 0.01"
     for name in ("config.json", "modeling_implicit.py", "README.md"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
 

@@ -81,3 +81,19 @@ def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
     by_mode = frame.pivot_table(index=["run", "phase", "length", "seed"], columns="mode", values="loss")
     assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in FINDINGS
     assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in FINDINGS
+
+
+def test_four_iterations_are_worse_on_held_out_text_with_each_of_three_equal_seeds() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("length == 2048 and mode == 'as_trained'")
+    loss = frame[frame.experiment == "language-models"].set_index(["run", "phase", "seed"]).loss
+    differences = loss["implicit", "bounded"] - loss["single-pass", "single"]
+    assert (len(differences), (differences > 0).all()) == (3, True)
+    assert "On held-out text it is worse with each of three equal seeds" in FINDINGS
+
+
+def test_about_a_fifth_of_the_tokens_had_not_converged_where_modes_were_compared() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("length == 2048 and run == 'implicit'")
+    solved = frame[frame["mode"].isin(["simultaneous", "blockwise"]) & (frame.experiment == "language-models")]
+    assert set(solved.eval_stop) == {"sequence"}
+    assert solved.unconverged_share.between(0.17, 0.24).all()
+    assert "About a fifth of their tokens had not converged" in FINDINGS

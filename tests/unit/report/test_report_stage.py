@@ -243,6 +243,9 @@ def test_the_first_page_draws_at_most_six_lines_a_panel_and_counts_the_models_th
     assert len(table.table.side) == MOST_ROWS
     assert table.table.foot is not None
     assert table.num_left_out == 26 + 1 - MOST_ROWS
+    (table, *_) = front_tables({name: ROWS[name](given) for name in TABLES}, ["e25"])
+    assert "e25" in [head.title for head in table.table.side]
+    assert len(table.table.side) == MOST_ROWS
 
 
 def test_models_and_figures_of_the_first_page_and_their_names_are_those_of_the_experiment(tmp_path: Path) -> None:

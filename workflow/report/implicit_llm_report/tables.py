@@ -114,7 +114,9 @@ def _table(entry: Entry, test: Group) -> Table:
     top = [Head(_words(entry.across, value)) for value in values]
     if entry.foot:
         side.append(Head("chance: the best constant answer"))
-        found.append([Cell(group, entry.foot, "record") for group in test.cells(entry.across).values()])
+        rows_of_test = test.rows[(test.rows["metric"] == entry.foot) & test.rows["value"].notna()]
+        measured = Group(rows_of_test).cells(entry.across)
+        found.append([Cell(measured.get(value), entry.foot, "record") for value in values])
     trained = frozenset(_words("length", length) for length in test.rows["train_length"].dropna())
     return Table(title_of(test, entry.by), side, top, found, trained, entry.foot)
 

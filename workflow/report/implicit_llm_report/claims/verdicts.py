@@ -209,10 +209,10 @@ def _few(entry: Entry) -> tuple[str, ...]:
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
-    """Return how much smaller the model and its training data are than the published ones."""
+    """Return how much smaller the model and its training data are than those of a claim of the paper."""
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
-        if mine and mine < 0.9 * full:
+        if entry["origin"] == "paper" and mine and mine < 0.9 * full:
             size = f"{short_count(float(f'{mine:.3g}'))} of {short_count(full)} parameters"
             found.append(
                 {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of published tokens"}[key]
@@ -221,14 +221,14 @@ def _training(entry: Entry) -> tuple[str, ...]:
 
 
 def _controls(entry: Entry) -> tuple[str, ...]:
-    """The number of each control, and whether it does as well; those that were not run together."""
+    """The range of each control, and whether it meets the bound too; those that were not run together."""
     words, lacking = [], []
     for control in entry["controls"]:
         if control["mean"] is None:
             lacking.append(control["name"])
             continue
-        number = f"{shown(control['mean'], entry['form'])}{UNITS[entry['form']]}"
-        as_well = " (does as well)" if control["verdict"] == entry["verdict"] == HOLDS else ""
-        words.append(f"{control['name']} {number}{as_well}")
+        ends = dict.fromkeys(shown(control[end], entry["form"]) for end in ("low", "high"))
+        too = " (also meets the bound)" if control["verdict"] == entry["verdict"] == HOLDS else ""
+        words.append(f"{control['name']} {' to '.join(ends)}{UNITS[entry['form']]}{too}")
     heads = (f"control{'s' * (len(words) > 1)}: ", f"control{'s' * (len(lacking) > 1)} not run: ")
     return tuple(head + ", ".join(names) for head, names in zip(heads, (words, lacking), strict=True) if names)

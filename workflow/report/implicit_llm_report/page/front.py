@@ -27,12 +27,16 @@ TEST = ("kind", "group", "monoid", "data_set")
 
 @dataclass(frozen=True)
 class FrontTable:
-    """A table in the mode that stands for each model; `num_left_out` rows are on the page of all numbers."""
+    """A table in the mode that stands for each model; `num_left_out` rows are on the page of all numbers.
+
+    not_run: titles of the planned models that have no result.
+    """
 
     name: str
     table: Table
     unit: str
     num_left_out: int
+    not_run: Sequence[str]
 
 
 def front_figures(given: Given) -> list[Drawn]:
@@ -68,16 +72,20 @@ def _first(test: Group) -> list[str]:
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
 
 
-def front_tables(rows_of: dict[str, pd.DataFrame]) -> Iterator[FrontTable]:
-    """Yield a table of the first models of each test, in the mode that represents them."""
+def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
+    """Yield a table of the models of each test that match a pattern and of the first others that were measured."""
     for name in TABLES:
         entry = registry().tables[name]
         for table in tables_of(entry, headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
             cells = [row[:top] for row in table.cells]
-            has_any = [any(cell.group is not None for cell in row) for row in cells]
+            has_any = [any(cell.spread.mean is not None for cell in row) for row in cells]
             kept = [index for index, is_there in enumerate(has_any) if is_there]
-            shown = kept if len(kept) <= MOST_ROWS else [*kept[: MOST_ROWS - 1], *(kept[-1:] if table.foot else ())]
+            not_run = [head.title for head, is_there in zip(table.side, has_any, strict=True) if not is_there]
+            feet = [index for index in kept if table.foot and index == len(cells) - 1]
+            named = {index for index in kept if any(fnmatch(table.side[index].title, one) for one in patterns)}
+            first = sorted((index for index in kept if index not in feet), key=lambda index: index not in named)
+            shown = [*sorted(first[: MOST_ROWS - len(feet)]), *feet]
             small = replace(
                 table,
                 side=[table.side[index] for index in shown],
@@ -85,7 +93,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame]) -> Iterator[FrontTable]:
                 cells=[cells[index] for index in shown],
             )
             metric = small.cells[0][0].metric if small.cells else ""
-            yield FrontTable(name, small, "%" if metric in SHARES else "", len(kept) - len(shown))
+            yield FrontTable(name, small, "%" if metric in SHARES else "", len(kept) - len(shown), not_run)
 
 
 def facts_of(given: Given) -> Sequence[str]:

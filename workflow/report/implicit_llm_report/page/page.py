@@ -104,7 +104,7 @@ def _front(content: PageContent) -> dict[str, Any]:
         "marks_note": MARKS if any(FROM_NOTE in row.paper for row in verdicts if row.is_run) else "",
         "facts": facts_of(given),
         "front": front_figures(given),
-        "tables": list(front_tables({name: ROWS[name](given) for name in TABLES})),
+        "tables": list(front_tables({name: ROWS[name](given) for name in TABLES}, given.config.front.models)),
     }
 
 
