@@ -287,13 +287,13 @@ def test_one_run_that_fails_for_good_does_not_stop_the_others(project: Project) 
 
 SITE = """\
   classes:
-    big: {partition: gpu, constraint: "a100&nvlink", venv: envs/big, gpus: 4, cpus: 64, mem_gb: 400, setup: "module load cuda"}
+    big: {partition: gpu, constraint: "a100&nvlink", venv: envs/big, gpus: 4, cpus: 64, mem_gb: 400, setup: "module load cuda", gpu_model: l40s}
     small: {partition: old, constraint: "", venv: "", gpus: 0, cpus: 8, mem_gb: 16, setup: ""}
   other_jobs: {partition: cpus}
   account: project7
   rules:
     train_word_problem: {class: big, gpus: 2, nodes: "2 if 'implicit' in wildcards.run else 1", runtime: 77}
-    evaluate_word_problem: {class: small, mem_mb: 3000, threads: 3}
+    evaluate_word_problem: {class: small, mem_mb: "3000 if wildcards.run else 1", threads: 3}
 """  # noqa: E501
 
 
@@ -327,7 +327,7 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     training = resources_of(output, "train_word_problem")
     assert len(training) == 2
     where = ["slurm_partition=gpu", "constraint=a100&nvlink", "venv=envs/big", "setup=module load cuda"]
-    size = ["gpus=2", "processes_per_node=2", "mem_mb=200000", "device=cuda", "runtime=77"]
+    size = ["gpus=2", "gpu_model=l40s", "processes_per_node=2", "mem_mb=199500", "device=cuda", "runtime=77"]
     assert [item for line in training for item in where + size if item not in line] == []
     assert sorted(re.search(r"nodes=(\d)", line)[1] for line in training) == ["1", "2"]
     assert output.count("threads: 32") == 3
@@ -336,7 +336,19 @@ def test_a_site_gives_each_rule_its_class_in_one_block(tmp_path: Path) -> None:
     assert "gpus=" not in evaluation
     checks = resources_of(output, "preflight")
     assert {re.search(r"slurm_partition=(\w+)", line)[1] for line in checks} == {"gpu", "old"}
+    assert {re.search(r"gpu_model=(\w*)", line)[1] for line in checks} == {"l40s", ""}
     assert all("slurm_partition" not in line for line in resources_of(output, "data_set"))
+
+
+def test_no_job_asks_for_more_memory_than_a_node_of_its_class_has(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    small = SITE.replace("mem_gb: 400", "mem_gb: 6").replace("mem_gb: 16", "mem_gb: 6").replace("gpus: 2,", "gpus: 4,")
+    edit_site(project.dir / "profiles" / "cluster" / "config.yaml", small)
+    output = dry_run(project)  # the executor adds 500 MB
+    assert all("mem_mb=5500," in line for line in resources_of(output, "train_word_problem"))
+    asked = {re.search(r"gpus=(\d).*|$", line)[1]: line for line in resources_of(output, "preflight")}
+    assert "mem_mb=1000," in asked["1"]
+    assert "mem_mb=5500," in asked["0"]
 
 
 CPU_SITE = """\

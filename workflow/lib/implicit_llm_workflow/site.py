@@ -19,7 +19,8 @@ PROFILE_FILE, VARIABLES = "config.yaml", "__variables__"
 
 @dataclass(frozen=True)
 class HardwareClass:
-    """A kind of nodes. `card`: its GPU in workflow/config/estimate/hardware.yaml; "": that of the class's name."""
+    """A kind of nodes. `gpu_model`: its GPU in Slurm; `card`: in workflow/config/estimate/hardware.yaml; "": that of
+    the class's name."""
 
     partition: Text
     constraint: str
@@ -29,6 +30,7 @@ class HardwareClass:
     mem_gb: Count
     setup: str
     container: str = ""
+    gpu_model: str = ""
     card: str = ""
 
 

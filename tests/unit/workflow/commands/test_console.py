@@ -376,6 +376,18 @@ def test_a_running_job_is_told_with_step_rate_and_time_left(
     assert "next: nothing to type, the driver goes on; it leaves out what failed" in out
 
 
+def test_a_stopped_job_under_a_driver_that_goes_on_waits_for_the_next_start(
+    capsys: pytest.CaptureFixture[str], failed: ExperimentFile
+) -> None:
+    plan = real_plan(failed)
+    write_journal(plan, EXPLICIT, event("stage_started"), event("stage_stopped", 4, error="SystemExit: 143"))
+    with held(plan.root / ".driver.lock"):
+        os.utime(plan.root / ".driver.lock", (START_S, START_S))
+        out = output(capsys, "status", *where(failed))
+    assert f"stopped, to be continued: {EXPLICIT}" in out
+    assert out.endswith("the driver goes on; what it leaves stopped is resumed by the next start\n")
+
+
 def test_machines_get_a_target_and_what_it_needs_with_all_that_is_known(
     capsys: pytest.CaptureFixture[str], failed: ExperimentFile
 ) -> None:

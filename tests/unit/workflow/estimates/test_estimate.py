@@ -225,6 +225,22 @@ def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
     assert (shown["language-models"], shown["paper"], shown["demo"]) == ("yes", "no", "-")
 
 
+def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
+    profile = tmp_path / "profiles" / "cluster" / "config.yaml"
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    profile.write_text(SITE.replace("card: a100", "card: l40s"))
+    said = "estimate/hardware.yaml; add it there, or set `card` of the class in profiles/cluster."
+    shown = output(capsys, "estimate", "language-models")
+    assert "l40s is not in" in shown
+    assert said in shown
+    profile.write_text(SITE)
+    assert "is not in" not in output(capsys, "estimate", "language-models")
+
+
 def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

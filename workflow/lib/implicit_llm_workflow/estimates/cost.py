@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.site import Site, read_site
+from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 Unit = Literal["gpu", "cpu"]
@@ -259,6 +259,8 @@ def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
     yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
+    for card in sorted({job.card for job in jobs} - {"cpu", *costs.hardware.cards}):
+        yield f"       {card} is not in {HARDWARE_FILE}; add it there, or set `card` of the class in {CLUSTER_PROFILE}."
     if any(job.cost.is_assumed for job in jobs):
         yield f"       ?: assumed in {HARDWARE_FILE.name}. Run one seed first: its time then counts for the others."
     yield "f-evals: evaluations of the layer stack for a token, those with gradient included."

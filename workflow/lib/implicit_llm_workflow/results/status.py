@@ -127,6 +127,7 @@ def next_step(snapshot: Snapshot) -> str:
         return "; ".join(["nothing, all is done", *(str(plan.root / key / "index.html") for key in pages), *absent])
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
+        more += "; what it leaves stopped is resumed by the next start" if snapshot.of("stopped") else ""
         return f"nothing to type, the driver goes on{more}"
     if snapshot.of("running"):
         return f"jobs run without a driver; the same command as before takes them over: {snapshot.command}"

@@ -13,6 +13,7 @@ from snakemake_executor_plugin_submitit.slurm import (
     check_place,
     find_by_name,
     signals_steps_first,
+    time_limits,
 )
 from toy_project import write_program
 
@@ -144,5 +145,15 @@ def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Pro
         WorkflowError, match=r"Slurm refuses --partition=moon: .*specified: moon; partitions: short, long, gpu$"
     ):
         check_place({"partition": "moon"})
+    programs.answer("sbatch", error="allocation failure: Invalid feature specification")
+    with pytest.raises(WorkflowError, match=r"Slurm refuses --partition=gpu --constraint=lava: .*Invalid feature"):
+        check_place({"partition": "gpu", "constraint": "lava"})
     programs.answer("sbatch", error=AWAY)
     check_place({"partition": "moon"})  # the submission waits for Slurm, and then says so
+
+
+def test_the_time_limits_of_partitions_are_minutes_and_that_of_the_default_one_has_no_name(programs: Programs) -> None:
+    programs.answer("sinfo", "short*|20:00", "day|1-00:00:00", "long|2:30:00", "free|infinite")
+    assert time_limits() == {"short": 20, "": 20, "day": 1440, "long": 150}
+    programs.answer("sinfo", error=AWAY)
+    assert time_limits() == {}

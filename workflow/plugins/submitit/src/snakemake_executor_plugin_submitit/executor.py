@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_
 
 from snakemake_executor_plugin_submitit import slurm, store, usage
 from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
-from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, sbatch_request
+from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, requested, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import PLACE, NoAnswer, SlurmQueue, check_place, signals_steps_first
 from snakemake_executor_plugin_submitit.store import End
@@ -54,6 +54,7 @@ class Executor(RemoteExecutor):
                 f"{', '.join(ignored)} have no effect on jobs; give an option --submitit-... or a resource"
             )
         self.needs_srun = self.is_on_slurm and signals_steps_first()
+        self.limits = slurm.time_limits() if self.is_on_slurm else {}
         self._check_rules()
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
@@ -72,7 +73,8 @@ class Executor(RemoteExecutor):
             command = self.format_job_exec(job)
             is_forced = any(self.dag.reason(member).forced for member in members(job))
             try:
-                prepared.append(prepare(job, command, self.folder, self.settings, is_forced, self.needs_srun))
+                given = (command, self.folder, self.settings, is_forced, self.needs_srun, self.limits)
+                prepared.append(prepare(job, *given))
             except WorkflowError as error:
                 self.report_job_error(SubmittedJobInfo(job=job), msg=f"not submitted: rule {job.name}: {error}. ")
         for started, why in self.dispatcher.dispatch(prepared):
@@ -164,7 +166,7 @@ class Executor(RemoteExecutor):
         return another
 
     def _check_rules(self) -> None:
-        """Check resources, partition, account and qos of each rule before anything is submitted.
+        """Check resources, partition, account, qos and constraint of each rule before anything is submitted.
 
         Raises: WorkflowError.
         """
@@ -181,17 +183,26 @@ class Executor(RemoteExecutor):
                     self.logger.warning(f"rule {rule}: nothing uses resource {name}; pass it to the rule's command")
                 if self.is_on_slurm:
                     try:
-                        request = sbatch_request(resources, job.threads, self.settings)
+                        request = sbatch_request(resources, job.threads, self.settings, self.limits)
                     except WorkflowError:
                         if self.workflow.execution_settings.keep_going:
                             continue  # the jobs that ask for it fail alone, when they are submitted
                         raise
+                    self._warn_of_time_limit(rule, resources)
                     place = tuple(request.get(name) for name in PLACE)
                     if place not in checked:
                         check_place(request)
                         checked.add(place)
             except WorkflowError as error:
                 raise WorkflowError(f"rule {rule}: {error}") from error
+
+    def _warn_of_time_limit(self, rule: str, resources: Mapping[str, Any]) -> None:
+        """Say that jobs of the rule get less time than they ask for, since their partition allows no more."""
+        wanted, allowed = (requested(resources, 1, self.settings, one)["runtime"] for one in ({}, self.limits))
+        if allowed < wanted:
+            self.logger.warning(
+                f"rule {rule}: runtime={wanted} is longer than its partition allows; its jobs get {allowed} minutes"
+            )
 
     def _settle_reported(self) -> None:
         """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they

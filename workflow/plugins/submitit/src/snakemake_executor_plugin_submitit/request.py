@@ -34,6 +34,7 @@ _OWN = {
     "nodes", "tasks", "tasks_per_node", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container",
 }  # fmt: skip
 _SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
+NO_LIMITS: Mapping[str, int] = {}
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 UNDERSTOOD = _OWN | _OPTIONS.keys()
 # Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
@@ -93,15 +94,19 @@ def prepare(
     settings: ExecutorSettings,
     is_forced: bool,
     needs_srun: bool = False,
+    limits: Mapping[str, int] = NO_LIMITS,
 ) -> Job:
-    """`needs_srun`: see `signals_steps_first`. Raises: WorkflowError for resources that cannot be requested."""
+    """`needs_srun`: see `signals_steps_first`; `limits`: see `time_limits`.
+
+    Raises: WorkflowError for resources that cannot be requested.
+    """
     resources = job.resources
     outputs = sorted(os.path.abspath(output) for output in job.output) or [str(job.get_target_spec())]
     wildcards = "" if job.is_group() else "-".join(map(str, job.wildcards_dict.values()))
-    asked = requested(resources, job.threads, settings)
+    asked = requested(resources, job.threads, settings, limits)
     is_short, request = asked["runtime"] <= settings.array_runtime_min, {}
     if settings.cluster == "slurm":
-        request = sbatch_request(resources, job.threads, settings)
+        request = sbatch_request(resources, job.threads, settings, limits)
         if needs_srun and not is_short:
             request["signal"] = request["signal"].removeprefix("B:")
     ordered = sorted(members(job), key=lambda member: (member.rule.name, sorted(member.output)))
@@ -145,12 +150,19 @@ def has_all_outputs(job: Any) -> bool:
     return all(os.path.getmtime(path) <= oldest for path in inputs - outputs if os.path.exists(path))
 
 
-def requested(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, int]:
+def requested(
+    resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
+) -> dict[str, int]:
     """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, extra_mem_mb, and gpu, also if only
-    `gres` names them, as in `gpu:4` or `gpu:h100:4`. Raises: WorkflowError."""
+    `gres` names them, as in `gpu:4` or `gpu:h100:4`.
+
+    The runtime is at most the limit of the partition: Slurm would let the job wait for ever. Raises: WorkflowError.
+    """
+    partitions = str(resources.get("slurm_partition") or settings.partition or "").split(",")
+    longest = max(limits.get(partition, math.inf) for partition in partitions)
     in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
     return {
-        "runtime": math.ceil(number(resources, "runtime", is_whole=False)) or settings.timeout_min,
+        "runtime": min(longest, math.ceil(number(resources, "runtime", is_whole=False)) or settings.timeout_min),
         "threads": number(resources, "cpus_per_task") or threads or 1,
         "mem_mb": number(resources, "mem_mb"),
         "extra_mem_mb": settings.extra_mem_mb,
@@ -177,13 +189,15 @@ def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
-def sbatch_request(resources: Mapping[str, Any], threads: int, settings: ExecutorSettings) -> dict[str, Any]:
+def sbatch_request(
+    resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
+) -> dict[str, Any]:
     """The options of sbatch by their long names; True for one without a value.
 
     A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone
     Slurm decides on how many nodes they run. Raises: WorkflowError for resources that cannot be requested.
     """
-    asked = requested(resources, threads, settings)
+    asked = requested(resources, threads, settings, limits)
     tasks, nodes, tasks_per_node = (number(resources, name) for name in ("tasks", "nodes", "tasks_per_node"))
     request: dict[str, Any] = {
         "time": asked["runtime"],

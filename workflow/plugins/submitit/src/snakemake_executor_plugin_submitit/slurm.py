@@ -1,4 +1,4 @@
-"""Questions to Slurm: how jobs are doing, and whether it accepts a partition and account."""
+"""Questions to Slurm: how jobs are doing, whether it accepts a partition and account, and how long jobs may run."""
 
 import logging
 import os
@@ -164,12 +164,13 @@ def ignored_variables() -> list[str]:
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
-PLACE = ("partition", "account", "qos")
+PLACE = ("partition", "account", "qos", "constraint")
 PARTITIONS = ("sinfo", "--noheader", "--format", "%R")
+TIME_LIMITS = ("sinfo", "--all", "--noheader", "--format", "%P|%l")
 
 
 def check_place(request: Mapping[str, Any]) -> None:
-    """Let Slurm check partition, account and qos without submitting anything.
+    """Let Slurm check partition, account, qos and constraint without submitting anything.
 
     Raises: WorkflowError with its refusal in one line.
     """
@@ -184,6 +185,20 @@ def check_place(request: Mapping[str, Any]) -> None:
             with suppress(NoAnswer):
                 names = f"; partitions: {', '.join(ask_slurm(PARTITIONS).split())}"
             raise WorkflowError(f"Slurm refuses {' '.join(place)}: {error}{names}") from error
+
+
+def time_limits() -> dict[str, int]:
+    """The longest time in minutes of each partition that has a limit; "": of the default one. Empty if unknown."""
+    limits: dict[str, int] = {}
+    with suppress(NoAnswer):
+        for line in ask_slurm(TIME_LIMITS).splitlines():
+            name, _, text = line.partition("|")
+            if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):\d+", text.strip()):
+                days, hours, minutes = (int(found or 0) for found in match.groups())
+                limits[name.rstrip("*")] = minutes + 60 * (hours + 24 * days)
+                if name.endswith("*"):
+                    limits[""] = limits[name.rstrip("*")]
+    return limits
 
 
 def signals_steps_first() -> bool:
