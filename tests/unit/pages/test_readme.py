@@ -38,7 +38,7 @@ def test_the_gpu_hours_of_the_readme_are_those_of_the_reports_and_of_the_page_of
     reports = [read(f"results/reference/{name}/index.html") for name in WRITTEN["EXPERIMENTS"]]
     hours = sum(float(re.search(r"training jobs, ([\d.]+) hours", report)[1]) for report in reports)
     whole = re.search(r"([\d,]+) GPU-hours in all", read("docs/paper.md"))[1]
-    stated = f"{hours:.1f} GPU-hours of training; the whole paper {whole} by estimate"
+    stated = f"took {hours:.1f} GPU-hours; the whole paper takes {whole} by estimate"
     assert stated in " ".join(read("README.md").split())
 
 
