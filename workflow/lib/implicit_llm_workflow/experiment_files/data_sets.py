@@ -292,7 +292,7 @@ class LanguageModel(_DataSet):
 
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
-        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not in held out, so it must know the split
+        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not held out, so it must know the split
             config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
             config |= {} if self.validation is None else {"validation_fraction": self.validation_fraction}
         return Node("data", f"{self.name}-tokenizer", config)
