@@ -133,9 +133,10 @@ def _tell(error: Any, words: list[str]) -> int:
     code = getattr(error, "exit_code", None)
     message = str(error)
     if hasattr(error, "format_message"):  # of the command line; empty where the help was shown instead
-        if not (message := error.format_message().rstrip(".?")):
+        if not (message := error.format_message().rstrip(".")):
             return EXIT_USAGE
-        message += f"; type `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
+        message += " Or type" if message.endswith("?") else "; type"
+        message += f" `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
         message += _instead([word for word in words if not word.startswith("-")])
     message = " ".join(message.split())
     if isinstance(error, ModuleNotFoundError):  # the library alone is installed
