@@ -151,4 +151,6 @@ def test_what_the_page_says_of_state_passing_is_in_the_kept_results() -> None:
     assert f"is right throughout in at least {100 * worst:.1f} % of the sequences" in page
     mixed = pd.read_csv(STATE_TRACKING / "incomplete.csv").query("run == 'a5m-state-passing-mixed' and length == 4096")
     assert (sorted(set(mixed.seed)), len(mixed)) == ([0, 1], 4)
-    assert f"throughout in at least {100 * mixed.accuracy_sequence.min():.1f} % of the sequences of 4,096 tokens" in page
+    assert (
+        f"throughout in at least {100 * mixed.accuracy_sequence.min():.1f} % of the sequences of 4,096 tokens" in page
+    )

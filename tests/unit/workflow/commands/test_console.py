@@ -115,7 +115,7 @@ IDENTITY = "--run-dir x --identity {}"
         ("train --nodes x", "Invalid value for '--nodes': .*; type `implicit-llm train --help`"),
         (
             "evaluate word-problm",
-            "No such command 'word-problm'. Did you mean 'word-problem'\? Or type `implicit-llm evaluate --help`",
+            r"No such command 'word-problm'. Did you mean 'word-problem'\? Or type `implicit-llm evaluate --help`",
         ),
         ("preflight --hardware v100 --device cda", "Invalid value for '--device': .*"),
         ("mlflow rebuild --results /proc/none", "/proc/none: no such directory.*"),
