@@ -404,11 +404,13 @@ def repeated(*values: float | None, **changes: Any) -> list[Record]:
         ((19.2, 24.0, None), "missing", None),
     ],
 )
-def test_iteration_regularises_where_each_seed_gains_as_much_on_repeated_text_as_loops_do(
+def test_each_seed_must_gain_as_much_on_repeated_text_as_loops_do(
     free: tuple[float | None, ...], verdict: str, difference: float | None
 ) -> None:
     single = repeated(20.0, 25.0, 30.0, run="single", phase="single", solver=Solver("unrolled", num_unroll=1))
-    judgement = of_claim("iteration-regularises", [*repeated(*free, solver=Solver("f", 32, 4)), *single], "perplexity")
+    judgement = of_claim(
+        "iteration-gains-as-loops-do", [*repeated(*free, solver=Solver("f", 32, 4)), *single], "perplexity"
+    )
     assert judgement.verdict == verdict
     assert judgement.evidence.num_seeds == sum(value is not None for value in free)
     if difference is not None:
