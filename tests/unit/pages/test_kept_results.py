@@ -24,6 +24,8 @@ from tests.unit.pages.page_texts import (
     read,
 )
 
+REPORTED = sorted(path.parent.name for path in LANGUAGE_MODELS.parent.glob("language-models*/claims.json"))
+
 
 def block_row(row: dict) -> str:
     """A row of the table of blocks, as docs/evaluation.md has it."""
@@ -102,7 +104,7 @@ def test_the_seeds_of_the_demo_are_the_kept_ones(file: str, by: str, page: str) 
 @pytest.mark.parametrize(
     ("folder", "script", "files", "number"),
     [
-        (LANGUAGE_MODELS, "tables.py", "*.csv", 3),
+        (LANGUAGE_MODELS, "tables.py", "*.csv", 4),
         (STATE_TRACKING, "tables.py", "*.csv", 4),
         (STATE_TRACKING, "page.py", "claims.json", 1),
     ],
@@ -116,11 +118,11 @@ def test_tables_and_verdicts_are_made_from_the_kept_inputs(
     assert len(made) == number
 
 
-def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", REPORTED)
+def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(name: str, tmp_path: Path) -> None:
     shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
-    experiment = ROOT / "workflow/config/language-models.yaml"
-    make_again(tmp_path / "results/language-models", tmp_path / "page", experiment)
-    kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
+    make_again(tmp_path / "results" / name, tmp_path / "page", ROOT / f"workflow/config/{name}.yaml")
+    kept = (LANGUAGE_MODELS.parent / name / "claims.json").read_bytes()
     assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
 
 
