@@ -51,8 +51,9 @@ def main() -> None:
 
 
 def name_of(folder: Path) -> str:
-    """The run, seed and phase: folders of jobs are RUN-sSEED/PHASE/work/FINGERPRINT/model."""
-    return "/".join(folder.absolute().parts[-5:-3])
+    """The experiment, run and phase of a folder EXPERIMENT/train/RUN-sSEED/PHASE/work/FINGERPRINT/model."""
+    experiment, _, run, phase = folder.absolute().parts[-7:-3]
+    return f"{experiment}/{run}/{phase}"
 
 
 @torch.inference_mode()
