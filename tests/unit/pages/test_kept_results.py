@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,21 @@ def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(name: str
     make_again(tmp_path / "results" / name, tmp_path / "page", ROOT / f"workflow/config/{name}.yaml")
     kept = (LANGUAGE_MODELS.parent / name / "claims.json").read_bytes()
     assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
+
+
+def test_results_that_are_kept_replace_those_of_their_experiment_with_what_a_report_reads(tmp_path: Path) -> None:
+    pack = runpy.run_path(str(LANGUAGE_MODELS / "tables.py"))["pack"]
+    new, kept = tmp_path / "new", tmp_path / "kept"
+    for name in ("evaluate/a-s0/p/e/work/0/metrics.json", "train/a-s0/p/work/0/model/model.safetensors"):
+        (new / name).parent.mkdir(parents=True)
+        (new / name).write_text("{}")
+    (kept / "train/b-s0").mkdir(parents=True)
+    pack(new, kept)
+    found = [path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file() or path.name == "train"]
+    assert found == ["evaluate/a-s0/p/e/work/0/metrics.json"]
+    with pytest.raises(SystemExit, match=r"evaluate has no metrics\.json; give the folder of an experiment"):
+        pack(tmp_path / "nothing", kept)
+    assert (kept / found[0]).exists()
 
 
 def test_trained_models_have_the_digests_of_their_cards_and_stay_small() -> None:
