@@ -134,11 +134,9 @@ def test_loops_gain_as_much_on_fresh_as_on_repeated_text_at_equal_tokens() -> No
 
 
 def test_the_bound_of_iteration_as_a_regulariser_is_the_end_of_the_interval_on_fresh_text() -> None:
-    gain = ROWS["gain"](FRESH, "free", "single")
     entries = json.loads((LANGUAGE_MODELS / "claims.json").read_text(encoding="utf-8"))["claims"]
     (claim,) = (entry for entry in entries if entry["id"] == "iteration-regularises")
-    assert claim["condition"] == f"< {ROWS['interval'](gain)[0]:.4f}"
-    assert claim["short"].endswith(f"lowers the loss by {-gain.mean():.3f}")
+    assert claim["condition"] == f"< {ROWS['interval'](ROWS['gain'](FRESH, 'free', 'single'))[0]:.4f}"
 
 
 @pytest.fixture(scope="module")
