@@ -49,6 +49,28 @@ def test_the_table_of_blocks_is_the_measured_one() -> None:
     assert found == [block_row(row) for row in benchmark("evaluation-blocks", "cpu")["rows"]]
 
 
+def language_block_row(row: dict) -> str:
+    names = {"language-models-repeated": "Llama, repeated text", "language-models-mamba2": "Mamba2"}
+    block = {2048: "2,048, the whole", 256: "**256**"}.get(row["block_len"], str(row["block_len"]))
+    block = block if row["stop"] == "token" else "256, mean residual"
+    work = f"{row['f_evaluations_per_token']:.1f} | {row['serial_steps_per_token']:.2f}"
+    cells = f"{row['loss']:.3f} | {work} | {100 * row['unconverged_share']:.2f} % | {row['seconds']:.1f}"
+    return f"| {names[row['model'].split('/')[0]]} | {block} | {cells} |"
+
+
+def test_the_table_of_blocks_of_language_models_is_the_measured_one() -> None:
+    rows = [row for row in benchmark("language-blocks", "h100")["rows"] if row["table"] == "blocks"]
+    found = re.findall(r"^\| (?:Llama, repeated text|Mamba2) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
+    assert found == [language_block_row(row) for row in rows]
+    by_mean, by_token = (
+        [row for row in rows if (row["block_len"], row["stop"]) == (256, s)] for s in ("sequence", "token")
+    )
+    faster = [token["seconds"] / mean["seconds"] for mean, token in zip(by_mean, by_token, strict=True)]
+    assert "1.4 to 1.9 times the speed" in read("docs/evaluation.md")
+    assert (round(min(faster), 1), round(max(faster), 1)) == (1.4, 1.9)
+    assert all(0.2 < row["unconverged_share"] < 0.25 for row in by_mean)
+
+
 @pytest.mark.parametrize("name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0"])
 def test_the_card_of_a_packaged_model_has_its_numbers_by_the_protocol_and_by_the_criterion_before(name: str) -> None:
     card = " ".join((TRAINED / name / "README.md").read_text().split())
