@@ -235,6 +235,16 @@ def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a
     assert (judgement.verdict == "missing", sorted(judgement.spread.values)) == (is_missing, pytest.approx(by_seed))
 
 
+def test_whether_modes_agree_is_asked_of_models_after_their_free_phase() -> None:
+    pair = {"run": "m", "is_implicit": True} | PAIR
+    bounded, free = (
+        pair | {"phase": phase, "solver": Solver("fixed_point", most, 1), "token_agreement": share}
+        for phase, most, share in (("bounded", 4, 0.9), ("free-80", 24, 0.98))
+    )
+    judgement = of_claim("duality-of-language-models", [bounded, free], "duality")
+    assert (judgement.verdict, judgement.spread.values) == ("reproduced", (0.98,))
+
+
 def test_layers_grow_with_the_length_also_where_no_depth_solves_it() -> None:
     def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Record:
         record = (

@@ -42,7 +42,7 @@ WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of all cells that have `of`: columns of the frame with their values, or {at_most: value}.
+    """A metric of all cells that have `of`: columns of the frame with their value, a list of values or {at_most: value}.
 
     against: the columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the
     columns `equal`; the number is then the difference, the ratio, or the share of the tasks that the first wins.
@@ -217,7 +217,7 @@ def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> l
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]
         else:
-            rows = rows[rows[column].isin([value])]
+            rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
     if measure.kind == "catbabi":
         rows = rows[(rows["split"] == "test") & (rows["task"].isna() | (measure.by == "tasks"))]
     return groups(rows, CELL)
