@@ -32,7 +32,6 @@ class JobFiles:
         self.path = path
         self.record = path / "record.json"  # by the driver: the last submission
         self.attempts = path / "attempts.jsonl"  # by the job, like all that follow: start and end of every attempt
-        self.history = path / "history.jsonl"  # the attempts of earlier jobs for these outputs
         self.status = path / "status.json"  # what the rule's command says about itself
         self.output_log = path / "output.log"  # what all attempts printed
         self.running = path / "running"  # locked while the job runs
@@ -105,10 +104,7 @@ class JobFiles:
         return progress is not None and len(last) == UNFRUITFUL_LIMIT and all(is_stuck)
 
     def reset(self) -> None:
-        """Forget earlier attempts, since the next job does not continue them; only the efficiency report keeps them."""
-        if self.attempts.exists():
-            with open(self.history, "ab") as history:
-                history.write(self.attempts.read_bytes())
+        """Forget earlier attempts, since the next job does not continue them."""
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.kept_logs, ignore_errors=True)
@@ -216,7 +212,7 @@ def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
     """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted.
 
     A job that may still run keeps everything. A successful job loses its output and submitit's files, and keeps its
-    record and its figures.
+    record and its attempts.
     """
     oldest = time.time() - days * DAY_S if days else 0.0
     found: list[Path] = []
@@ -361,10 +357,9 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
     """Append to a job's attempts a "start" or an "end", and return it.
 
     Both have `unix_s`, and `progress` as the job stated it.
-    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process, and `waited_s` since the
-    submission or the end of the last attempt.
-    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`,
-    `is_time_limit`, and `used`, see usage.py.
+    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process.
+    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`, and
+    `is_time_limit`.
     """
     written = {"event": event, "unix_s": round(time.time(), 1), **facts}
     with open(path, "a", encoding="utf-8") as file:
@@ -374,18 +369,17 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
     return written
 
 
-def read_attempts(*paths: Path) -> list[dict[str, Any]]:
-    """The attempts in the files: each what its start says, with what its end adds to that, unless the job was killed or
+def read_attempts(path: Path) -> list[dict[str, Any]]:
+    """The attempts in the file: each what its start says, with what its end adds to that, unless the job was killed or
     still runs. Lines that a crash cut off are skipped."""
     found: list[dict[str, Any]] = []
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if event["event"] == "start":
-                found.append(event)
-            elif found:
-                found[-1] = event | found[-1]
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event["event"] == "start":
+            found.append(event)
+        elif found:
+            found[-1] = event | found[-1]
     return found
