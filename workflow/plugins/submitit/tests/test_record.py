@@ -1,6 +1,7 @@
 """Which logs and records are deleted, and how a kill for want of memory is noticed."""
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,38 +11,27 @@ import pytest
 
 from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import oom_kills
-from snakemake_executor_plugin_submitit.store import JobFiles, write_json
+from snakemake_executor_plugin_submitit.store import JobFiles
 
 
-def make_job(root: Path, rule: str = "train", wildcards: str = "", kind: str | None = None, **about: Any) -> JobFiles:
-    """The files of a job that has ended, and been reported, as its class of failure says."""
+def make_job(root: Path, rule: str = "train", wildcards: str = "", **about: Any) -> JobFiles:
+    """The files of a job that has ended, and been reported."""
     files = store.job_files(root, rule, [rule, wildcards])
     made = store.Record("k", f"{rule}-{wildcards}", 1, "slurm", str(files.submission(1)), is_open=False, job_id="7")
     store.save(files, replace(made, rule=rule, wildcards=wildcards, **about))
     files.submission(1).mkdir(exist_ok=True)
     files.output_log.write_text(f"output of {wildcards}\n")
     files.attempts.touch()
-    write_json(files.outcome(1), {"failure_class": kind, "exit_code": int(kind is not None)})
     return files
 
 
-def test_of_a_successful_job_the_logs_go_and_the_attempts_stay(tmp_path: Path) -> None:
-    done, failed = make_job(tmp_path, "a"), make_job(tmp_path, "b", kind="bug")
-    running = make_job(tmp_path, "c", is_open=True)
-    store.clean(tmp_path, is_success_deleted=True, days=0)
-    assert [files.output_log.exists() for files in (done, failed, running)] == [False, True, True]
-    assert not done.submission(1).exists()
-    assert store.load(done) is not None
-    assert done.attempts.exists()
-
-
 def test_what_is_old_goes_as_a_whole_unless_it_may_still_run(tmp_path: Path) -> None:
-    old = make_job(tmp_path, "a", kind="bug", submitted_unix_s=0.0)
+    old = make_job(tmp_path, "a", submitted_unix_s=0.0)
     running = make_job(tmp_path, "b", submitted_unix_s=0.0, is_open=True)
     young = make_job(tmp_path, "c")
     for path in (path for files in (old, running) for path in (files.output_log, files.attempts)):
         os.utime(path, (time.time() - 86400 * 40,) * 2)
-    store.clean(tmp_path, is_success_deleted=False, days=30)
+    store.clean(tmp_path, days=30)
     assert [files.path.exists() for files in (old, running, young)] == [False, True, True]
 
 
@@ -49,12 +39,12 @@ def test_the_files_of_an_array_go_with_the_last_of_its_jobs(tmp_path: Path) -> N
     array = tmp_path / "arrays" / "x"
     array.mkdir(parents=True)
     os.utime(array, (time.time() - 3600,) * 2)
-    make_job(tmp_path, "a", "1", job_id="1_0", folder=str(array))
-    make_job(tmp_path, "a", "2", "bug", job_id="1_1", folder=str(array))
-    store.clean(tmp_path, is_success_deleted=True, days=0)
+    for task in ("1", "2"):
+        make_job(tmp_path, "a", task, job_id=f"1_{task}", folder=str(array))
+    store.clean(tmp_path, days=30)
     assert array.exists()
-    make_job(tmp_path, "a", "2", job_id="1_1", folder=str(array))
-    store.clean(tmp_path, is_success_deleted=True, days=0)
+    shutil.rmtree(tmp_path / "jobs")
+    store.clean(tmp_path, days=30)
     assert not array.exists()
 
 

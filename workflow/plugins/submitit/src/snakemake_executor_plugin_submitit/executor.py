@@ -115,7 +115,7 @@ class Executor(RemoteExecutor):
         super().shutdown()
         self._settle_reported()
         if self._has_ended_jobs:
-            store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
+            store.clean(self.folder, self.settings.keep_logs_days)
 
     # Called by Snakemake's waiting thread.
 

@@ -208,29 +208,20 @@ def no_storage(path: Path, error: OSError) -> str:
     return f"--submitit-folder: {path}: {error.strerror or error}; free some space there, or name another folder"
 
 
-def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
-    """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted.
-
-    A job that may still run keeps everything. A successful job loses its output and submitit's files, and keeps its
-    record and its attempts.
-    """
+def clean(folder: Path, days: int) -> None:
+    """Delete jobs older than `days` (0: none); a job that may still run keeps everything."""
     oldest = time.time() - days * DAY_S if days else 0.0
-    found: list[Path] = []
     used: set[Path] = set()
     for files, record in load_all(folder):
-        if record and record.is_open:
-            used.add(Path(record.folder))
-        elif max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime) < oldest:
-            found.append(files.path)
-        elif is_success_deleted and record and (end := files.end(record.number)) and end.failure_class is None:
-            found += [files.submission(number) for number in range(1, record.number + 1)]
-            found += [files.output_log, files.kept_logs, files.status]
+        last_s = max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime)
+        if last_s < oldest and not (record and record.is_open):
+            shutil.rmtree(files.path)
         elif record:
             used.add(Path(record.folder))
-    # the records of an array are written some seconds after its folder
-    arrays = (path for path in (folder / "arrays").glob("*/") if time.time() - path.stat().st_mtime > 60)
-    for path in {*found, *arrays} - used:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for array in (folder / "arrays").glob("*/"):
+        # the records of an array are written some seconds after its folder
+        if array not in used and time.time() - array.stat().st_mtime > 60:
+            shutil.rmtree(array)
 
 
 def write_json(path: Path, value: Any) -> None:
