@@ -150,8 +150,7 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. Overnight: 12 hours are enough, on one node of each
-    class of profiles/cluster. A dash: of some jobs they are not known.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash: of some jobs they are not known.
 
     **Example**
 
