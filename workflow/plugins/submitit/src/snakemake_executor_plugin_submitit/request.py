@@ -120,7 +120,6 @@ def prepare(
         rule=job.name,
         wildcards=wildcards,
         requested=asked,
-        logs=[os.path.abspath(log) for log in job.log or ()],
     )
     step = JobStep(
         files=job_files(folder, job.name, outputs),

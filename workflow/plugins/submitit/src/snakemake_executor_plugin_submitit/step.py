@@ -28,7 +28,6 @@ from snakemake_executor_plugin_submitit.store import (
     Record,
     add_attempt,
     load,
-    logs_of_all_attempts,
     read_attempts,
     read_json,
     tail,
@@ -129,16 +128,14 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     decided here.
     """
     files = step.files
-    earlier, before = read_attempts(files.attempts), files.progress()
+    before = files.progress()
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
     files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
-    logs = step.record.logs if earlier else []
     begin, kills = time.monotonic(), oom_kills()
     with (
         StopSignals() as signals,
         sentinel() as watched,
-        logs_of_all_attempts(logs, files.kept_logs),
         open(files.output_log, "ab") as output,
     ):
         offset = output.tell()

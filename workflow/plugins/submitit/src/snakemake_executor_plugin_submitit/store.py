@@ -35,7 +35,6 @@ class JobFiles:
         self.status = path / "status.json"  # what the rule's command says about itself
         self.output_log = path / "output.log"  # what all attempts printed
         self.running = path / "running"  # locked while the job runs
-        self.kept_logs = path / "kept-logs"  # lines of the rule's logs from earlier attempts
 
     @property
     def key(self) -> str:
@@ -107,7 +106,6 @@ class JobFiles:
         """Forget earlier attempts, since the next job does not continue them."""
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.kept_logs, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,6 @@ class Record:
     rule: str = ""
     wildcards: str = ""
     requested: dict[str, int] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
 
     @property
     def is_on_slurm(self) -> bool:
@@ -264,26 +261,6 @@ def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-@contextmanager
-def logs_of_all_attempts(logs: Sequence[str], folder: Path) -> Iterator[None]:
-    """Keep the lines of a rule's logs, which Snakemake deletes when an attempt starts, in `folder` meanwhile, and put
-    them in front of the new lines."""
-    kept = {folder / digest(log)[:KEY_DIGITS]: Path(log) for log in logs}
-    for copy, log in kept.items():
-        if log.exists():
-            write_bytes(copy, _both(copy, log))
-    yield
-    for copy, log in kept.items():
-        if copy.exists():
-            write_bytes(log, _both(copy, log))
-            copy.unlink()
-
-
-def _both(copy: Path, log: Path) -> bytes:
-    before, lines = (path.read_bytes() if path.exists() else b"" for path in (copy, log))
-    return lines if lines.startswith(before) else before + lines  # a crash at the end leaves them in both places
 
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
