@@ -127,7 +127,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
 
 def mlflow_id(work: Path) -> str | None:
     """The run of a job in MLflow."""
-    return read_object(work / MLFLOW).get("run_id") or read_object(work / PROVENANCE).get("mlflow_run_id")
+    return read_object(work / MLFLOW).get("run_id")
 
 
 def trace(artifact: Path) -> Lineage:
