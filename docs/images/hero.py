@@ -68,13 +68,35 @@ def measure() -> None:
 
 def _solver() -> dict[str, Any]:
     """Residuals and right predictions by iteration, of the first 32 tokens of one sequence."""
-    from rich.console import Console
+    import torch
 
-    from implicit_llm_workflow.commands.try_it import run_trial
+    from implicit_llm_workflow.commands.try_it import model_and_sequences
 
-    trial = run_trial(Console(quiet=True), TRAINED, 1, 0)
-    residuals = [[round(float(value), 4) for value in row] for row in trial.residual_KL]
-    return {"tol": trial.tol, "residual": residuals, "is_right": trial.is_right_KL.astype(int).tolist()}
+    model, ids_1L, labels_1L = model_and_sequences(TRAINED, 1, 0)
+    with torch.inference_mode():
+        residual_KL, is_right_KL = watch(model, ids_1L, labels_1L)
+    residuals = [[round(float(value), 4) for value in row] for row in residual_KL]
+    return {"tol": model.solver.tol, "residual": residuals, "is_right": is_right_KL.int().tolist()}
+
+
+def watch(model: Any, ids_1L: Any, labels_1L: Any) -> tuple[Any, Any]:
+    """Solve the tokens as one block; return residuals and right answers, by iteration (K) and token (L).
+
+    A hook on the last norm sees f(z) of every iteration.
+    """
+    import torch
+
+    outputs: list[torch.Tensor] = []
+    hook = model.base.norm_f.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    model.solver = {"eval_block_len": ids_1L.shape[1]}
+    model(ids_1L)
+    hook.remove()
+    f_KLD = torch.cat(outputs[:-1])  # the last evaluation closes the block
+    z_KLD = torch.zeros_like(f_KLD)
+    for k in range(1, len(f_KLD)):
+        z_KLD[k] = torch.lerp(z_KLD[k - 1], f_KLD[k - 1], model.solver.tau)
+    residual_KL = (f_KLD - z_KLD).norm(dim=-1) / f_KLD.norm(dim=-1)
+    return residual_KL, model.get_output_embeddings()(f_KLD).argmax(-1) == labels_1L
 
 
 def draw() -> str:

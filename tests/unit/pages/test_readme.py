@@ -5,18 +5,18 @@ import re
 import runpy
 
 import numpy as np
+import pytest
+import torch
 from rich.console import Console
 
-from implicit_llm_report.figures.first_look import Trial
-from implicit_llm_workflow.commands.try_it import accuracy_table
+from implicit_llm_workflow.commands.try_it import Trial, accuracy_table, model_and_sequences
 from tests.pages import ROOT
 from tests.unit.pages.page_texts import TRAINED, WRITTEN, benchmark, blocks_of, read, rounded
 
 
 def test_the_readme_shows_the_table_that_the_command_prints() -> None:
     kept = json.loads((TRAINED / "s5-state-passing-s0/accuracy_by_position.json").read_text(encoding="utf-8"))
-    nothing = np.zeros((0, 0))
-    trial = Trial(np.ones((16, 512), bool), 1.0, kept, 32, nothing, nothing, 0.05)
+    trial = Trial(np.ones((16, 512), bool), 1.0, kept)
     console = Console(width=80)
     with console.capture() as capture:
         console.print(accuracy_table(trial))
@@ -32,6 +32,20 @@ def test_the_readme_has_at_most_850_words() -> None:
 
 def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
     assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
+
+
+def test_the_residuals_of_the_figure_are_those_at_which_the_solver_stops() -> None:
+    watch = runpy.run_path(str(ROOT / "docs/images/hero.py"))["watch"]
+    model, ids_1L, labels_1L = model_and_sequences(24, 1, 0)
+    with torch.inference_mode():
+        residual_KL, is_right_KL = watch(model, ids_1L, labels_1L)
+        stats = model(ids_1L).solver_stats
+    assert len(residual_KL) == stats.num_iter
+    assert float(residual_KL[-1].max()) == pytest.approx(float(stats.residual), rel=1e-4)
+    assert (residual_KL[-1] < model.solver.tol).all()
+    assert not (residual_KL[:-1] < model.solver.tol).all(1).any()
+    assert is_right_KL[0].sum() < 4  # the first token, and others by luck
+    assert is_right_KL[-1].all()
 
 
 def test_the_gpu_hours_of_the_readme_are_those_of_the_reports_and_of_the_page_of_the_paper() -> None:

@@ -190,16 +190,6 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LateFileSystem:
     return late
 
 
-def test_a_file_that_comes_into_sight_late_is_waited_for(
-    late: LateFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(WAIT, "60")
-    (tmp_path / "a").touch()
-    late.hide(tmp_path / "a")
-    wait_for_files([tmp_path / "a"])
-    assert late.now == pytest.approx(30)  # 60 listings, half a second apart
-
-
 def test_a_file_that_never_comes_is_waited_for_until_the_deadline(
     late: LateFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-IDS = ("run_key", "mlflow.parentRunId")
+ID = "run_key"
 
 
 class Stored:
@@ -28,10 +28,6 @@ class Stored:
         points = self.client.get_metric_history(self.runs[name].info.run_id, key)
         return [(point.step, point.value) for point in points]
 
-    def parent(self, name: str) -> str | None:
-        """Name of the run that it lies below."""
-        return self._names.get(self.runs[name].data.tags.get("mlflow.parentRunId", ""))
-
     def models(self) -> list[Any]:
         return list(self.client.search_logged_models(self.experiment_ids)) if self.experiment_ids else []
 
@@ -40,15 +36,13 @@ class Stored:
         return {name: self._content_of(run) for name, run in self.runs.items()}
 
     def _content_of(self, run: Run) -> dict[str, Any]:
-        name = run.info.run_name
         upstream = {key: self._names.get(tag) for key, tag in run.data.tags.items() if key.startswith("upstream.")}
         times = (run.info.start_time, run.info.end_time)
         keys = sorted(run.data.metrics)
         models = [model for model in self.models() if model.source_run_id == run.info.run_id]
         return {
             "status": (run.info.status, *times),
-            "tags": {key: tag for key, tag in run.data.tags.items() if key not in (*IDS, *upstream)} | upstream,
-            "parent": self.parent(name),
+            "tags": {key: tag for key, tag in run.data.tags.items() if key not in (ID, *upstream)} | upstream,
             "params": run.data.params,
             "points": {key: self._points(run, key) for key in keys},
             "inputs": sorted(f"{i.dataset.name} {i.dataset.digest}" for i in run.inputs.dataset_inputs),

@@ -85,10 +85,6 @@ class Site:
             return "cpu", 1
         return self.classes[use.class_].card or use.class_, use.gpus * use.num_nodes(run, phase)
 
-    def num_gpus(self, card: str) -> int:
-        """GPUs of a node with this card."""
-        return max((one.gpus for name, one in self.classes.items() if card == (one.card or name)), default=1)
-
 
 def fill_site(block: dict[str, Any], where: str) -> Site:
     """Raises: ConfigError that starts with `where`, for a wrong value and for a class that there is not."""

@@ -47,7 +47,6 @@ def test_a_command_that_shows_something_loads_no_heavy_package(tiny: ExperimentF
     calls = [
         ("--help",),
         ("list",),
-        ("evaluate", "harness", "--help"),
         babi,
         *((*it.split(), *where(tiny)) for it in shown),
     ]
@@ -282,22 +281,6 @@ def test_the_evaluation_that_the_file_names_first_comes_first_among_the_numbers(
         finish_with(plan, f"evaluate/implicit-s0/free/{name}", accuracies)
     out = output(capsys, "report", "--numbers", *where(tiny))
     assert re.findall(r"(blockwise|sequential) +0\.5", out) == ["blockwise", "sequential"]
-
-
-def test_the_headline_of_language_models_shows_mean_and_spread_over_seeds(
-    capsys: pytest.CaptureFixture[str], language: ExperimentFile
-) -> None:
-    plan = language.plan()
-    finish(plan)
-    for seed, perplexity in ((0, 20.0), (1, 22.0)):
-        by_length = {"text-test.L32": {"blockwise": perplexity}, "text-test.L64": {"blockwise": None}}
-        finish_with(plan, f"evaluate/trunk-s{seed}/free-80/perplexity", {"perplexity": by_length})
-    finish_with(plan, "evaluate/babi-s0/explicit/questions", {"accuracy": {"babi-test": {"parallel": 0.5}}})
-    out = output(capsys, "report", "--numbers", *where(language))
-    assert re.search(r"^text +.*trunk/free-80 \(stale\)", out, re.MULTILINE)
-    assert re.search(r"perplexity text-test\.L32 blockwise +.*21 \(20 to 22, 2 seeds\)", out)
-    assert "text-test.L64" not in out
-    assert re.search(r"^babi +babi/explicit \(stale\) *\naccuracy babi-test parallel +0\.5\n", out, re.MULTILINE)
 
 
 EXPLICIT, FREE, UNROLLED = "train/explicit-s0/explicit", "train/implicit-s0/free", "train/implicit-s0/unrolled"

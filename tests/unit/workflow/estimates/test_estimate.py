@@ -21,6 +21,7 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.site import RuleResources
+from implicit_llm_workflow.text import number_text
 from tests.pages import ROOT
 from tests.unit.workflow.experiments import ExperimentFile, finish_with, output, where, work_of
 
@@ -219,10 +220,10 @@ def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
     assert {job["gpus"] for job in jobs if "mamba2" in job["key"]} == {8}
     listed = {one["name"]: one for one in json.loads(output(capsys, "list", "--json"))["experiments"]}
     hours = [job["cost"]["hours"] for job in values["training"]]
-    assert listed["language-models"]["site_hours"] == pytest.approx(sum(hours) / 4)
+    assert listed["language-models"]["gpu_hours"] == pytest.approx(sum(hours))
     rows = [line.split() for line in output(capsys, "list").splitlines()]
-    shown = {row[0]: row[4] for row in rows if len(row) > 4}
-    assert (shown["language-models"], shown["paper"], shown["demo"]) == ("yes", "no", "-")
+    shown = {row[0]: row[3] for row in rows if len(row) > 4}
+    assert (shown["language-models"], shown["demo"]) == (number_text(sum(hours), 3), "-")
 
 
 def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them(
@@ -251,12 +252,10 @@ def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
     rows = [line.split() for line in output(capsys, "list").splitlines()]
-    shown = {row[0]: (row[3], row[4]) for row in rows if len(row) > 4}
-    on_page = re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) \| (\w+) \|$", page, re.MULTILINE)
+    shown = {row[0]: row[3] for row in rows if len(row) > 4}
+    on_page = dict(re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) \|$", page, re.MULTILINE))
     assert len(on_page) == 4
-    assert {name: (hours, overnight) for name, hours, overnight in on_page} == {
-        name: shown[name] for name, *_ in on_page
-    }
+    assert on_page == {name: shown[name] for name in on_page}
 
 
 def test_a_card_that_no_one_has_timed_has_hours_of_its_peak() -> None:

@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 log = logging.getLogger(__name__)
 
 LOCK = ".mlflow.lock"  # in a work directory, and in that of the experiment
-KEY_TAG, PARENT_TAG = "run_key", "mlflow.parentRunId"
+KEY_TAG = "run_key"
 VALUE_CHARS = 500  # of a param
 KEY_CHARS = 250  # of a param or tag
 TAG_CHARS = 5000
@@ -41,14 +40,10 @@ _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is
 
 @dataclass(frozen=True)
 class BridgeState:
-    """`branches`: ids of the child runs, one for each resume that went another way.
-
-    `model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal.
-    """
+    """`model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal."""
 
     key: str
     run_id: str | None = None
-    branches: tuple[str, ...] = ()
     lines_written: int = 0
     status: str = "RUNNING"
     model_id: str | None = None
@@ -58,7 +53,7 @@ class BridgeState:
         """None when there is none or it is damaged."""
         values = read_object(work / MLFLOW)
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**{**known, "branches": tuple(values["branches"])}) if values else None
+        return cls(**known) if values else None
 
 
 class Bridge:
@@ -105,7 +100,7 @@ class Bridge:
         tags = self._tags()
         if self._state.run_id is None:
             started = self.run.times()[0]
-            self._save(run_id=self._find_or_create_run(self.run.title, self._state.key, tags, started))
+            self._save(run_id=self._find_or_create_run(tags, started))
         self._log_config(self.run.config, tags)
         self._bring_inputs()
         self._trajectory, self._journal = Trajectory(), JournalTail(self.run.journal)
@@ -128,16 +123,16 @@ class Bridge:
         found = self._client.search_runs([self._experiment_id], f"tags.{KEY_TAG} = '{key}'", max_results=1)
         return found[0].info.run_id if found else None
 
-    def _find_or_create_run(self, name: str, key: str, tags: Mapping[str, str], started: str | None) -> str:
+    def _find_or_create_run(self, tags: Mapping[str, str], started: str | None) -> str:
         """Id of the run that carries the key, a tag by which it is found again. started: ISO time."""
-        if found := self._find_run(key):
+        if found := self._find_run(self._state.key):
             return found
         faults.point("tracker.before_create_run")
         run = self._client.create_run(
             self._experiment_id,
             start_time=milliseconds(started) if started else None,
-            tags={**_short(tags), KEY_TAG: key},
-            run_name=name,
+            tags={**_short(tags), KEY_TAG: self._state.key},
+            run_name=self.run.title,
         )
         faults.point("tracker.after_create_run")
         return str(run.info.run_id)
@@ -191,42 +186,31 @@ class Bridge:
         records = self._journal.new_records()
         self._status = self.run.status(records) or self._status
         taken = [self._trajectory.take(record) for record in records]
-        model_id = self._given_model()
         points = [point for point in taken[max(0, new) :] if point is not None]
-        for branch, group in groupby(points, key=lambda point: point.branch):
-            some = [self._named(point.point) for point in group]
-            self._log_points(self._branch_run(branch, some[0].time), some, model_id)
+        if points:
+            self._log_points(points, self._given_model())
         if self._journal.lines > self._state.lines_written:
             self._save(lines_written=self._journal.lines)
 
-    def _log_points(self, run_id: str, points: Sequence[Point], model_id: str | None = None) -> None:
+    def _log_points(self, points: Sequence[Point], model_id: str | None) -> None:
         """Log points, also as those of a model; equal points that the store already has stay single."""
         from mlflow.entities import Metric
 
         metrics = [
-            Metric(key, value, milliseconds(point.time), point.step, model_id=model_id, run_id=run_id)
-            for point in points
+            Metric(key, value, milliseconds(point.time), point.step, model_id=model_id, run_id=self._run_id)
+            for point in map(self._named, points)
             for key, value in point.values.items()
         ]
         faults.point("tracker.before_log")
-        self._client.log_batch(run_id, metrics=metrics)
+        self._client.log_batch(self._run_id, metrics=metrics)
         faults.point("tracker.after_log")
-
-    def _branch_run(self, branch: int, started: str) -> str:
-        while len(self._state.branches) < branch:
-            number = len(self._state.branches) + 1
-            tags = {**self._tags(), PARENT_TAG: self._run_id, "branch": str(number)}
-            log.warning("%s: the resume went another way; MLflow shows it as branch %d", self.run.title, number)
-            name, key = f"{self.run.title} branch {number}", f"{self._state.key}.{number}"
-            self._save(branches=(*self._state.branches, self._find_or_create_run(name, key, tags, started)))
-        return self._run_ids()[branch]
 
     def _bring_products(self) -> None:
         """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
         self._log_config({}, self._tags())
         model_id, summary = self._find_or_create_model(), self._trajectory.summary
         if model_id is not None and summary is not None:
-            self._log_points(self._run_ids()[summary.branch], [self._named(summary.point)], model_id)
+            self._log_points([summary], model_id)
         self._save(model_id=model_id or "")
 
     def _find_or_create_model(self) -> str | None:
@@ -269,15 +253,14 @@ class Bridge:
         )
 
     def _bring_status(self) -> None:
-        """The status of the run and its branches: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
-        ended = self.run.times()[1]
-        for run_id in self._run_ids():
-            faults.point("tracker.before_status")
-            if self._status in ("RUNNING", "SCHEDULED"):
-                self._client.update_run(run_id, status=self._status)
-            else:
-                end_time = milliseconds(ended) if ended else None
-                self._client.set_terminated(run_id, status=self._status, end_time=end_time)
+        """The status of the run: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
+        faults.point("tracker.before_status")
+        if self._status in ("RUNNING", "SCHEDULED"):
+            self._client.update_run(self._run_id, status=self._status)
+        else:
+            ended = self.run.times()[1]
+            end_time = milliseconds(ended) if ended else None
+            self._client.set_terminated(self._run_id, status=self._status, end_time=end_time)
         self._save(status=self._status)
 
     def _named(self, point: Point) -> Point:
@@ -299,9 +282,6 @@ class Bridge:
     def _run_id(self) -> str:
         assert self._state.run_id is not None
         return self._state.run_id
-
-    def _run_ids(self) -> list[str]:
-        return [self._run_id, *self._state.branches]
 
     def _save(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)

@@ -1,9 +1,7 @@
 """What MLflow is told of a run's journal: its points under MLflow's names, without those that it has already."""
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL
@@ -37,50 +35,29 @@ def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dic
     return {**values, **shared}
 
 
-# Units of what is measured on the machine and so differs between equal trajectories (`tokens_per_s`, `memory_mib`).
-MEASURED_SUFFIXES = ("_s", "_mib", "_utilisation")
-
-
-@dataclass(frozen=True)
-class BranchPoint:
-    """Metrics to log, and the number of the branch they belong to (0: no resume went another way)."""
-
-    branch: int
-    point: Point
-
-
 class Trajectory:
-    """Takes the records of a journal from its first line and says what is new in each.
+    """Takes the records of a journal from its first line and returns what is new in each.
 
     MLflow keeps every point it ever got and cannot delete one. After a rewind the points of the steps that are trained
-    again are already there, and equal, because a resume is bitwise equal: those are left out. A resume that goes
-    another way makes a branch, which the bridge puts into a child run.
+    again are already there: those are left out. They are equal, because a resume is bitwise equal. On another number of
+    processes it is not, and then MLflow keeps the first points; the journal has both.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[str, float]] = {}
-        self._branch = 0
-        self._is_rewound = False
-        self._is_branching = False
-        self.summary: BranchPoint | None = None  # of the last end of the stage, as it was taken
+        self._known: dict[int, set[str]] = {}
+        self.summary: Point | None = None  # of the last end of the stage
 
-    def take(self, record: Mapping[str, Any]) -> BranchPoint | None:
+    def take(self, record: Mapping[str, Any]) -> Point | None:
         """The new metrics of a record, None when it has none."""
-        if record["kind"] == "rewind":
-            self._is_rewound, self._is_branching = True, False
-            return None
         point = _point(record)
         if point is None:
             return None
-        known = self._known.setdefault(point.step, {})
-        if self._is_rewound and not self._is_branching and _differs(known, point.values):
-            self._is_branching = True
-            self._branch += 1
-        values = point.values if self._is_branching else {k: v for k, v in point.values.items() if k not in known}
+        known = self._known.setdefault(point.step, set())
+        values = {key: value for key, value in point.values.items() if key not in known}
         known.update(values)
         if not values:
             return None
-        taken = BranchPoint(self._branch, Point(point.step, point.time, values))
+        taken = Point(point.step, point.time, values)
         if record["kind"] == "event":
             self.summary = taken
         return taken
@@ -93,14 +70,6 @@ def _point(record: Mapping[str, Any]) -> Point | None:
         numbers = _summary_numbers(record.get("summary") or {})
         return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
     return None
-
-
-def _differs(known: Mapping[str, float], values: Mapping[str, float]) -> bool:
-    return any(
-        key in known and known[key] != value and not (math.isnan(known[key]) and math.isnan(value))
-        for key, value in values.items()
-        if not key.endswith(MEASURED_SUFFIXES)
-    )
 
 
 def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

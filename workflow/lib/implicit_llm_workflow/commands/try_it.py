@@ -1,18 +1,17 @@
 """The command `try`: a trained model that comes with the package, on sequences far longer than in its training.
 
-Shapes: `B` sequences, `L` tokens, `D` model, `K` iterations of the solver.
+Shapes: `B` sequences, `L` tokens.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from implicit_llm_workflow.commands.options import OptionError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,12 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
-    from implicit_llm_report.figures.first_look import Trial
-
 MODEL = "s5-state-passing-s0"
 KEPT = "accuracy_by_position.json"  # in the folder of the model
 GROUP, CHANCE, WIDTH = "S5", 1 / 120, 80
-SUFFIXES = (".svg", ".png", ".pdf")
 INTRODUCTION = """
 [bold]Task[/bold]   Multiply random permutations of five things, one a token. After each
        token: which of the 120 is the product so far? (The group S5.)
@@ -42,21 +38,30 @@ Explicit rows are kept results: 3 seeds, trained for a quarter of the steps.[/di
 """
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What the command measured, and the kept runs beside it: first the implicit one, then explicit ones by depth."""
+
+    is_right_BL: np.ndarray
+    f_evaluations: float  # of a token
+    kept: list[dict[str, Any]]
+
+    @property
+    def train_length(self) -> int:
+        return int(self.kept[0]["train_length"])
+
+
 def try_it(
     length: Annotated[
         int, typer.Option(min=32, max=8192, help="Tokens in a sequence; it was trained on 32.", metavar="N")
     ] = 512,
     words: Annotated[int, typer.Option(min=1, max=256, help="Sequences to evaluate.", metavar="N")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Draws other sequences.", metavar="N")] = 0,
-    picture: Annotated[Path, typer.Option(help="File for the figure: .svg, .png or .pdf.", metavar="FILE")] = Path(
-        "implicit-llm-try.svg"
-    ),
 ) -> None:
     """See an implicit model at work, in less than a minute on a CPU.
 
     One implicit layer, trained on sequences of 32 permutations, is evaluated on 512. After each token it names the
-    product of all so far. The command prints its accuracy beside that of explicit models, and draws accuracy and
-    residuals.
+    product of all so far. The command prints its accuracy beside that of explicit models.
 
     **Example**
 
@@ -65,17 +70,9 @@ def try_it(
     """
     from rich.console import Console
 
-    if picture.suffix not in SUFFIXES or not picture.absolute().parent.is_dir():
-        raise OptionError(
-            f"--picture {picture}: give a file that ends in {', '.join(SUFFIXES)}, in a folder that exists"
-        )
     console, started = Console(highlight=False, width=WIDTH), time.monotonic()
-    trial = run_trial(console, length, words, seed)
-    show(console, trial)
-    from implicit_llm_report.figures.first_look import write_picture
-
-    write_picture(picture, trial)
-    console.print(f"{time.monotonic() - started:.0f} s on this CPU. Picture: [bold]{picture}[/bold]", soft_wrap=True)
+    show(console, run_trial(console, length, words, seed))
+    console.print(f"{time.monotonic() - started:.0f} s on this CPU.")
     console.print(f"Next: [bold]{next_command()}[/bold]")
 
 
@@ -88,55 +85,35 @@ def next_command() -> str:
 
 
 def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
-    """Load the model, evaluate it, and watch the solver on the first tokens of the first sequence."""
+    """Load the model and evaluate it."""
     with console.status("loading PyTorch and the model: a few seconds"):
         import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
-
-        import implicit_llm
-        from implicit_llm_contracts.config.word_problem import WordProblemConfig
-        from implicit_llm_data.stages.word_problem import generate
-        from implicit_llm_report.figures.first_look import Trial
 
         torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
-        transformers_logging.disable_progress_bar()
-        folder = implicit_llm.trained_model(MODEL)
-        model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        data = WordProblemConfig(GROUP, "none", 1.0, length, words, "test", seed, words)
-        ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
-    kept = json.loads((folder / KEPT).read_text(encoding="utf-8"))
-    with (
-        console.status(f"evaluating {words} sequences of {length:,} tokens, 8 at a time"),
-        torch.inference_mode(),
-    ):
+        model, ids_BL, labels_BL = model_and_sequences(length, words, seed)
+    status = f"evaluating {words} sequences of {length:,} tokens, 8 at a time"
+    with console.status(status), torch.inference_mode():
         out = model(ids_BL)
-        is_right_BL = out.logits.argmax(-1) == labels_BL
-        trained = kept[0]["train_length"]
-        watched = watch(model, ids_BL[:1, :trained], labels_BL[:1, :trained])
-    evaluations = float(out.solver_stats.f_evaluations.mean())
-    return Trial(is_right_BL.numpy(), evaluations, kept, trained, *watched, model.solver.tol)
+    is_right_BL = out.logits.argmax(-1) == labels_BL
+    kept = json.loads((Path(model.name_or_path) / KEPT).read_text(encoding="utf-8"))
+    return Trial(is_right_BL.numpy(), float(out.solver_stats.f_evaluations.mean()), kept)
 
 
-def watch(model: Any, ids_1L: Tensor, labels_1L: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Solve the tokens as one block; return residuals and right answers, (K, L).
-
-    A hook on the last norm sees f(z) of every iteration.
-    """
+def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor, Tensor]:
+    """The model of the package, and new sequences for it with their answers."""
     import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
-    outputs: list[Tensor] = []
-    hook = model.base.norm_f.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    model.solver = {"eval_block_len": ids_1L.shape[1]}
-    model(ids_1L)
-    hook.remove()
-    f_KLD = torch.cat(outputs[:-1])  # the last evaluation closes the block
-    z_KLD = torch.zeros_like(f_KLD)
-    for k in range(1, len(f_KLD)):
-        z_KLD[k] = torch.lerp(z_KLD[k - 1], f_KLD[k - 1], model.solver.tau)
-    residual_KL = (f_KLD - z_KLD).norm(dim=-1) / f_KLD.norm(dim=-1)
-    is_right_KL = model.get_output_embeddings()(f_KLD).argmax(-1) == labels_1L
-    return residual_KL.numpy(), is_right_KL.numpy()
+    import implicit_llm
+    from implicit_llm_contracts.config.word_problem import WordProblemConfig
+    from implicit_llm_data.stages.word_problem import generate
+
+    transformers_logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).eval()
+    data = WordProblemConfig(GROUP, "none", 1.0, length, words, "test", seed, words)
+    ids_BL, labels_BL = (torch.from_numpy(array.astype("int64")) for array in generate(data, 0))
+    return model, ids_BL, labels_BL
 
 
 def show(console: Console, trial: Trial) -> None:

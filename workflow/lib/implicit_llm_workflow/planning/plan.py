@@ -28,7 +28,6 @@ from implicit_llm_workflow.planning.staleness import (
     Acceptance,
     Status,
     find_acceptance,
-    needed_again,
     status_of,
 )
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
@@ -168,25 +167,18 @@ class Plan:
         """
         wanted = [self.nodes[key] for key in self.wanted]
         inputs = {item.key for node in wanted for item in self.read_by(node)}
-        return self.targets(node for node in wanted if node.key not in inputs)
-
-    def targets(self, nodes: Iterable[Node]) -> list[str]:
-        """Declared manifests of the nodes, without those of freed results, which count as done."""
-        return [self.manifest(node) for node in nodes if not self.statuses[node.key].is_freed]
+        return [self.manifest(node) for node in wanted if node.key not in inputs]
 
     def read_by(self, node: Node, role: str | None = None) -> list[Node]:
         """Jobs whose manifests are the inputs of the node's rule, of one role or of all.
 
         Snakemake takes an ancient file for old only where it is there. So a fresh result must not see one that is made
-        again, nor a page one that was freed, of which it reads the small files.
+        again.
         """
         found = [self.nodes[key] for name, key in node.upstream.items() if role in (None, name)]
         if self.statuses[node.key].state == "fresh":
-            return [item for item in found if self._is_seen(item)]
-        return [item for item in found if not (node.stage in PAGES and self.statuses[item.key].is_freed)]
-
-    def _is_seen(self, node: Node) -> bool:
-        return self.statuses[node.key].state == "fresh" and self.statuses[node.key].is_declared
+            return [item for item in found if self.statuses[item.key].state == "fresh"]
+        return found
 
     def running(self, keys: Iterable[str]) -> set[str]:
         """What Snakemake will do for these targets: each job of its graph whose result is not fresh."""
@@ -245,7 +237,7 @@ class Plan:
 
     def manifests(self, stage: str) -> list[str]:
         """Declared manifests of all nodes of the stage."""
-        return self.targets(node for node in self.nodes.values() if node.stage == stage)
+        return [self.manifest(node) for node in self.nodes.values() if node.stage == stage]
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
@@ -253,15 +245,12 @@ class Plan:
         return self.look()
 
     def look(self) -> dict[str, Status]:
-        """Status of each job as it is now. A freed result is stale if a job that will run reads its files."""
+        """Status of each job as it is now."""
         accepted = self.accepted
-        return needed_again(
-            self.nodes,
-            {
-                key: status_of(self.run_dir(node), self.identities[key], node, accepted.get(key))
-                for key, node in self.nodes.items()
-            },
-        )
+        return {
+            key: status_of(self.run_dir(node), self.identities[key], node, accepted.get(key))
+            for key, node in self.nodes.items()
+        }
 
     def stale(self) -> dict[str, str]:
         """Jobs with a result that is no longer what is wanted, and why."""

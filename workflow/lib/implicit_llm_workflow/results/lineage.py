@@ -1,12 +1,11 @@
-"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
+"""Trace a result back to its data, by the fingerprints in manifests.
 
 Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.tree import Tree
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
     DECLARED,
@@ -74,7 +73,7 @@ class Result:
 
     @property
     def mlflow_run_id(self) -> str | None:
-        return next(iter(mlflow_ids(work_directory(self.run_dir, self.fingerprint))), None)
+        return mlflow_id(work_directory(self.run_dir, self.fingerprint))
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -88,23 +87,15 @@ class Lineage:
     """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
 
     `artifact`: path, below the run directory, of the file whose lineage it is; None for the whole result.
-    `readers`: of what was made from the result, which runs read a run, by fingerprint; None looks back at the inputs.
     """
 
     top: Result
     artifact: str | None
     runs: Mapping[str, Result]
-    readers: Mapping[str, Sequence[str]] | None = None
-
-    def next_to(self, run: Result) -> list[tuple[str, str]]:
-        """Role and fingerprint of each input of a run, or of each run that reads it."""
-        if self.readers is None:
-            return list(run.manifest.upstream.items())
-        return [("reader", fingerprint) for fingerprint in self.readers.get(run.fingerprint, ())]
 
     def missing(self) -> list[tuple[str, str, str]]:
         """Run, role and fingerprint of each input that was not found."""
-        inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
+        inputs = [(run.key, *item) for run in self.runs.values() for item in run.manifest.upstream.items()]
         return [item for item in inputs if item[2] not in self.runs]
 
     def files(self) -> tuple[list[RecordedFile], list[Broken]]:
@@ -123,7 +114,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
     Raises: NoLineage, also where the job has not finished.
     """
     works = [work for run_dir in run_directories(results) for work in run_dir.glob(f"{WORK}/*/")]
-    found = next((work for work in works if run_id in mlflow_ids(work)), None)
+    found = next((work for work in works if mlflow_id(work) == run_id), None)
     if found is None:
         raise NoLineage(
             f"{run_id}: no job below {results} is this run of MLflow; a call of Snakemake has no lineage; to search "
@@ -134,15 +125,13 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
     return found
 
 
-def mlflow_ids(work: Path) -> list[str]:
-    """MLflow's runs of a job: its own, and those of resumes that computed other numbers."""
-    found = read_object(work / MLFLOW)
-    own = found.get("run_id") or read_object(work / PROVENANCE).get("mlflow_run_id")
-    return [item for item in (own, *found.get("branches", ())) if item]
+def mlflow_id(work: Path) -> str | None:
+    """The run of a job in MLflow."""
+    return read_object(work / MLFLOW).get("run_id")
 
 
-def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest records; or what was made from it.
+def trace(artifact: Path) -> Lineage:
+    """The lineage of a run directory, a manifest, or a file that a manifest records.
 
     Raises: NoLineage, ManifestError.
     """
@@ -153,8 +142,6 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
     top = Result.read(manifest)
     # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
     paths = {path.parent.name: path for path in committed_below(top.root)}
-    if is_forward:
-        return _forward(top, _record_of(artifact, top), paths.values())
     runs: dict[str, Result] = {}
     waiting = [top]
     while waiting:
@@ -165,24 +152,6 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
             inputs = [Result.read(path) for path in found if path is not None]
             waiting += [item for item in inputs if item.fingerprint in run.manifest.upstream.values()]
     return Lineage(top, _record_of(artifact, top), runs)
-
-
-def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
-    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
-    known: dict[str, Result] = {}
-    readers: dict[str, list[str]] = {}
-    for path in paths:
-        with suppress(ManifestError):
-            result = Result.read(path)
-            known[result.fingerprint] = result
-            for fingerprint in dict.fromkeys(result.manifest.upstream.values()):
-                readers.setdefault(fingerprint, []).append(result.fingerprint)
-    runs, waiting = {top.fingerprint: top}, [top.fingerprint]
-    for fingerprint in waiting:
-        new = [reader for reader in readers.get(fingerprint, ()) if reader not in runs]
-        runs |= {reader: known[reader] for reader in new}
-        waiting += new
-    return Lineage(top, artifact, runs, readers)
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
@@ -198,17 +167,17 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 
 def tree_of(lineage: Lineage) -> Tree:
-    """The result above its inputs, or above its readers; a run that appeared before is only named again."""
+    """The result above its inputs; a run that appeared before is only named again."""
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:
         seen.add(run.fingerprint)
-        for role, fingerprint in lineage.next_to(run):
+        for role, fingerprint in run.manifest.upstream.items():
             source, digits = lineage.runs.get(fingerprint), fingerprint[:FINGERPRINT_DIGITS]
             if source is None:
                 branch.add(f"[red]{escape(role)}: not found[/red]  {digits}")
             elif fingerprint in seen:
-                branch.add(escape(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
+                branch.add(escape(f"{source.key}  {digits}{', see above' if source.manifest.upstream else ''}"))
             else:
                 add(branch.add(escape(_run_text(source))), source)
 

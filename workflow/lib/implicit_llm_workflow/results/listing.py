@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,6 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import trained_models
 from implicit_llm_workflow.text import MISSING, number_text, plain_table
 
-NIGHT_HOURS = 12
 ABOUT = "about.json"  # of a trained model: what it was trained for, with which accuracy, and the run that made it
 
 
@@ -28,8 +27,7 @@ class Listed:
     """An experiment.
 
     about: the first sentence of its file. done: jobs of the `jobs` whose results are there. gpu_hours: of its training;
-    has_unknown: of some jobs they are not known. site_hours: of its training on one node of each class of the profile.
-    error: why its file cannot be read; the numbers are then zero.
+    has_unknown: of some jobs they are not known. error: why its file cannot be read; the numbers are then zero.
     """
 
     name: str
@@ -38,7 +36,6 @@ class Listed:
     done: int = 0
     gpu_hours: float = 0
     has_unknown: bool = False
-    site_hours: float = 0
     error: str | None = None
 
 
@@ -67,22 +64,10 @@ def _listed(name: str, results: Path) -> Listed:
     except UserError as error:
         return Listed(name, about, error=str(error))
     costs = CostModel(plan)
-    hours = {node.key: costs.whole(node).hours for node in plan.nodes.values() if node.stage == "train"}
+    hours = [costs.whole(node).hours for node in plan.nodes.values() if node.stage == "train"]
     states = [plan.statuses[key].state for key in plan.wanted]
-    known = {key: hour or 0 for key, hour in hours.items()}
-    numbers = sum(known.values()), None in hours.values(), _site_hours(plan, costs, known)
-    return Listed(name, about, len(states), states.count("fresh"), *numbers)
-
-
-def _site_hours(plan: Plan, costs: CostModel, hours: Mapping[str, float]) -> float:
-    """Hours of training on one node of each class: as long as its busiest class, and as the longest chain of phases."""
-    by_card: dict[str, float] = {}
-    end: dict[str, float] = {}
-    for key, hour in hours.items():  # a phase comes after the one that it goes on from
-        card, gpus = costs.place(plan.nodes[key])
-        by_card[card] = by_card.get(card, 0) + hour / max(gpus, costs.site.num_gpus(card))
-        end[key] = hour / gpus + end.get(plan.nodes[key].upstream.get("start", ""), 0)
-    return max((*by_card.values(), *end.values()), default=0)
+    known = sum(hour for hour in hours if hour is not None)
+    return Listed(name, about, len(states), states.count("fresh"), known, None in hours)
 
 
 def models() -> list[TrainedModel]:
@@ -95,12 +80,10 @@ def models() -> list[TrainedModel]:
 def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[Table]:
     """One of each, for people."""
     numbers = ("jobs", "done", "GPU-hours")
-    table = plain_table("experiment", *numbers, "overnight", "what it is", right=numbers)
+    table = plain_table("experiment", *numbers, "what it is", right=numbers)
     for one in experiments:
-        is_known = one.gpu_hours and not one.has_unknown
-        hours = number_text(one.gpu_hours, 3) if is_known else MISSING
-        overnight = ("yes" if one.site_hours <= NIGHT_HOURS else "no") if is_known else MISSING
-        table.add_row(one.name, str(one.jobs), str(one.done), hours, overnight, escape(one.error or one.about))
+        hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
+        table.add_row(one.name, str(one.jobs), str(one.done), hours, escape(one.error or one.about))
     yield table
     table = plain_table("trained model", "task", "accuracy")
     for model in models:

@@ -33,11 +33,11 @@ from toy_project import write_program
 Requeued = type("Requeued", (Exception,), {})
 
 
-def make_step(path: Path, command: str, gpus: int = 0, logs: tuple[str, ...] = (), **changes: Any) -> JobStep:
+def make_step(path: Path, command: str, gpus: int = 0, **changes: Any) -> JobStep:
     files = JobFiles(path / "job")
     files.path.mkdir(exist_ok=True)
-    requested, written = {"runtime": 60, "gpu": gpus}, [str(path / log) for log in logs]
-    record = Record("key", "name", 1, "slurm", str(files.submission(1)), requested=requested, logs=written)
+    requested = {"runtime": 60, "gpu": gpus}
+    record = Record("key", "name", 1, "slurm", str(files.submission(1)), requested=requested)
     values = {"signal_delay_s": 60.0, "requeue_limit": 5, **changes}
     return JobStep(files, record, command, str(path), **values)
 
@@ -147,17 +147,6 @@ def test_a_job_that_cannot_be_requeued_leaves_that_to_the_driver(tmp_path: Path)
         outcome = run(make_step(tmp_path, failing(tmp_path, 75)))
     assert outcome["failure_class"] == "preempted"
     assert "could not be requeued" in str(outcome["message"])
-
-
-@pytest.mark.usefixtures("requeues")
-def test_the_logs_of_a_rule_keep_their_lines_although_snakemake_deletes_them(tmp_path: Path) -> None:
-    count = "rm -f train.log; echo attempt $(wc -l < job/attempts.jsonl) >> train.log; "
-    step = make_step(tmp_path, count + failing(tmp_path, 75), logs=("train.log",))
-    for _ in range(3):
-        with pytest.raises(Requeued):
-            step()
-    assert len((tmp_path / "train.log").read_text().splitlines()) == 3
-    assert not list(step.files.kept_logs.iterdir())
 
 
 def in_background(step: JobStep, is_so: Callable[[], bool], number: signal.Signals) -> None:

@@ -32,10 +32,7 @@ def test_a_preempted_job_goes_on_where_it_was(on_slurm: ToyProject) -> None:
     assert first["job"] == second["job"]
     (stop,) = [event for event in on_slurm.journal() if "stop" in event]
     assert stop["asked"] == ["SIGUSR2"]  # once
-    assert (on_slurm.path / "train.log").read_text().splitlines() == [
-        "starting at step 0",
-        f"starting at step {second['start']}",
-    ]
+    assert (on_slurm.path / "train.log").read_text() == f"starting at step {second['start']}\n"
     assert on_slurm.submitted == 3  # train, the one that preempted it, result
 
 

@@ -1,7 +1,6 @@
 """The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
 
 import shutil
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_args
 
-from snakemake_executor_plugin_submitit import slurm, store, usage
+from snakemake_executor_plugin_submitit import slurm, store
 from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
 from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, requested, sbatch_request
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
@@ -61,7 +60,6 @@ class Executor(RemoteExecutor):
         self.monitor = Monitor(queue, self.settings.lost_after_s)
         self._reported: list[Job] = []
         self._has_ended_jobs = False
-        self._begin_unix_s = time.time()
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
     # Called by Snakemake's scheduler.
@@ -116,12 +114,8 @@ class Executor(RemoteExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._settle_reported()
-        if not self._has_ended_jobs:
-            return
-        if self.settings.efficiency_report:
-            rules = usage.measure(self.folder, since_unix_s=self._begin_unix_s)
-            self.logger.info(f"Used / requested:\n{usage.table(rules)}")
-        store.clean(self.folder, self.settings.keep_logs == "failed", self.settings.keep_logs_days)
+        if self._has_ended_jobs:
+            store.clean(self.folder, self.settings.keep_logs_days)
 
     # Called by Snakemake's waiting thread.
 

@@ -160,3 +160,19 @@ class Relay:
     def is_awaited(self) -> bool:
         """Whether a process that was signalled is still at work."""
         return any(process.is_running() and start_ticks(process.pid) is not None for process in self._signalled)
+
+
+def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How often the kernel killed a process of this control group, of version 2 or 1, for lack of memory.
+
+    0 if that is not known.
+    """
+    with suppress(OSError, ValueError, LookupError):
+        entries = [line.split(":", 2) for line in proc.read_text().splitlines()]
+        paths = {controller: path.lstrip("/") for _, names, path in entries for controller in names.split(",")}
+        if "memory" in paths:
+            file = root / "memory" / paths["memory"] / "memory.oom_control"
+        else:
+            file = root / paths[""] / "memory.events"
+        return int(dict(line.split(" ", 1) for line in file.read_text().splitlines())["oom_kill"])
+    return 0

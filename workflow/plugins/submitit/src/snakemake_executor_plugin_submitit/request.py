@@ -120,7 +120,6 @@ def prepare(
         rule=job.name,
         wildcards=wildcards,
         requested=asked,
-        logs=[os.path.abspath(log) for log in job.log or ()],
     )
     step = JobStep(
         files=job_files(folder, job.name, outputs),
@@ -153,8 +152,8 @@ def has_all_outputs(job: Any) -> bool:
 def requested(
     resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
 ) -> dict[str, int]:
-    """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, extra_mem_mb, and gpu, also if only
-    `gres` names them, as in `gpu:4` or `gpu:h100:4`.
+    """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, and gpu, also if only `gres` names
+    them, as in `gpu:4` or `gpu:h100:4`.
 
     The runtime is at most the limit of the partition: Slurm would let the job wait for ever. Raises: WorkflowError.
     """
@@ -165,7 +164,6 @@ def requested(
         "runtime": min(longest, math.ceil(number(resources, "runtime", is_whole=False)) or settings.timeout_min),
         "threads": number(resources, "cpus_per_task") or threads or 1,
         "mem_mb": number(resources, "mem_mb"),
-        "extra_mem_mb": settings.extra_mem_mb,
         "gpu": int(in_gres[1] or 1) if in_gres else number(resources, "gpus") or number(resources, "gpu"),
     }
 

@@ -65,11 +65,4 @@ class ExecutorSettings(ExecutorSettingsBase):
         "takes them over",
         choices=("cancel", "detach"),
     )
-    efficiency_report: bool = setting(False, "Show at the end of the workflow what the jobs used and requested")
-    keep_logs: str = setting(
-        "all",
-        "Keep the logs of 'all' jobs, or only of 'failed' ones: those of successful jobs are deleted at the end of "
-        "the workflow",
-        choices=("all", "failed"),
-    )
     keep_logs_days: int = setting(30, "Delete older jobs and logs at the end of the workflow; 0: keep everything")

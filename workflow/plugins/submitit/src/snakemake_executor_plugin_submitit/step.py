@@ -11,14 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from snakemake_executor_plugin_submitit import processes, usage
-from snakemake_executor_plugin_submitit.processes import Relay, StopSignals, sentinel
+from snakemake_executor_plugin_submitit import processes
+from snakemake_executor_plugin_submitit.processes import Relay, StopSignals, oom_kills, sentinel
 from snakemake_executor_plugin_submitit.store import (
     CLASSES,
     PREEMPTED_EXIT,
@@ -29,7 +28,6 @@ from snakemake_executor_plugin_submitit.store import (
     Record,
     add_attempt,
     load,
-    logs_of_all_attempts,
     read_attempts,
     read_json,
     tail,
@@ -130,16 +128,14 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     decided here.
     """
     files = step.files
-    earlier, before = read_attempts(files.attempts), files.progress()
+    before = files.progress()
     if files.status.exists():  # forget why the last attempt failed, not its progress
         write_json(files.status, {} if before is None else {"progress": before})
     files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
-    logs = step.record.logs if earlier else []
-    begin, kills = time.monotonic(), usage.oom_kills()
+    begin, kills = time.monotonic(), oom_kills()
     with (
         StopSignals() as signals,
         sentinel() as watched,
-        logs_of_all_attempts(logs, files.kept_logs),
         open(files.output_log, "ab") as output,
     ):
         offset = output.tell()
@@ -153,15 +149,13 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
             pid=process.pid,
             progress=before,
-            waited_s=_waited_s(step, earlier),
         )
-        used = usage.Usage(process.pid, files.status, step.record.requested["gpu"])
         relay = Relay(process.pid, files.status, watched)
-        code = wait(process, signals, relay, step.signal_delay_s, used.sample)
+        code = wait(process, signals, relay, step.signal_delay_s)
         seconds = time.monotonic() - begin
         if code != 0:
             code = exit_code_of_command(tail(files.output_log, limit_bytes=1 << 20, since=offset), code)
-        if usage.oom_kills() > kills and code == 137:
+        if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
         # a signal before that is one of a preemption
@@ -174,7 +168,6 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
             seconds=round(seconds, 1),
             is_time_limit=signals.asked is not None and seconds >= limit_s,
             progress=files.progress(),
-            used=used.figures(),
         )
     return None if signals.is_ended else end
 
@@ -191,13 +184,7 @@ def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def wait(
-    process: subprocess.Popen[bytes],
-    signals: StopSignals,
-    relay: Relay,
-    patience_s: float,
-    look: Callable[[], None],
-) -> int:
+def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
     """Wait for the end of the job, and for the processes that got a signal; pass signals on meanwhile.
 
     A signal may kill the shell before the training run below it has written its checkpoint, hence `patience_s`.
@@ -210,7 +197,6 @@ def wait(
             return process.wait()
         if signals.asked is not None:
             relay.send(signals.asked)
-        look()
         if process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_EVERY_S)
@@ -303,12 +289,6 @@ def job_id() -> str:
     if array:
         return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
-
-
-def _waited_s(step: JobStep, earlier: Sequence[dict[str, Any]]) -> float:
-    """Seconds since the job was submitted, or since its last attempt."""
-    ends = [attempt["unix_s"] + attempt.get("seconds", 0) for attempt in earlier[-1:]]
-    return round(max(0.0, time.time() - max([step.record.submitted_unix_s, *ends])), 1)
 
 
 def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:

@@ -32,11 +32,9 @@ class JobFiles:
         self.path = path
         self.record = path / "record.json"  # by the driver: the last submission
         self.attempts = path / "attempts.jsonl"  # by the job, like all that follow: start and end of every attempt
-        self.history = path / "history.jsonl"  # the attempts of earlier jobs for these outputs
         self.status = path / "status.json"  # what the rule's command says about itself
         self.output_log = path / "output.log"  # what all attempts printed
         self.running = path / "running"  # locked while the job runs
-        self.kept_logs = path / "kept-logs"  # lines of the rule's logs from earlier attempts
 
     @property
     def key(self) -> str:
@@ -105,13 +103,9 @@ class JobFiles:
         return progress is not None and len(last) == UNFRUITFUL_LIMIT and all(is_stuck)
 
     def reset(self) -> None:
-        """Forget earlier attempts, since the next job does not continue them; only the efficiency report keeps them."""
-        if self.attempts.exists():
-            with open(self.history, "ab") as history:
-                history.write(self.attempts.read_bytes())
+        """Forget earlier attempts, since the next job does not continue them."""
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.kept_logs, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,6 @@ class Record:
     rule: str = ""
     wildcards: str = ""
     requested: dict[str, int] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)
 
     @property
     def is_on_slurm(self) -> bool:
@@ -212,29 +205,20 @@ def no_storage(path: Path, error: OSError) -> str:
     return f"--submitit-folder: {path}: {error.strerror or error}; free some space there, or name another folder"
 
 
-def clean(folder: Path, is_success_deleted: bool, days: int) -> None:
-    """Delete jobs older than `days` (0: none), and the logs of successful jobs if wanted.
-
-    A job that may still run keeps everything. A successful job loses its output and submitit's files, and keeps its
-    record and its figures.
-    """
+def clean(folder: Path, days: int) -> None:
+    """Delete jobs older than `days` (0: none); a job that may still run keeps everything."""
     oldest = time.time() - days * DAY_S if days else 0.0
-    found: list[Path] = []
     used: set[Path] = set()
     for files, record in load_all(folder):
-        if record and record.is_open:
-            used.add(Path(record.folder))
-        elif max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime) < oldest:
-            found.append(files.path)
-        elif is_success_deleted and record and (end := files.end(record.number)) and end.failure_class is None:
-            found += [files.submission(number) for number in range(1, record.number + 1)]
-            found += [files.output_log, files.kept_logs, files.status]
+        last_s = max(files.last_change(), record.submitted_unix_s if record else files.path.stat().st_mtime)
+        if last_s < oldest and not (record and record.is_open):
+            shutil.rmtree(files.path)
         elif record:
             used.add(Path(record.folder))
-    # the records of an array are written some seconds after its folder
-    arrays = (path for path in (folder / "arrays").glob("*/") if time.time() - path.stat().st_mtime > 60)
-    for path in {*found, *arrays} - used:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for array in (folder / "arrays").glob("*/"):
+        # the records of an array are written some seconds after its folder
+        if array not in used and time.time() - array.stat().st_mtime > 60:
+            shutil.rmtree(array)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -277,26 +261,6 @@ def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-@contextmanager
-def logs_of_all_attempts(logs: Sequence[str], folder: Path) -> Iterator[None]:
-    """Keep the lines of a rule's logs, which Snakemake deletes when an attempt starts, in `folder` meanwhile, and put
-    them in front of the new lines."""
-    kept = {folder / digest(log)[:KEY_DIGITS]: Path(log) for log in logs}
-    for copy, log in kept.items():
-        if log.exists():
-            write_bytes(copy, _both(copy, log))
-    yield
-    for copy, log in kept.items():
-        if copy.exists():
-            write_bytes(log, _both(copy, log))
-            copy.unlink()
-
-
-def _both(copy: Path, log: Path) -> bytes:
-    before, lines = (path.read_bytes() if path.exists() else b"" for path in (copy, log))
-    return lines if lines.startswith(before) else before + lines  # a crash at the end leaves them in both places
 
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
@@ -361,10 +325,9 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
     """Append to a job's attempts a "start" or an "end", and return it.
 
     Both have `unix_s`, and `progress` as the job stated it.
-    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process, and `waited_s` since the
-    submission or the end of the last attempt.
-    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`,
-    `is_time_limit`, and `used`, see usage.py.
+    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process.
+    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`, and
+    `is_time_limit`.
     """
     written = {"event": event, "unix_s": round(time.time(), 1), **facts}
     with open(path, "a", encoding="utf-8") as file:
@@ -374,18 +337,17 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
     return written
 
 
-def read_attempts(*paths: Path) -> list[dict[str, Any]]:
-    """The attempts in the files: each what its start says, with what its end adds to that, unless the job was killed or
+def read_attempts(path: Path) -> list[dict[str, Any]]:
+    """The attempts in the file: each what its start says, with what its end adds to that, unless the job was killed or
     still runs. Lines that a crash cut off are skipped."""
     found: list[dict[str, Any]] = []
-    for path in paths:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if event["event"] == "start":
-                found.append(event)
-            elif found:
-                found[-1] = event | found[-1]
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if event["event"] == "start":
+            found.append(event)
+        elif found:
+            found[-1] = event | found[-1]
     return found
