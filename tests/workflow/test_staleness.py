@@ -213,6 +213,18 @@ def test_a_missing_result_below_a_fresh_report_comes_back_and_nothing_else_runs(
     assert NOTHING in project.snakemake()
 
 
+def test_freed_files_are_made_again_when_a_job_needs_them(project: Project) -> None:
+    unrolled = "train/implicit-s0/unrolled"
+    (work,) = (project.results / unrolled).glob("work/[0-9a-f]*")
+    (work / "state").write_text("large")
+    project.command("implicit-llm", "gc", "--payload", unrolled, *EXPERIMENT)
+    project.edit(project.config, "tol: 0.1", "tol: 0.2")
+    said = project.snakemake()
+    assert f"stale: results/tiny/{unrolled} (its files were freed, and train/implicit-s0/free needs them)" in said
+    assert not (work / "freed.json").exists()
+    assert NOTHING in project.snakemake("--dry-run")
+
+
 def test_a_deleted_checkpoint_is_missed_by_the_phase_that_starts_from_it(project: Project) -> None:
     (model,) = project.results.glob("train/implicit-s0/unrolled/work/*/model.json")
     content = model.read_bytes()

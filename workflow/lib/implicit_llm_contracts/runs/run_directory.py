@@ -10,6 +10,7 @@
             declared/                      its files are also copied to the work directory, for Snakemake, and to the
                                            run directory, for people
             again                          asks the next job to compute the finished result once more
+            freed.json                     the larger files of a finished result were deleted, to free the disk
         work/<...>.previous/               a finished result that is computed again, until the new one is committed
 
 Snakemake deletes what a rule declares: before the job starts, and after it failed. So the commit is a file of its own.
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 PROVENANCE = "provenance.json"
 WORK, DECLARED = "work", "declared"
-COMMIT, AGAIN = "commit.json", "again"
+COMMIT, AGAIN, FREED = "commit.json", "again", "freed.json"
 LOG = "job.log"
 JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
 FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
@@ -102,6 +103,7 @@ class RunDirectory:
         """Clear what a killed writer left; for the holder of the lock."""
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
+        (self.work / FREED).unlink(missing_ok=True)
 
     @property
     def is_asked_again(self) -> bool:

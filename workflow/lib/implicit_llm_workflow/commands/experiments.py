@@ -395,27 +395,53 @@ def prefetch(
 
 
 def gc(
-    words: Annotated[list[str] | None, options.words("", "EXPERIMENT")] = None,
+    words: Annotated[
+        list[str] | None,
+        options.words(
+            "TARGET, with --payload: a finished job of data, train or checkpoint, its run directory, or a pattern such "
+            "as 'data/text-shard-*', which skips jobs that cannot be freed.",
+            "EXPERIMENT [TARGET]...",
+        ),
+    ] = None,
+    payload: Annotated[
+        bool, options.flag("--payload", "Delete the models, shards and checkpoints of the targets.")
+    ] = False,
     remove: Annotated[bool, options.flag("--remove", "Delete what is listed; without it nothing is deleted.")] = False,
     config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Free disk space: list what no job of the experiment wants, or delete it.
+    """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
 
     It lists run directories that the experiment does not name, and results of former settings or code that no manifest
-    refers to.
+    refers to. With --payload, manifest, metrics and journal stay, so the job still counts as done. If another job
+    needs the files later, they are rebuilt, and `implicit-llm explain` says so beforehand.
 
     **Example**
 
         implicit-llm gc demo
         implicit-llm gc demo --remove
+        implicit-llm gc demo train/a5-implicit-s1/unrolled --payload
     """
+    from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
     from implicit_llm_workflow.text import size_text
 
-    plan = options.choose_alone(words, config, results, must_name="implicit-llm gc EXPERIMENT")
-    with hold_lock(plan.driver_lock) if remove else nullcontext():
+    plan, targets = options.choose(words, config, results, must_name="implicit-llm gc EXPERIMENT")
+    if bool(targets) != payload:
+        raise options.OptionError(
+            "--payload: goes with jobs, and jobs with --payload; "
+            f"type `implicit-llm gc {plan.argument} TARGET --payload`"
+        )
+    with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
+        if payload:
+            costs, freed = CostModel(plan), garbage.freeable(plan, targets)
+            for key in freed:
+                number, size = garbage.free(plan, key)
+                took = costs.recorded(plan.nodes[key]).text
+                typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
+            typer.echo(f"{len(freed)} jobs freed; they count as done until a job needs their files")
+            return
         found = garbage.find_garbage(plan)
         for item in found:
             if remove:

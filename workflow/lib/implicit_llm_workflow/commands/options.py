@@ -162,11 +162,9 @@ def choose(
     return plan, rest
 
 
-def choose_alone(
-    given: Sequence[str] | None, config: str | None, results: Path, *, must_name: str = "", to_stderr: bool = False
-) -> Plan:
+def choose_alone(given: Sequence[str] | None, config: str | None, results: Path, *, to_stderr: bool = False) -> Plan:
     """Choose the experiment of a command without targets. Raises: OptionError for any."""
-    plan, rest = choose(given, config, results, must_name=must_name, to_stderr=to_stderr)
+    plan, rest = choose(given, config, results, to_stderr=to_stderr)
     if rest:
         raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiment_names())}")
     return plan

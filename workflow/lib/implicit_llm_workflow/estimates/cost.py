@@ -16,7 +16,7 @@ from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import PROJECT_DIR
-from implicit_llm_contracts.runs.run_directory import PROVENANCE, is_done, work_directory
+from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done, work_directory
 from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
@@ -92,7 +92,9 @@ class CostModel:
     def of(self, node: Node) -> Cost:
         """Return the cost of the node's wanted result from now on."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
-        return DONE_BEFORE if is_done(work) else self.whole(node)
+        if is_done(work) and not (work / FREED).exists():
+            return DONE_BEFORE
+        return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
         """Return what the job takes from its beginning, by an earlier run of it or of another seed if there is one."""

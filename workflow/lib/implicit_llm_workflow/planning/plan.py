@@ -28,6 +28,7 @@ from implicit_llm_workflow.planning.staleness import (
     Acceptance,
     Status,
     find_acceptance,
+    needed_again,
     status_of,
 )
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
@@ -167,18 +168,25 @@ class Plan:
         """
         wanted = [self.nodes[key] for key in self.wanted]
         inputs = {item.key for node in wanted for item in self.read_by(node)}
-        return [self.manifest(node) for node in wanted if node.key not in inputs]
+        return self.targets(node for node in wanted if node.key not in inputs)
+
+    def targets(self, nodes: Iterable[Node]) -> list[str]:
+        """Declared manifests of the nodes, without those of freed results, which count as done."""
+        return [self.manifest(node) for node in nodes if not self.statuses[node.key].is_freed]
 
     def read_by(self, node: Node, role: str | None = None) -> list[Node]:
         """Jobs whose manifests are the inputs of the node's rule, of one role or of all.
 
         Snakemake takes an ancient file for old only where it is there. So a fresh result must not see one that is made
-        again.
+        again, nor a page one that was freed, of which it reads the small files.
         """
         found = [self.nodes[key] for name, key in node.upstream.items() if role in (None, name)]
         if self.statuses[node.key].state == "fresh":
-            return [item for item in found if self.statuses[item.key].state == "fresh"]
-        return found
+            return [item for item in found if self._is_seen(item)]
+        return [item for item in found if not (node.stage in PAGES and self.statuses[item.key].is_freed)]
+
+    def _is_seen(self, node: Node) -> bool:
+        return self.statuses[node.key].state == "fresh" and self.statuses[node.key].is_declared
 
     def running(self, keys: Iterable[str]) -> set[str]:
         """What Snakemake will do for these targets: each job of its graph whose result is not fresh."""
@@ -237,7 +245,7 @@ class Plan:
 
     def manifests(self, stage: str) -> list[str]:
         """Declared manifests of all nodes of the stage."""
-        return [self.manifest(node) for node in self.nodes.values() if node.stage == stage]
+        return self.targets(node for node in self.nodes.values() if node.stage == stage)
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
@@ -245,12 +253,15 @@ class Plan:
         return self.look()
 
     def look(self) -> dict[str, Status]:
-        """Status of each job as it is now."""
+        """Status of each job as it is now. A freed result is stale if a job that will run reads its files."""
         accepted = self.accepted
-        return {
-            key: status_of(self.run_dir(node), self.identities[key], node, accepted.get(key))
-            for key, node in self.nodes.items()
-        }
+        return needed_again(
+            self.nodes,
+            {
+                key: status_of(self.run_dir(node), self.identities[key], node, accepted.get(key))
+                for key, node in self.nodes.items()
+            },
+        )
 
     def stale(self) -> dict[str, str]:
         """Jobs with a result that is no longer what is wanted, and why."""

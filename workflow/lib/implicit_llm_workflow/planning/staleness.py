@@ -4,6 +4,8 @@ A result is fresh when its manifest is where the rule declares it, in the work f
 the test of Snakemake, which runs the other jobs; this module adds the reason. Somebody who deletes or damages the
 manifest of the run directory has the job look at its files again.
 
+A result whose larger files were deleted to free the disk counts as done until a job needs the files.
+
 A result that somebody kept although its code changed has an `accepted.json` beside the manifest, which stays as it is:
 
     {"recorded": "<fingerprint of the manifest>", "wanted": "<the one wanted instead>",
@@ -25,7 +27,7 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.identity import Identity, config_differences
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import AGAIN, committed, find_committed, work_directory
+from implicit_llm_contracts.runs.run_directory import AGAIN, DECLARED, FREED, committed, find_committed, work_directory
 from implicit_llm_workflow.node import Node
 
 ACCEPTED = "accepted.json"
@@ -77,7 +79,8 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
 
 LOST = "its manifest was deleted"
 SHOWN_DIFFERENCES = 3
-PAGES = ("report", "excerpt")  # stages that make a page
+PAGES = ("report", "excerpt")  # stages that read the small files of a result alone, which are kept
+_SMALL = (".json", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,8 @@ def _first(names: Sequence[str]) -> str:
 class Status:
     """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read.
 
-    `recorded`: the wanted result, or else the one that the run directory shows. `is_looked_at`: the job runs although
-    its declared manifest is there.
+    `recorded`: the wanted result, or else the one that the run directory shows. `is_declared`: the declared manifest is
+    there, which it is not of a freed result.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -129,7 +132,16 @@ class Status:
     recorded: Manifest | None
     difference: Difference | None = None
     accepted: Acceptance | None = None
-    is_looked_at: bool = False
+    is_declared: bool = True
+
+    @property
+    def is_freed(self) -> bool:
+        return self.state == "fresh" and not self.is_declared
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether the job runs although its declared manifest is there."""
+        return self.state != "fresh" and self.is_declared
 
 
 FORCED = "forced, or made from what was forced"
@@ -138,24 +150,24 @@ FORCED = "forced, or made from what was forced"
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
     """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
     if not run_dir.exists():  # thousands of times before the first run
-        return Status("missing", "never finished", None)
+        return Status("missing", "never finished", None, is_declared=False)
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
     path, is_declared = committed(work), (work / MANIFEST).exists()
     try:
         recorded = Manifest.read(path or shown)
     except ManifestError as error:
         if error.path.exists():
-            return Status("stale", str(error), None, is_looked_at=is_declared)
-        return Status("missing", "never finished", None, is_looked_at=is_declared)
+            return Status("stale", str(error), None, is_declared=is_declared)
+        return Status("missing", "never finished", None, is_declared=is_declared)
     if path is None:
         difference = difference_of(recorded, wanted, node)
-        return Status("stale", "; ".join(difference.reasons()) or LOST, recorded, difference)
+        return Status("stale", "; ".join(difference.reasons()) or LOST, recorded, difference, is_declared=False)
     if (work / AGAIN).exists():
-        return Status("stale", FORCED, recorded, is_looked_at=is_declared)
-    if is_declared and shown.exists():
+        return Status("stale", FORCED, recorded, is_declared=is_declared)
+    if (work / FREED).exists() or (is_declared and shown.exists()):
         why = f"the code changed, accepted: {accepted.why}" if accepted is not None else ""
-        return Status("fresh", why, recorded, accepted=accepted)
-    return Status("missing", LOST, recorded, is_looked_at=is_declared)
+        return Status("fresh", why, recorded, accepted=accepted, is_declared=is_declared)
+    return Status("missing", LOST, recorded, is_declared=is_declared)
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:
@@ -172,6 +184,32 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
         new_inputs=tuple(node.upstream[role] for role in wanted.upstream if role not in recorded.upstream),
         removed_inputs=tuple(role for role in recorded.upstream if role not in wanted.upstream),
     )
+
+
+def payload(work: Path) -> list[Path]:
+    """The files of a result that can be freed: models, shards and checkpoints, not records and pages."""
+    kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
+    return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
+
+
+def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
+    """The jobs that read the larger files of a job; for a shard also the readers of its stream, which points to it."""
+    direct = [name for name, node in nodes.items() if key in node.upstream.values() and node.stage not in PAGES]
+    streams = direct if nodes[key].config.get("kind") == "token_shard" else []
+    return [*direct, *(name for stream in streams for name in readers(nodes, stream))]
+
+
+def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
+    """The statuses, but stale for freed results that a job will read."""
+    found = dict(statuses)
+    for key in reversed(list(nodes)):  # a node comes after those that it reads from
+        node = nodes[key]
+        if found[key].state == "fresh" or node.stage in PAGES:
+            continue
+        for name in node.upstream.values():
+            if found[name].is_freed:
+                found[name] = replace(found[name], state="stale", why=f"its files were freed, and {key} needs them")
+    return found
 
 
 def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, ManifestError
-from implicit_llm_contracts.runs.run_directory import COMMIT, DECLARED, WORK, committed, work_directory
+from implicit_llm_contracts.runs.run_directory import COMMIT, DECLARED, FREED, WORK, committed, work_directory
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import pointed_to
@@ -94,8 +94,8 @@ def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
 
 
 def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
-    """Files of a manifest. A declared file has a copy where the workflow looks for it, which a later result may have
-    replaced: it counts only for the manifest that the run directory publishes.
+    """Files of a manifest, without those that were freed. A declared file has a copy where the workflow looks for it,
+    which a later result may have replaced: it counts only for the manifest that the run directory publishes.
 
     Raises: ManifestError.
     """
@@ -107,12 +107,15 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
     original = committed(work)
     if original is None or not _are_equal(path, original):
         raise ManifestError(f"differs from its copy {original or work / COMMIT}", path)
-    is_published = _are_equal(path, run_dir / MANIFEST)
+    is_published, is_freed = _are_equal(path, run_dir / MANIFEST), (work / FREED).exists()
     for record in manifest.files:
         file = run_dir / record.path
-        yield RecordedFile(job, file, record)
+        places = [file]
         if is_published and file.is_relative_to(work / DECLARED):
-            yield RecordedFile(job, run_dir / file.relative_to(work / DECLARED), record)
+            places.append(run_dir / file.relative_to(work / DECLARED))
+        for place in places:
+            if place.exists() or not is_freed:
+                yield RecordedFile(job, place, record)
 
 
 def run_dir_of(manifest: Path) -> Path:

@@ -131,7 +131,9 @@ class Driver:
 
 def is_name_behind(plan: Plan, key: str) -> bool:
     """Whether the wanted result is there and the readable names of its run directory show another one."""
-    return plan.statuses[key].state == "fresh" and not is_result_shown(plan.root / key, Path(plan.work[key]))
+    status = plan.statuses[key]
+    is_there = status.state == "fresh" and status.is_declared
+    return is_there and not is_result_shown(plan.root / key, Path(plan.work[key]))
 
 
 def show_results(plan: Plan, behind: Iterable[str]) -> None:
