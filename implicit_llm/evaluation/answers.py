@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ class EvaluationJob:
     """One model on the first `num_samples` rows of one data set, in the model's present mode.
 
     `where` names data set and mode in the log. `precision` bf16 runs the model under autocast; losses are fp32 always.
+    `kept`: a folder for what a long batch has done so far; it outlives the process until all is done.
     """
 
     model: torch.nn.Module
@@ -44,6 +46,7 @@ class EvaluationJob:
     batch_size: BatchSize
     where: str
     precision: Literal["fp32", "bf16"] = "fp32"
+    kept: Path | None = None
 
     @property
     def device(self) -> torch.device:

@@ -80,6 +80,7 @@ class ModelEvaluation:
                 if self.solver is not None:
                     self.model.solver = mode.solver(self.solver)
                 job = self.job(where, dataset, [mode], batch_size=batch_size, max_samples=max_samples)
+                job.kept = self._path(data, mode.name, "pieces")
                 result = evaluate(job)
                 result.values = mode.record(self.solver) | result.values
                 self.keep(data, mode.name, result)
@@ -128,6 +129,7 @@ class ModelEvaluation:
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
         write_json(self._path(data, mode, "json"), result.values)
+        shutil.rmtree(self._path(data, mode, "pieces"), ignore_errors=True)
 
     def _path(self, data: str, mode: str, suffix: str) -> Path:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"

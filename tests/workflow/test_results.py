@@ -19,7 +19,7 @@ from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
 from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, where
-from tests.workflow.tiny_project import DEADLINE_S, NOTHING, Project
+from tests.workflow.tiny_project import ALL, DEADLINE_S, NOTHING, Project
 
 FREE, EXPLICIT = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"
 IMPLICIT = "evaluate/implicit-s0/free/word-problem"
@@ -243,6 +243,17 @@ def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:
     assert accepted == [(FREE, "no matter")]
 
 
+def test_what_was_made_from_a_result_is_found_down_to_the_report(built: Project) -> None:
+    unrolled = trace(built.results / "train/implicit-s0/unrolled", is_forward=True)
+    assert {item.key for item in unrolled.runs.values()} == {"train/implicit-s0/unrolled", FREE, IMPLICIT, "report"}
+    assert unrolled.missing() == []
+    text = text_of(unrolled)
+    assert text.index("train/implicit-s0/unrolled") < text.index(FREE) < text.index(IMPLICIT)
+    everything = trace(built.results / "data/s3-train", is_forward=True)
+    assert {item.key for item in everything.runs.values()} == ALL - set(TEST_SETS)
+    assert trace(built.results / "report", is_forward=True).runs.keys() == {built.manifest("report")["fingerprint"]}
+
+
 def test_a_run_of_mlflow_has_the_lineage_of_its_job_whatever_its_experiment(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +262,7 @@ def test_a_run_of_mlflow_has_the_lineage_of_its_job_whatever_its_experiment(
     write_json(project.results / FREE / "work" / "other" / "mlflow.json", {"run_id": unfinished})
     folder = str(project.results.parent)
     assert FREE in output(capsys, "lineage", own, "--results", folder).splitlines()[0]
+    assert IMPLICIT in output(capsys, "lineage", own, "--forward", "--results", folder)
     assert "which has not finished" in refusal(capsys, "lineage", unfinished, "--results", folder)
     assert f"{'d' * 32}: no job below {folder} is this run of MLflow" in refusal(
         capsys, "lineage", "d" * 32, "--results", folder

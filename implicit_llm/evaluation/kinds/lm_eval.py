@@ -18,7 +18,7 @@ from implicit_llm.evaluation.lm_eval_harness.model import (
     DEFAULT_BATCH_SIZE,
     ImplicitLM,
     RequestCost,
-    model_tokenizer,
+    load_tokenizer,
     run_tokenizer,
 )
 from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
@@ -61,7 +61,7 @@ def _tokenizer(context: StageContext) -> Any:
     folder = model_directory(model_input(context))
     if TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file():
         return run_tokenizer(context.inputs[TOKENIZER_ROLE])
-    return model_tokenizer(folder)
+    return load_tokenizer(None, folder)
 
 
 NO_FILTER = "none"

@@ -9,13 +9,18 @@ is short or h small.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from implicit_llm.evaluation.answers import Batch, EvaluationJob, EvaluationResult, tallied
@@ -27,10 +32,12 @@ from implicit_llm.evaluation.frame import (
     rows_of,
 )
 from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import SolverStats, gather_blocks
 from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
+from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
@@ -82,6 +89,7 @@ log = logging.getLogger(__name__)
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
 PIECE = 2**11  # tokens of longer sequences that are read at a time
+SAVE_EVERY_S = 60.0
 
 
 def default_batch_size(length: int, device_type: str) -> int:
@@ -97,14 +105,28 @@ def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
 
 
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
-    """The model's answers; a long sequence that is solved in blocks is read in pieces, each from the state before."""
+    """The model's answers. A long sequence that is solved in blocks is read in pieces, each from the state before it.
+
+    What has been read is kept every SAVE_EVERY_S seconds, for a restart.
+    """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
     if length <= PIECE or not solver or PIECE % solver.eval_width(length) or model.base.has_growing_state:
         return Answers.of(model(input_ids=input_ids))
-    cache = ConvergedStateCache()
-    pieces = [Answers.of(model(input_ids=piece_BL, past_key_values=cache)) for piece_BL in input_ids.split(PIECE, 1)]
-    return Answers.joined(pieces)
+    path = (
+        None
+        if job.kept is None
+        else job.kept / f"{sha256(input_ids.cpu().numpy().tobytes()).hexdigest()[:16]}.safetensors"
+    )
+    read = Reading() if path is None or not path.exists() else Reading.load(path, job)
+    saved_at = time.monotonic()
+    for piece_BL in input_ids[:, read.num_tokens :].split(PIECE, dim=1):
+        read.add(model(input_ids=piece_BL, past_key_values=read.cache))
+        is_last = read.num_tokens == length
+        if path is not None and (is_last or time.monotonic() - saved_at > SAVE_EVERY_S):
+            read.save(path, with_state=not is_last)
+            saved_at = time.monotonic()
+    return read.answers()
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
@@ -176,16 +198,72 @@ class Answers:
         is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
         return cls(out.logits.argmax(dim=-1).to(kind), is_finite_B, getattr(out, "solver_stats", None))
 
-    @classmethod
-    def joined(cls, pieces: Sequence[Answers]) -> Answers:
-        """The answers of sequences that were read in pieces."""
-        lengths = [piece.predictions_BL.shape[1] for piece in pieces]
-        stats: Any = list(zip(lengths, (piece.solver_stats for piece in pieces), strict=True))
-        return cls(
-            torch.cat([piece.predictions_BL for piece in pieces], dim=1),
-            torch.stack([piece.is_finite_B for piece in pieces]).all(0),
+
+class Reading:
+    """A batch of long sequences that is read in pieces: the answers so far, and the state after them."""
+
+    def __init__(self) -> None:
+        self.cache = ConvergedStateCache()
+        self.pieces: list[Answers] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(piece.predictions_BL.shape[1] for piece in self.pieces)
+
+    def add(self, out: Any) -> None:
+        """Count the model's output for the next piece; it has advanced the cache."""
+        self.pieces.append(Answers.of(out))
+
+    def answers(self) -> Answers:
+        """Return the answers of the whole batch, once all pieces are read."""
+        lengths = [piece.predictions_BL.shape[1] for piece in self.pieces]
+        stats: Any = list(zip(lengths, (piece.solver_stats for piece in self.pieces), strict=True))
+        return Answers(
+            torch.cat([piece.predictions_BL for piece in self.pieces], dim=1),
+            torch.stack([piece.is_finite_B for piece in self.pieces]).all(0),
             gather_blocks(stats, 1),
         )
+
+    def save(self, path: Path, *, with_state: bool) -> None:
+        """Write a file that `load` reads, atomically; without the state where no piece is left."""
+        tensors: dict[str, Tensor] = {}
+        for number, piece in enumerate(self.pieces):
+            stats: Any = piece.solver_stats
+            about = {"predictions": piece.predictions_BL, "is_finite": piece.is_finite_B}
+            about |= {name: getattr(stats, name) for name in _STATS}
+            tensors |= {f"piece.{number}.{name}": tensor.contiguous() for name, tensor in about.items()}
+        if with_state:
+            prefix: Any = self.cache.prefix
+            for layer, states in enumerate(prefix.layers):
+                tensors |= {f"state.{layer}.{number}": state.contiguous() for number, state in enumerate(states)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, safetensors.torch.save(tensors, {"made_by": self.cache.made_by}))
+
+    @classmethod
+    def load(cls, path: Path, job: EvaluationJob) -> Reading:
+        """Go on from a file, on the device of the job's model."""
+        read = cls()
+        found: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        with safe_open(path, "pt", device=str(job.device)) as file:
+            for name in file.keys():  # noqa: SIM118  (no mapping)
+                *key, last = name.split(".")
+                found.setdefault(tuple(key), {})[last] = file.get_tensor(name)
+            read.cache.made_by = file.metadata()["made_by"]
+        for number in range(sum(key[0] == "piece" for key in found)):
+            values = found["piece", str(number)]
+            is_open_BL = values["unconverged_BL"]
+            by_name: Any = {name: values[name] for name in _STATS}
+            stats = SolverStats(**by_name, unconverged_tokens=is_open_BL.sum(1))
+            read.pieces.append(Answers(values["predictions"], values["is_finite"], stats))
+        layers = [found[key] for key in sorted(found, key=lambda key: int(key[1])) if key[0] == "state"]
+        if layers:
+            states = tuple(tuple(layer[str(number)] for number in range(len(layer))) for layer in layers)
+            read.cache.prefix = Prefix(states, read.num_tokens)
+        log.info("%s: goes on after %d tokens", job.where, read.num_tokens)
+        return read
+
+
+_STATS = ("num_iter", "residual", "is_converged", "unconverged_BL")
 
 
 class AccuracyTally:

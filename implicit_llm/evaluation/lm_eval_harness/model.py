@@ -17,44 +17,99 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
+from implicit_llm.device import choose_device
 from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory
+from implicit_llm.evaluation.frame import model_directory
+from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
 from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 
 log = logging.getLogger(__name__)
 
+NAME = "implicit"
+SOLVER_SETTINGS = ("eval_mode", "eval_max_iter", "eval_tol", "eval_stop", "eval_block_len")
 DEFAULT_BATCH_SIZE = 32  # at 200 tokens and a vocabulary of 50,000: 1.3 GB of fp32 logits, twice
 Answer = tuple[float, bool]
 
 
 class SolverSettingError(UserError):
-    """The solver is in a mode that the task cannot use."""
+    """A solver setting was given that the model or its task cannot use."""
 
 
+class StaleAnswers(UserError):
+    """A cache would give the answers of another model."""
+
+
+@register_model(NAME)
 class ImplicitLM(HFLM):
-    """Any causal model of Hugging Face, in the harness; an implicit one in its solver's present mode.
+    """Any causal model of Hugging Face, in the harness: `--model implicit`.
 
-    `batch_size` is halved where memory runs out. Options are those of HFLM.
+    Args: `pretrained` a model, a folder or a name; a folder may be the run directory of a training phase.
+        `tokenizer` a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None looks beside
+        the model. `eval_*` change the solver of an implicit model, as in an evaluation's `modes`. `batch_size` is
+        halved where memory runs out; "auto" begins with max_batch_size. `kernels`: auto, torch, triton. Other
+        options as of HFLM.
+    Raises: SolverSettingError, TokenizerMissing.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, batch_size: int = DEFAULT_BATCH_SIZE, **options: Any) -> None:
-        self.batches, self.where, self.cost = BatchSize(batch_size), "lm-eval", RequestCost()
+    def __init__(
+        self,
+        pretrained: Any,
+        tokenizer: Any = None,
+        *,
+        kernels: Any = "auto",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        settings = {key: options.pop(key) for key in SOLVER_SETTINGS if key in options}
+        is_auto = batch_size is None or str(batch_size).startswith("auto")
+        size = (max_batch_size or DEFAULT_BATCH_SIZE) if is_auto else int(batch_size)  # type: ignore[arg-type]
+        self.batches = BatchSize(size)
+        if isinstance(pretrained, str):
+            pretrained = str(model_folder(Path(pretrained)))
+            select_kernels_for(options.setdefault("device", choose_device("auto")), kernels)
+        if tokenizer is None or isinstance(tokenizer, str):
+            name = pretrained if isinstance(pretrained, str) else pretrained.name_or_path
+            tokenizer = load_tokenizer(tokenizer, name)
         super().__init__(
-            model, tokenizer=tokenizer, batch_size=batch_size, backend="causal", dtype="float32", **options
+            pretrained, tokenizer=tokenizer, batch_size=size, **{"backend": "causal", "dtype": "float32"} | options
         )
+        solver = solver_of(self.model)
+        if settings:
+            if solver is None:
+                raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
+            if "eval_tol" in settings:
+                settings["tol"] = settings.pop("eval_tol")
+            self.model.solver = solver = replace(solver, **settings)
+        if solver is not None:
+            is_trained = solver.eval_mode == AS_TRAINED
+            self.batches.is_fixed = (solver.stop if is_trained else solver.eval_stop) == "batch"
+        self.where = NAME
+        self.cost = RequestCost()
 
     @property
     def batch_size(self) -> int:
         """Requests of a forward pass, at most."""
         return self.batches.size
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse a cache of answers, which lm-eval calls by the request alone. Raises: StaleAnswers."""
+        raise StaleAnswers(
+            "--use_cache: lm-eval finds an answer by its request alone, so another model, or this one with other "
+            "solver settings, would get the answers of the first; leave it out"
+        )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
         """Work as in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
@@ -161,19 +216,32 @@ class TokenizerMissing(UserError):
     """There is no tokenizer where one was looked for, or it does not say which token ends a text."""
 
 
-def model_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model's folder: Hugging Face's class around a tokenizer.json, or the model's own.
+def model_folder(path: Path) -> Path:
+    """The folder of a model: of a training phase's run directory the one that it names, else `path` as it is."""
+    if not (path / MANIFEST).is_file():
+        return path
+    return model_directory(Input(path, Manifest.read(path / MANIFEST)))
 
-    Raises: TokenizerMissing.
+
+def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
+    """The tokenizer `given`, or that of the model: Hugging Face's class around a tokenizer.json, or the model's own.
+
+    `given` is a run directory, a folder, a file or a name on the hub. Raises: TokenizerMissing.
     """
-    if (folder / TOKENIZER_FILE).is_file() and not (folder / OWN_CONFIG).is_file():
-        return _from_file(folder / TOKENIZER_FILE, END_OF_TEXT)
+    path = Path(given or model)
+    if (path / MANIFEST).is_file():
+        return run_tokenizer(Input(path, Manifest.read(path / MANIFEST)))
+    if path.is_file():
+        return _from_file(path, END_OF_TEXT)
+    if (path / TOKENIZER_FILE).is_file() and not (path / OWN_CONFIG).is_file():
+        return _from_file(path / TOKENIZER_FILE, END_OF_TEXT)
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else str(given or model))
     except (OSError, ValueError, KeyError) as error:
         raise TokenizerMissing(
-            f"{folder}: no tokenizer there; name one, for a model trained here the run directory of its data set's "
-            "tokenizer, such as results/miniature/data/text-tokenizer, as --data DIR"
+            f"{path}: no tokenizer there; name one, for a model trained here the run directory of its data set's "
+            "tokenizer, such as results/miniature/data/text-tokenizer: with `evaluate lm-eval` as --data DIR, with "
+            "`lm-eval` as tokenizer=DIR in --model_args"
         ) from error
 
 

@@ -73,7 +73,7 @@ def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
             continue
         if name in manager.all_tasks:
             raise TaskError(f"tasks: {name} stands for several tasks; name those that are wanted")
-        hint = nearest(name, manager.all_subtasks, "`lm-eval ls tasks` lists them")
+        hint = nearest(name, manager.all_subtasks, "`implicit-llm evaluate harness ls tasks` lists them")
         raise TaskError(f"tasks: the harness has no task {name}; {hint}")
     return manager
 

@@ -126,6 +126,36 @@ def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_seque
     assert in_pieces.values == whole.values
 
 
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1)], ids=["within a batch", "batch by batch"])
+def test_a_long_evaluation_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(stage, "PIECE", 64)
+    monkeypatch.setattr(stage, "SAVE_EVERY_S", 0.0)
+    model = small_model("implicit")
+    model.solver = replace(model.solver, eval_mode="blockwise", eval_block_len=16, eval_max_iter=4)
+
+    def job(size: int, kept: Path | None = tmp_path) -> EvaluationJob:
+        return EvaluationJob(model, Rows(2, 256), 2, BatchSize(size), "data blockwise", kept=kept)
+
+    whole = evaluate_word_problem(job(sizes[0], kept=None))
+    calls, forward = [], type(model).forward
+
+    def stopped(self: Any, **given: Any) -> Any:
+        calls.append(given["input_ids"].shape)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return forward(self, **given)
+
+    monkeypatch.setattr(type(model), "forward", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_word_problem(job(sizes[0]))
+    resumed = evaluate_word_problem(job(sizes[1]))
+    assert len(calls) == 1 + 4 * 2 // sizes[0]  # the piece that was stopped is read again, no other
+    np.testing.assert_array_equal(resumed.predictions_NL, whole.predictions_NL)
+    assert resumed.values == whole.values
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[RuntimeError]) -> None:
     rows, size = problems(), BatchSize(8)

@@ -3,10 +3,14 @@
 import argparse
 import dataclasses
 import inspect
+import json
+import logging
 import math
 import subprocess
+import sys
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,21 +21,24 @@ import torch
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import implicit_llm
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
-from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, TokenizerMissing
+from implicit_llm.evaluation.lm_eval_harness import command_line
+from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
 from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests
+from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import finish, records
+from tests.unit.evaluation.finished_runs import finish, records, request
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB = 257
@@ -135,6 +142,7 @@ def test_nothing_is_generated_without_an_end_of_a_text_or_in_a_mode_that_leaves_
     with pytest.raises(TokenizerMissing, match="names no token that ends a text"):
         ImplicitLM(harness_model("mamba2"), tokenizer).generate_until([])
     lm = ImplicitLM(harness_model("mamba2", eval_mode="as_trained", stop="batch"), harness_tokenizer())
+    assert lm.batches.is_fixed  # as the training rule has it
     with pytest.raises(SolverSettingError, match="as_trained leaves no state to generate text from; use blockwise"):
         lm.generate_until([])
 
@@ -200,6 +208,15 @@ def test_an_iteration_that_diverges_gives_no_number_and_is_counted() -> None:
     is_lost = np.isnan(logprobs(lm, asked))
     assert is_lost.tolist() == [len("".join(request.args)) == longest + 1 for request in asked]
     assert (lm.cost.num_nonfinite, lm.cost.num_requests) == (is_lost.sum(), len(asked))
+
+
+def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -> None:
+    model = harness_model("mamba2")
+    lm = ImplicitLM(model, harness_tokenizer(), eval_mode="sequential", eval_max_iter=5, eval_tol=0.2)
+    solver = lm.model.solver
+    assert (solver.eval_mode, solver.eval_max_iter, solver.tol, solver.eval_block_len) == ("sequential", 5, 0.2, 8)
+    with pytest.raises(SolverSettingError, match="eval_tol: the model is explicit"):
+        ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), eval_tol=0.1)
 
 
 DRAWS = 1000
@@ -295,6 +312,71 @@ def test_task_files_that_changed_after_planning_are_refused(tmp_path: Path) -> N
         load_tasks(LmEvalConfig("lm_eval", (), ("local_cloze",), task_path="local", task_files=changed))
     with pytest.raises(TaskError, match="neither nowhere nor"):
         load_tasks(LmEvalConfig("lm_eval", (), ("local_cloze",), task_path="nowhere"))
+
+
+@pytest.fixture
+def quick_harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without what takes most of its time here: an index of its own 14,000 tasks, 100,000 draws, a list of packages.
+
+    Its command line sets up logging and arguments for its process, which are put back.
+    """
+    process, root = evaluator._process_results, logging.getLogger()
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+    monkeypatch.setattr(evaluator, "_process_results", lambda acc, groups, _: process(acc, groups, DRAWS))
+    monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("quick_harness")
+def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(tmp_path: Path, tokenizer: Path) -> None:
+    trained, out = train(tmp_path), tmp_path / "out"
+    settings = f"pretrained={trained},tokenizer={tokenizer},eval_mode=blockwise,eval_max_iter=4,eval_block_len=8"
+    words = ["--model", "hf", "--model_args", settings, "--tasks", ",".join(LOCAL_TASKS), "--batch_size", "4"]
+    words += ["--limit", "8", "--include_path", str(LOCAL_FOLDER), "--output_path", str(out), "--log_samples"]
+    command_line.main(words)
+    (written,) = out.rglob("results_*.json")
+    theirs = json.loads(written.read_text())
+    inputs, config = {"model": trained, "tokenizer": tokenizer}, config_of(limit=8, modes=MODES[1:])
+    asked = request(tmp_path / "evaluate", "evaluate", "text-s7/free/lm-eval", config, inputs)
+    asked.runtime["batch_size"] = 4
+    run_stage(asked, stage.run)
+    ours = records(tmp_path / "evaluate")
+    assert [record["task"] for record in ours] == list(LOCAL_TASKS)
+    for record in ours:
+        task = theirs["results"][record["task"]]
+        assert {metric: task[f"{metric},none"] for metric in record["metrics"]} == record["metrics"]
+        assert {metric: task[f"{metric}_stderr,none"] for metric in record["stderr"]} == record["stderr"]
+        assert theirs["task_hashes"][record["task"]] == record["task_hash"]
+        assert theirs["versions"][record["task"]] == record["task_version"]
+
+
+@pytest.mark.usefixtures("quick_harness")
+def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path: Path, tokenizer: Path) -> None:
+    words = ["--model", "hf", "--model_args", f"pretrained={train(tmp_path)},tokenizer={tokenizer}", "--limit", "2"]
+    words += ["--tasks", "local_cloze", "--include_path", str(LOCAL_FOLDER), "--use_cache", str(tmp_path / "answers")]
+    with pytest.raises(StaleAnswers, match=r"--use_cache: .* another model, or this one with other solver settings"):
+        command_line.main(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_over"),
+    [
+        (["--model", "hf", "--tasks", "x"], ["--model", "hf", "--tasks", "x", "--model", "implicit"]),
+        (["run", "-M", "huggingface", "-t", "x"], ["run", "-M", "huggingface", "-t", "x", "--model", "implicit"]),
+        (["--model=hf-auto", "--tasks", "x"], ["--model=hf-auto", "--tasks", "x", "--model", "implicit"]),
+        (["--tasks", "x"], ["--tasks", "x", "--model", "implicit"]),
+        (["--model", "vllm", "--tasks", "hf"], ["--model", "vllm", "--tasks", "hf"]),
+        (["--config", "mine.yaml"], ["--config", "mine.yaml"]),
+        (["ls", "tasks"], ["ls", "tasks"]),
+        ([], []),
+    ],
+)
+def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
+    assert command_line.without_padding(given) == handed_over
 
 
 class Reader(LM):

@@ -51,6 +51,8 @@ ROOT = Path("results") / "by-hand"
 SHOWN_DIGITS = 8
 RELEASED_SHARD = 131_072  # sequences of a file of the data set that is made from one of the authors' generator
 TOKENIZER = "tokenizer"
+# Everything behind `harness` belongs to it, options that this console knows under the same name included.
+HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 evaluate = typer.Typer(
     name="evaluate",
@@ -386,3 +388,25 @@ def _text(value: Any) -> str:
 
 for _name in EVALUATION_KINDS:
     evaluate.command(_name.replace("_", "-"))(make_command(_name))
+
+
+@evaluate.command("harness", context_settings=HANDED_OVER)
+def harness(context: typer.Context) -> None:
+    """Run the Language Model Evaluation Harness with this project's models; all arguments are the harness's own.
+
+    `--model hf` and `--model implicit` are the same here: any causal model of Hugging Face, in batches without padding,
+    which would change how far an implicit model iterates. Further `--model_args`: `eval_mode`, `eval_max_iter`,
+    `eval_tol`, `eval_stop`, `eval_block_len`. `pretrained` and `tokenizer` may be run directories.
+
+    **Example**
+
+        implicit-llm evaluate harness run --help
+        implicit-llm evaluate harness --model hf --tasks local_cloze \\
+            --include_path workflow/config/lm_eval/local \\
+            --model_args eval_mode=sequential \\
+            tokenizer=results/miniature/data/text-tokenizer \\
+            pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
+    """
+    from implicit_llm.evaluation.lm_eval_harness.command_line import main
+
+    main(context.args)

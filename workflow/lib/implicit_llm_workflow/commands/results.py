@@ -175,12 +175,13 @@ def lineage(
             "[EXPERIMENT] ARTIFACT",
         ),
     ],
+    forward: Annotated[bool, options.flag("--forward", "Show what was made from it instead.")] = False,
     verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file of these runs.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     config: options.Config = None,
     results: options.Results = options.DEFAULT_RESULTS,
 ) -> None:
-    """Show where a result came from: the runs behind it, back to the data.
+    """Show where a result came from: the runs behind it, back to the data; or what was made from it.
 
     It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted although
     its code changed. With --verify the exit code is 1 if a file is missing or changed.
@@ -189,6 +190,7 @@ def lineage(
 
         implicit-llm lineage results/demo/report/tables/accuracy.csv --verify
         implicit-llm lineage demo train/a5-implicit-s1/free --json
+        implicit-llm lineage results/demo/data/a5-train --forward
     """
     from implicit_llm_workflow.results.lineage import NoLineage, of_mlflow_run, trace, tree_of
     from implicit_llm_workflow.results.lineage import as_json as lineage_json
@@ -210,7 +212,7 @@ def lineage(
         if recorded is None:
             raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
         path = recorded
-    found = trace(path)
+    found = trace(path, is_forward=forward)
     if as_json:
         options.print_json(lineage_json(found))
     else:

@@ -1,11 +1,12 @@
-"""Trace a result back to its data, by the fingerprints in manifests.
+"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
 
 Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.tree import Tree
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
     DECLARED,
@@ -87,15 +88,23 @@ class Lineage:
     """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
 
     `artifact`: path, below the run directory, of the file whose lineage it is; None for the whole result.
+    `readers`: of what was made from the result, which runs read a run, by fingerprint; None looks back at the inputs.
     """
 
     top: Result
     artifact: str | None
     runs: Mapping[str, Result]
+    readers: Mapping[str, Sequence[str]] | None = None
+
+    def next_to(self, run: Result) -> list[tuple[str, str]]:
+        """Role and fingerprint of each input of a run, or of each run that reads it."""
+        if self.readers is None:
+            return list(run.manifest.upstream.items())
+        return [("reader", fingerprint) for fingerprint in self.readers.get(run.fingerprint, ())]
 
     def missing(self) -> list[tuple[str, str, str]]:
         """Run, role and fingerprint of each input that was not found."""
-        inputs = [(run.key, *item) for run in self.runs.values() for item in run.manifest.upstream.items()]
+        inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
         return [item for item in inputs if item[2] not in self.runs]
 
     def files(self) -> tuple[list[RecordedFile], list[Broken]]:
@@ -130,8 +139,8 @@ def mlflow_id(work: Path) -> str | None:
     return read_object(work / MLFLOW).get("run_id")
 
 
-def trace(artifact: Path) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest records.
+def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
+    """The lineage of a run directory, a manifest, or a file that a manifest records; or what was made from it.
 
     Raises: NoLineage, ManifestError.
     """
@@ -142,6 +151,8 @@ def trace(artifact: Path) -> Lineage:
     top = Result.read(manifest)
     # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
     paths = {path.parent.name: path for path in committed_below(top.root)}
+    if is_forward:
+        return _forward(top, _record_of(artifact, top), paths.values())
     runs: dict[str, Result] = {}
     waiting = [top]
     while waiting:
@@ -152,6 +163,24 @@ def trace(artifact: Path) -> Lineage:
             inputs = [Result.read(path) for path in found if path is not None]
             waiting += [item for item in inputs if item.fingerprint in run.manifest.upstream.values()]
     return Lineage(top, _record_of(artifact, top), runs)
+
+
+def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
+    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
+    known: dict[str, Result] = {}
+    readers: dict[str, list[str]] = {}
+    for path in paths:
+        with suppress(ManifestError):
+            result = Result.read(path)
+            known[result.fingerprint] = result
+            for fingerprint in dict.fromkeys(result.manifest.upstream.values()):
+                readers.setdefault(fingerprint, []).append(result.fingerprint)
+    runs, waiting = {top.fingerprint: top}, [top.fingerprint]
+    for fingerprint in waiting:
+        new = [reader for reader in readers.get(fingerprint, ()) if reader not in runs]
+        runs |= {reader: known[reader] for reader in new}
+        waiting += new
+    return Lineage(top, artifact, runs, readers)
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
@@ -167,17 +196,17 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 
 def tree_of(lineage: Lineage) -> Tree:
-    """The result above its inputs; a run that appeared before is only named again."""
+    """The result above its inputs, or above its readers; a run that appeared before is only named again."""
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:
         seen.add(run.fingerprint)
-        for role, fingerprint in run.manifest.upstream.items():
+        for role, fingerprint in lineage.next_to(run):
             source, digits = lineage.runs.get(fingerprint), fingerprint[:FINGERPRINT_DIGITS]
             if source is None:
                 branch.add(f"[red]{escape(role)}: not found[/red]  {digits}")
             elif fingerprint in seen:
-                branch.add(escape(f"{source.key}  {digits}{', see above' if source.manifest.upstream else ''}"))
+                branch.add(escape(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
             else:
                 add(branch.add(escape(_run_text(source))), source)
 
