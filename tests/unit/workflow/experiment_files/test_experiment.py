@@ -24,7 +24,7 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.graph import build_graph
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from tests.refusals import refused
-from tests.unit.workflow.experiments import GRID, ExperimentFile, finish, keys
+from tests.unit.workflow.experiments import GRID, ExperimentFile, finish, keys, output
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.yaml")), ids=lambda path: path.stem)
@@ -376,3 +376,15 @@ def test_the_local_tasks_are_found_by_name(language: ExperimentFile) -> None:
         path.name for path in (TASK_FOLDERS / "local").iterdir() if path.is_file()
     }
     assert node.config["tasks"] == ["local_last_word", "local_continuation", "local_cloze"]
+
+
+def test_all_arguments_go_to_the_harness_in_their_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
+    options = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
+    calls = [options, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
+    for words in calls:
+        output(capsys, "evaluate", "harness", *words)
+    assert given == calls
