@@ -42,7 +42,7 @@ WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of all cells that have `of`: columns of the frame with their value, a list of values or {at_most: value}.
+    """A metric of all cells that have `of`: columns of the frame with their value, a list of them or {at_most: value}.
 
     against: the columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the
     columns `equal`; the number is then the difference, the ratio, or the share of the tasks that the first wins.
