@@ -39,13 +39,13 @@ from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
+from implicit_llm_workflow.rules.rule_settings import check_rule_settings
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
     does_run_jobs,
     forced_outputs,
     give_config_file,
     outputs_to_make,
-    rules_with_settings,
     starts_jobs_here,
 )
 
@@ -81,7 +81,7 @@ class Driver:
         """
         with errors_in_one_line(self._logger):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
-            check_rules_of_profile(self._workflow)
+            check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
             if does_run:
                 check_cost(self._call, plan)
@@ -250,16 +250,6 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
     names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
     hint = nearest(target, [*names, *readable], f"`{plan.list_command}` lists its jobs")
     return UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
-
-
-def check_rules_of_profile(workflow: Any) -> None:
-    """Raises: ConfigError if a profile or the command line sets threads or resources of a rule that does not exist."""
-    names = {rule.name for rule in workflow.rules}
-    for option, rules in rules_with_settings(workflow).items():
-        for rule in rules:
-            if rule not in names:
-                where = profile_in_use() or "command line"
-                raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, names)}")
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
