@@ -215,7 +215,7 @@ def test_a_converted_model_generates_by_the_settings_of_the_first(make_model, fa
 @pytest.mark.parametrize("family", ["mamba2-130m-implicit", "llama3-130m-explicit"])
 def test_a_misspelt_field_of_a_configuration_names_the_nearest(family: str, tmp_path) -> None:
     config = type(implicit_llm.load_config(family))
-    with pytest.raises(ModelConfigError, match="hiden_size: .* has no such field; did you mean 'hidden_size'?"):
+    with pytest.raises(ModelConfigError, match=r"hiden_size: .* has no such field; did you mean 'hidden_size'\?"):
         config(hiden_size=64)
     config(task_specific_params={"any": 1}, num_labels=3).save_pretrained(tmp_path)  # further ones are kept
     assert config.from_pretrained(tmp_path).task_specific_params == {"any": 1}
