@@ -138,7 +138,7 @@ def test_a_text_generated_in_a_batch_is_that_of_the_prompt_alone(family: str) ->
 
 
 def test_a_tokenizer_without_any_token_that_begins_or_ends_a_text_is_refused() -> None:
-    with pytest.raises(TokenizerMissing, match="no token that begins or ends a text, .*; set its eos_token"):
+    with pytest.raises(TokenizerMissing, match=r"no token that begins or ends a text, .*; set its eos_token"):
         ImplicitLM(harness_model("mamba2"), PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()))
 
 
