@@ -78,6 +78,14 @@ def test_both_doors_refuse_a_bad_file_in_one_line_with_its_name(
     assert re.match(rf"error: tiny\.yaml{said}", error), output
 
 
+def test_ranks_in_the_shell_of_the_user_do_not_reach_the_jobs(project: Project) -> None:
+    manifest = project.declared(EXPLICIT_PHASE)
+    shell = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "FAULT": "1"}
+    replace(project, variables=shell).snakemake("-R", manifest)
+    provenance = project.results / EXPLICIT_PHASE / "provenance.json"
+    assert json.loads(provenance.read_text())["processes"] == 1
+
+
 def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(built: Project) -> None:
     refused = built.command("snakemake", "-n", "--cores", "1", "--configfile", "tiny.yaml", "train", code=2)
     assert "error: train: no such config file; --configfile takes every word up to the next option" in refused
@@ -173,7 +181,7 @@ EXPLICIT = {EXPLICIT_PHASE, "evaluate/explicit-s0/explicit/word-problem", "repor
 def test_a_job_that_fails_after_its_commit_is_not_computed_again(project: Project, fault: str) -> None:
     before = project.starts(FREE_PHASE)
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
-    replace(project, variables={"FAULT": fault}).snakemake(code=1)
+    replace(project, variables={"IMPLICIT_LLM_FAULT": fault}).snakemake(code=1)
     assert project.starts(FREE_PHASE) == before + 1
     assert project.planned() == {FREE_PHASE, "evaluate/implicit-s0/free/word-problem", "report"}
     project.snakemake()

@@ -318,6 +318,8 @@ def announce() -> None:
     command = shlex.join(words)[:COMMAND_CHARS]
     about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
     os.environ[VARIABLE] = json.dumps(about)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)  # of a container or a shell: a job would count itself among others
 
 
 def profile_in_use() -> str | None:
