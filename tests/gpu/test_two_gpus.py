@@ -40,7 +40,7 @@ def test_processes_on_two_gpus_end_when_their_training_does(
     identity.write_text(wanted.to_json({"data": str(data)}))
     command = [sys.executable, "-m", "implicit_llm_workflow.console", "train", "--run-dir", str(run_dir)]
     command += ["--identity", f"@{identity}", "--device", "cuda", "--processes-per-node", "2", "--threads", "2"]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "lib")])
+    paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "workflow/lib", "workflow/report"))
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}) as process:
         if is_stopped:
             wait_until(lambda: any(run_dir.glob("work/*/journal.jsonl")), DEADLINE_S)
