@@ -13,7 +13,7 @@ from typing import Any
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
-from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
+from implicit_llm_workflow.rules.snakemake_driver import profile_in_use, profiles_in_use
 from implicit_llm_workflow.rules.snakemake_internals import profile_file, read_profile
 from implicit_llm_workflow.site import fill_site
 
@@ -42,21 +42,18 @@ def check_config_files() -> None:
 
 
 def check_profile() -> None:
-    """Check the options in the profile of this call: Snakemake ignores some, and shows its whole usage for others."""
-    profile = profile_in_use()
-    path = None if profile in (None, "none") else profile_file(profile)
-    if path is None:
-        return
-    with _in_one_line():
-        written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
-        names, taken, refusal = read_profile(path)
-        for key in written:
-            if key not in names:
-                raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
-            if refusal is None and key not in taken:
-                raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
-        if refusal is not None:
-            raise ConfigError(f"{path}: {refusal}")
+    """Check the options in the profiles of this call: Snakemake ignores some, and shows its whole usage for others."""
+    for path in filter(None, map(profile_file, profiles_in_use())):
+        with _in_one_line():
+            written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
+            names, taken, refusal = read_profile(path)
+            for key in written:
+                if key not in names:
+                    raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
+                if refusal is None and key not in taken:
+                    raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
+            if refusal is not None:
+                raise ConfigError(f"{path}: {refusal}")
 
 
 _TEMPLATE = ("?", "__")  # keys of the template language begin so

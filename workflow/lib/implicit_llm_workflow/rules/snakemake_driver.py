@@ -323,7 +323,13 @@ def announce() -> None:
 
 
 def profile_in_use() -> str | None:
-    """The profile of this call of Snakemake, which does not tell its Snakefile."""
+    """The profile of this call of Snakemake, which does not tell its Snakefile; the last of several."""
+    return next(reversed(profiles_in_use()), None)
+
+
+def profiles_in_use() -> list[str]:
+    """The profiles of this call of Snakemake, of which a later one goes before an earlier one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", default=os.environ.get("SNAKEMAKE_PROFILE"))
-    return parser.parse_known_args(sys.argv[1:])[0].profile
+    parser.add_argument("--profile", action="append")
+    given = parser.parse_known_args(sys.argv[1:])[0].profile
+    return given or [profile for profile in [os.environ.get("SNAKEMAKE_PROFILE")] if profile]
