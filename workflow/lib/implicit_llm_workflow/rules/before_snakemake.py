@@ -43,10 +43,12 @@ def check_config_files() -> None:
 
 def check_profile() -> None:
     """Check the options in the profiles of this call: Snakemake ignores some, and shows its whole usage for others."""
-    for path in filter(None, map(profile_file, profiles_in_use())):
+    for profile in profiles_in_use():
+        if (path := profile_file(profile)) is None:  # none, which Snakemake knows too
+            continue
         with _in_one_line():
             written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
-            names, taken, refusal = read_profile(path)
+            names, taken, refusal = read_profile(profile, path)
             for key in written:
                 if key not in names:
                     raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")

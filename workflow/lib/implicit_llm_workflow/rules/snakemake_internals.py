@@ -39,15 +39,15 @@ def profile_file(profile: str) -> Path | None:
     return None if found is None else found[1]
 
 
-def read_profile(path: Path) -> tuple[set[str], set[str], str | None]:
+def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | None]:
     """The names of all options, those that this profile sets, and why Snakemake refuses one of its values, if it does.
 
-    What the profile itself calls may end the process.
+    `profile` as it is given in the call, `path` its file. What the profile itself calls may end the process.
     """
     from snakemake.cli import get_argument_parser
     from snakemake.profiles import ProfileConfigFileParser
 
-    parser, said = get_argument_parser([str(path)]), StringIO()
+    parser, said = get_argument_parser([profile]), StringIO()
     words = {word for action in parser._actions for word in action.option_strings}
     names = {word.removeprefix("--") for word in words if word.startswith("--")}
     try:
@@ -100,13 +100,20 @@ def settings_of_rules(workflow: Any) -> Iterator[tuple[str, str | None, str, Any
     """Option, rule, resource and value, as written, of what a profile or the command line sets for rules; None: all."""
     settings = workflow.resource_settings
     for rule, found in settings.overwrite_threads.items():
-        yield "set-threads", rule, "threads", getattr(found, "raw", found)
+        yield "set-threads", rule, "threads", _as_written(found)
     for rule, resources in settings.overwrite_resources.items():
         for name, found in resources.items():
-            yield "set-resources", rule, name, getattr(found, "raw", getattr(found, "orig_arg", found))
-    for name, found in (settings.default_resources or {}).items():
-        if (value := getattr(found, "raw", found)) is not None:  # of Snakemake's own defaults
+            yield "set-resources", rule, name, _as_written(found)
+    defaults = settings.default_resources or {}
+    if hasattr(defaults, "args"):  # in older releases of Snakemake
+        defaults = dict(word.split("=", 1) for word in defaults.args)
+    for name, found in defaults.items():
+        if (value := _as_written(found)) is not None:  # of Snakemake's own defaults
             yield "default-resources", None, name, value
+
+
+def _as_written(found: Any) -> Any:
+    return getattr(found, "raw", getattr(found, "orig_arg", found))
 
 
 def starts_jobs_here(call: argparse.Namespace) -> bool:
