@@ -462,6 +462,23 @@ def test_numbers_units_and_expressions_of_a_profile_are_taken(project: Project, 
     assert NOTHING in project.snakemake("--dry-run")
 
 
+@pytest.mark.parametrize("words", [["--set-resources", "report:runtime=9"], ["--set-resources=report:runtime=9"]])
+def test_a_resource_on_the_command_line_does_not_replace_those_of_the_cluster_profile(
+    project: Project, words: list[str]
+) -> None:
+    driver = ["snakemake", "--profile", "profiles/cluster", "--configfile", project.config.name, "--dry-run"]
+    said = "error: profiles/cluster/config.yaml: --set-resources would replace all that it sets for rules; edit it"
+    assert said in project.command(*driver, *words, code=2)
+    assert NOTHING in project.snakemake("--dry-run", *words)  # the profile of this machine sets none
+
+
+def test_each_of_several_profiles_is_checked(project: Project) -> None:
+    (project.dir / "mine").mkdir()
+    (project.dir / "mine" / "config.yaml").write_text("keep-goin: true\n")
+    words = ["snakemake", "--profile", "mine", "--profile", "profiles/local", "--configfile", project.config.name, "-n"]
+    assert "error: mine/config.yaml: Snakemake has no option 'keep-goin'" in project.command(*words, code=2)
+
+
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])
 def test_the_profile_as_it_is_plans_the_experiments_by_its_name(tmp_path: Path, config: str) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}

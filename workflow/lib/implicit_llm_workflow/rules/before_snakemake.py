@@ -56,6 +56,8 @@ def check_profile() -> None:
                     raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
             if refusal is not None:
                 raise ConfigError(f"{path}: {refusal}")
+            if "set-resources" in taken and any(word.split("=")[0] == "--set-resources" for word in sys.argv):
+                raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
 
 
 _TEMPLATE = ("?", "__")  # keys of the template language begin so
