@@ -27,7 +27,8 @@ from implicit_llm_report.claims.verdicts import (
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
-EXPERIMENTS = ("state-tracking", "language-models")  # the first one that ran a claim has it
+# The first one that ran a claim has it.
+EXPERIMENTS = ("state-tracking", "language-models", "language-models-repeated", "language-models-mamba2")
 
 
 def verdicts() -> list[str]:
@@ -70,15 +71,19 @@ def _rows() -> list:
 
 
 def _entries(experiment: str) -> list:
-    return json.loads((REFERENCE / experiment / "claims.json").read_text(encoding="utf-8"))["claims"]
+    """The claims of an experiment; none before its report is kept."""
+    kept = REFERENCE / experiment / "claims.json"
+    return json.loads(kept.read_text(encoding="utf-8"))["claims"] if kept.exists() else []
 
 
 TRACKING = runpy.run_path(str(REFERENCE / "state-tracking/rows.py"))
+LANGUAGE = runpy.run_path(str(REFERENCE / "language-models/rows.py"))["TABLES"]
 
 
 def of_experiment(name: str) -> list[str]:
     """The headline claims that an experiment can test."""
-    return ["", *short_markdown(row for row in rows_of(_entries(name)) if row.is_asked), "", MARKS, ""]
+    rows = [row for row in rows_of(_entries(name)) if row.is_asked]
+    return ["", *short_markdown(rows), "", MARKS, ""] if rows else ["", f"`{name}.yaml` was not run.", ""]
 
 
 def state_tracking_tables() -> str:
@@ -88,6 +93,22 @@ def state_tracking_tables() -> str:
     return "\n".join([HEAD, *lines, ""])
 
 
+def language_model_tables() -> str:
+    """The complete tables of language models."""
+    lines = [line for name, title in LANGUAGE_TITLES.items() for line in ("", f"## {title}", "", *LANGUAGE[name]())]
+    return "\n".join([LANGUAGE_HEAD, *lines, ""])
+
+
+LANGUAGE_HEAD = """# Language models: complete tables
+
+Written by `docs/written.py` from the kept results: means over seeds. [Language models](../language-models.md) explains
+them."""
+LANGUAGE_TITLES = {
+    "language-final": "Loss on held-out text, with its 95 % interval and 10^15 FLOPs of training",
+    "language-lengths": "The same by length, with the range of the seeds",
+    "language-agreement": "Tokens that two modes of evaluation predict alike",
+    "language-choices": "Learning rates and weight decay",
+}
 HEAD = """# State tracking: complete tables
 
 Written by `docs/written.py` from the kept results. A cell has the seeds in percent: the last ten tokens,
@@ -100,13 +121,20 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "evidence": evidence_list,
     **{f"claims-{name}": partial(of_experiment, name) for name in EXPERIMENTS},
     **{name: partial(lambda name: ["", *TRACKING["table"](name), ""], name) for name in TRACKING["TABLES"]},
+    **{
+        name: partial(lambda name: ["", *LANGUAGE[name](), ""], name)
+        for name in ("language-regulariser", "language-ingredients")
+    },
 }
 PAGES = (
     *("README.md", "docs/index.md", "docs/results.md", "docs/paper.md"),
     *("docs/state-tracking.md", "docs/language-models.md", "docs/catbabi.md"),
 )
-DRAWN = ("hero.py", "state_tracking.py", "performance.py")
-WHOLE = {"docs/reference/state-tracking-tables.md": state_tracking_tables}
+DRAWN = ("hero.py", "state_tracking.py", "language_model_losses.py", "performance.py")
+WHOLE = {
+    "docs/reference/state-tracking-tables.md": state_tracking_tables,
+    "docs/reference/language-models-tables.md": language_model_tables,
+}
 _PART = re.compile(r"(<!-- begin ([a-z0-9-]+)[^>]*-->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 

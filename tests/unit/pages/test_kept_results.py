@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from tests.unit.pages.page_texts import (
     read,
 )
 
+REPORTED = sorted(path.parent.name for path in LANGUAGE_MODELS.parent.glob("language-models*/claims.json"))
+
 
 def block_row(row: dict) -> str:
     """A row of the table of blocks, as docs/evaluation.md has it."""
@@ -44,6 +47,28 @@ def block_row(row: dict) -> str:
 def test_the_table_of_blocks_is_the_measured_one() -> None:
     found = re.findall(r"^\| (?:A5 × monoid.*|S5|CatbAbI) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
     assert found == [block_row(row) for row in benchmark("evaluation-blocks", "cpu")["rows"]]
+
+
+def language_block_row(row: dict) -> str:
+    names = {"language-models-repeated": "Llama, repeated text", "language-models-mamba2": "Mamba2"}
+    block = {2048: "2,048, the whole", 256: "**256**"}.get(row["block_len"], str(row["block_len"]))
+    block = block if row["stop"] == "token" else "256, mean residual"
+    work = f"{row['f_evaluations_per_token']:.1f} | {row['serial_steps_per_token']:.2f}"
+    cells = f"{row['loss']:.3f} | {work} | {100 * row['unconverged_share']:.2f} % | {row['seconds']:.1f}"
+    return f"| {names[row['model'].split('/')[0]]} | {block} | {cells} |"
+
+
+def test_the_table_of_blocks_of_language_models_is_the_measured_one() -> None:
+    rows = [row for row in benchmark("language-blocks", "h100")["rows"] if row["table"] == "blocks"]
+    found = re.findall(r"^\| (?:Llama, repeated text|Mamba2) \|.*$", read("docs/evaluation.md"), re.MULTILINE)
+    assert found == [language_block_row(row) for row in rows]
+    by_mean, by_token = (
+        [row for row in rows if (row["block_len"], row["stop"]) == (256, s)] for s in ("sequence", "token")
+    )
+    faster = [token["seconds"] / mean["seconds"] for mean, token in zip(by_mean, by_token, strict=True)]
+    assert "1.4 to 1.9 times the speed" in read("docs/evaluation.md")
+    assert (round(min(faster), 1), round(max(faster), 1)) == (1.4, 1.9)
+    assert all(0.2 < row["unconverged_share"] < 0.25 for row in by_mean)
 
 
 @pytest.mark.parametrize("name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0"])
@@ -102,7 +127,7 @@ def test_the_seeds_of_the_demo_are_the_kept_ones(file: str, by: str, page: str) 
 @pytest.mark.parametrize(
     ("folder", "script", "files", "number"),
     [
-        (LANGUAGE_MODELS, "tables.py", "*.csv", 3),
+        (LANGUAGE_MODELS, "tables.py", "*.csv", 4),
         (STATE_TRACKING, "tables.py", "*.csv", 4),
         (STATE_TRACKING, "page.py", "claims.json", 1),
     ],
@@ -116,12 +141,27 @@ def test_tables_and_verdicts_are_made_from_the_kept_inputs(
     assert len(made) == number
 
 
-def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", REPORTED)
+def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(name: str, tmp_path: Path) -> None:
     shutil.unpack_archive(LANGUAGE_MODELS / "inputs.tar.xz", tmp_path)
-    experiment = ROOT / "workflow/config/language-models.yaml"
-    make_again(tmp_path / "results/language-models", tmp_path / "page", experiment)
-    kept = (LANGUAGE_MODELS / "claims.json").read_bytes()
+    make_again(tmp_path / "results" / name, tmp_path / "page", ROOT / f"workflow/config/{name}.yaml")
+    kept = (LANGUAGE_MODELS.parent / name / "claims.json").read_bytes()
     assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
+
+
+def test_results_that_are_kept_replace_those_of_their_experiment_with_what_a_report_reads(tmp_path: Path) -> None:
+    pack = runpy.run_path(str(LANGUAGE_MODELS / "tables.py"))["pack"]
+    new, kept = tmp_path / "new", tmp_path / "kept"
+    for name in ("evaluate/a-s0/p/e/work/0/metrics.json", "train/a-s0/p/work/0/model/model.safetensors"):
+        (new / name).parent.mkdir(parents=True)
+        (new / name).write_text("{}")
+    (kept / "train/b-s0").mkdir(parents=True)
+    pack(new, kept)
+    found = [path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file() or path.name == "train"]
+    assert found == ["evaluate/a-s0/p/e/work/0/metrics.json"]
+    with pytest.raises(SystemExit, match=r"evaluate has no metrics\.json; give the folder of an experiment"):
+        pack(tmp_path / "nothing", kept)
+    assert (kept / found[0]).exists()
 
 
 def test_trained_models_have_the_digests_of_their_cards_and_stay_small() -> None:

@@ -1,21 +1,135 @@
-"""docs/language-models.md: its losses and differences are those of the kept results."""
+"""docs/language-models.md and its complete tables: their numbers are those of the kept results."""
 
 import re
+import runpy
 
 import pandas as pd
 import pytest
 
-from tests.unit.pages.page_texts import LANGUAGE_MODELS, read
+from tests.pages import ROOT
+from tests.unit.pages.page_texts import LANGUAGE_MODELS, WRITTEN, benchmark, read
 
-FINDINGS = " ".join(read("docs/language-models.md").split())
-ROWS = {  # run and phase; the tables of differences leave "implicit, " out
-    "explicit": ("explicit", "explicit"),
-    "explicit, weights normalised": ("explicit-normed", "explicit"),
-    "implicit, a single pass": ("single-pass", "single"),
-    "implicit, (4+1)": ("implicit", "bounded"),
-    "implicit, free from 80 %": ("implicit", "free-80"),
-    "explicit, twice the tokens": ("explicit-long", "explicit"),
-}
+PAGE = read("docs/language-models.md")
+FINDINGS = " ".join(PAGE.split())
+ROWS = runpy.run_path(str(LANGUAGE_MODELS / "rows.py"))
+FRESH, REPEATED, MAMBA2 = ROWS["TEXTS"]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, pd.DataFrame]:
+    """The tables of fresh text alone, to which a test adds rows; rows.py reads these instead of the files."""
+    names = ("test_loss", "validation_loss", "agreement")
+    tables = {
+        name: pd.read_csv(LANGUAGE_MODELS / f"{name}.csv").query("experiment == 'language-models'") for name in names
+    }
+    monkeypatch.setitem(ROWS["tested"].__globals__, "table_of", lambda name: tables[name].copy())
+    return tables
+
+
+def add(tables: dict[str, pd.DataFrame], run: str, phase: str, losses: list[float], name: str = "test_loss") -> None:
+    """Losses by seed of a run on repeated text."""
+    rows = [
+        {"experiment": "language-models-repeated", "run": run, "phase": phase, "seed": seed, "mode": "as_trained"}
+        | {"length": 2048, "loss": loss, "train_flops": 1.6e16}
+        for seed, loss in enumerate(losses)
+    ]
+    tables[name] = pd.concat([tables[name], pd.DataFrame(rows)], ignore_index=True)
+
+
+def repeated(tables: dict[str, pd.DataFrame], free: list[float]) -> str:
+    """What the page says of the gain on repeated text, of which the chosen single pass has a loss of 2.5 and more."""
+    for run, loss in (("single-pass-wd0.1", 2.9), ("single-pass-wd1.0", 2.4)):
+        add(tables, run, "single", [loss], "validation_loss")
+    add(tables, "single-pass-wd0.1", "single", [2.0])
+    add(tables, "single-pass-wd1.0", "single", [2.5, 2.6, 2.7])
+    add(tables, "implicit", "free-80", free)
+    return "\n".join(ROWS["regulariser"]())
+
+
+@pytest.mark.parametrize(
+    ("free", "answer"),
+    [
+        ([2.400, 2.501, 2.602], "**Yes: iterating to convergence gains more on repeated than on fresh text**."),
+        ([2.499, 2.600, 2.699], "**No: iterating to convergence gains less on repeated than on fresh text**."),
+        ([2.3, 2.6, 2.8], "**Undecided: whether iterating to convergence gains more on repeated than on fresh text**."),
+        (
+            [2.4],
+            "Whether iterating to convergence gains more on repeated than on fresh text is open: one seed was run.",
+        ),
+    ],
+)
+def test_the_interval_of_the_difference_decides_whether_iteration_gains_more_on_repeated_text(
+    made_up, free: list[float], answer: str
+) -> None:
+    assert repeated(made_up, free).splitlines()[0] == answer
+
+
+def test_a_gain_is_shown_of_the_run_that_validation_text_chose_with_the_seeds_that_both_models_have(made_up) -> None:
+    repeated(made_up, [2.4])
+    (line,) = (
+        line for line in ROWS["ingredients"]() if line.startswith("| iterations to convergence, at equal tokens")
+    )
+    fresh, on_repeated, *others = line.strip("| ").split(" | ")[1:]
+    assert on_repeated == "-0.100 (one seed)"
+    assert (fresh, others) == ("-0.019 (-0.022 to -0.016)", ["not run", "–"])
+    assert ROWS["final_cell"](REPEATED, "single").endswith("), 16.0")
+
+
+def test_what_was_not_run_says_so_in_every_table() -> None:
+    mamba2 = [line.split(" | ")[3] for line in list(ROWS["ingredients"]())[2:]]
+    kept = set(pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").experiment)
+    assert (set(mamba2) == {"not run"}) == ("language-models-mamba2" not in kept)
+    four_at_equal_flops = next(
+        line for line in ROWS["ingredients"]() if line.startswith("| four iterations, at equal FLO")
+    )
+    assert four_at_equal_flops.count("not run") == 3
+
+
+def test_the_interval_of_the_mean_is_by_students_t_and_a_single_seed_has_none() -> None:
+    low, high = ROWS["interval"](pd.Series([1.0, 2.0, 3.0]))
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+    assert ROWS["interval"](pd.Series([1.0])) is None
+
+
+def test_the_dot_plot_is_drawn_from_the_kept_losses_with_a_panel_for_each_text_that_was_run() -> None:
+    drawn = read("docs/images/language-model-losses.svg")
+    assert drawn == runpy.run_path(str(ROOT / "docs/images/language_model_losses.py"))["draw"]()
+    kept = set(pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").experiment)
+    assert re.findall(r'class="title"[^>]*>([^<]+)<', drawn) == [
+        text for text, (experiment, _) in ROWS["TEXTS"].items() if experiment in kept
+    ]
+    assert drawn.count('r="4.6"') == sum(
+        not ROWS["losses"](text, model).empty for text in ROWS["TEXTS"] for model in ROWS["LABELS"]
+    )
+
+
+def test_the_page_has_at_most_1500_words_and_no_column_of_another_experiment() -> None:
+    words = re.sub(r"<!--.*?-->", "", PAGE).split()
+    assert len([word for word in words if re.search(r"\w", word)]) <= 1500
+    assert not re.search(r"^\|.*25M", PAGE, re.MULTILINE)
+
+
+def test_the_complete_tables_of_language_models_are_those_of_the_kept_results() -> None:
+    page = "docs/reference/language-models-tables.md"
+    assert read(page) == WRITTEN["WHOLE"][page]()
+
+
+def test_loops_gain_as_much_on_fresh_as_on_repeated_text_at_equal_tokens() -> None:
+    fresh, repeated = (ROWS["at_equal_tokens"](name, 4) for name in ROWS["REGIMES"].values())
+    readme = " ".join(read("results/reference/language-models/README.md").split())
+    spans = [f"{-max(gains):.3f} to {-min(gains):.3f}" for gains in (fresh, repeated)]
+    assert f"four loops gain {spans[0]} on fresh text and {spans[1]} on repeated text." in readme
+    large = [
+        own
+        for loops in (2, 4)
+        for own, (flops, _) in zip(
+            ROWS["at_equal_flops"]("repeated_100m_tokens_10_times", loops, "repeated_100m_tokens_10_times"),
+            ROWS["of_loops"]("repeated_100m_tokens_10_times", loops).values(),
+            strict=True,
+        )
+        if flops >= 3e18
+    ]
+    assert (round(max(large), 2), round(min(large), 2)) == (-0.04, -0.12)
 
 
 @pytest.fixture(scope="module")
@@ -33,62 +147,62 @@ def losses() -> dict[str, pd.DataFrame]:
     return {name: of.droplevel("experiment").unstack() for name, of in mean.groupby("experiment")}
 
 
-def difference(of: pd.Series, other: pd.Series) -> str:
-    """Mean over seeds with its 95 % interval, by Student's t with two degrees of freedom."""
-    found = of - other
-    mean, half = found.mean(), 4.303 * found.std() / 3**0.5
-    return f"{mean:+.3f} ({mean - half:.3f} to {mean + half:.3f})"
-
-
-def test_the_losses_of_language_models_are_the_kept_ones(losses) -> None:
+def test_the_losses_in_training_are_the_kept_ones(losses) -> None:
     kept, small = losses["language-models"], losses["language-models-25m"]
-    frame = pd.read_csv(LANGUAGE_MODELS / "training_loss.csv").query("experiment == 'language-models'")
-    flops = frame.groupby(["run", "phase", "seed"]).flops.max().groupby(["run", "phase"]).mean() / 1e15
-    for label, key in ROWS.items():
-        shown = " | ".join(f"{loss:.3f}" for loss in (*kept.loc[key], kept.loc[key].mean()))
-        assert f"| {label} | {flops.loc[key]:.1f} | {shown} |" in FINDINGS
     slow, first = (small.loc[f"small-explicit-lr{rate}", "explicit"][0] for rate in ("0.0003", "0.001"))
     assert f"({slow:.2f} against {first:.2f})" in FINDINGS
+    away = kept.loc["implicit", "bounded"] - losses["language-models-first"].loc["implicit", "bounded"]
+    about = " ".join((LANGUAGE_MODELS / "README.md").read_text(encoding="utf-8").split())
+    assert f"of the second three are {away.min():.3f} to {away.max():.3f} nats away" in about
 
 
-def test_the_differences_between_language_models_are_the_kept_ones(losses) -> None:
-    kept, keys = losses["language-models"], {label.removeprefix("implicit, "): key for label, key in ROWS.items()}
-    shown = re.findall(r"^\| (.+) \| (.+) \| ([+-][^|]+) \|$", read("docs/language-models.md"), re.MULTILINE)
-    assert len(shown) == 7
-    for of, other, nats in shown:
-        assert nats == difference(kept.loc[keys[of]], kept.loc[keys[other]]), (of, other)
-    first = losses["language-models-first"].loc["implicit", "bounded"]
-    assert f"is {difference(first, kept.loc['single-pass', 'single'])}." in FINDINGS
-    away = kept.loc["implicit", "bounded"] - first
-    assert f"ended {away.min():.3f} to {away.max():.3f} nats away" in FINDINGS
+def test_normalised_weights_give_a_fifth_of_the_gain_of_a_single_pass_of_llama_and_a_quarter_of_that_of_mamba2() -> (
+    None
+):
+    shares = {
+        text: ROWS["gain"](text, "normed", "explicit").mean() / ROWS["gain"](text, "single", "explicit").mean()
+        for text in (FRESH, MAMBA2)
+    }
+    assert 0.17 < shares[FRESH] < 0.23
+    assert 0.23 < shares[MAMBA2] < 0.29
+    assert "Normalised weights give a fifth of that gain for Llama and a quarter for Mamba2" in FINDINGS
+
+
+def test_what_iterating_gains_by_seed_is_as_the_page_says() -> None:
+    four, free = ([ROWS["gain"](text, of, "single") for text in ROWS["TEXTS"]] for of in ("bounded", "free"))
+    assert [int((gain > 0).sum()) for gain in four] == [3, 3, 1]
+    assert all((gain < 0).all() and len(gain) == 3 for gain in free)
+    assert {f"{-gain.mean():.2f}" for gain in free} == {"0.02", "0.03"}
+    flops = {
+        of: [ROWS["tested"](text, of).train_flops.mean() for text in ROWS["TEXTS"]]
+        for of in ("bounded", "free", "single")
+    }
+    assert all(1.9 < a / b < 2.1 for a, b in zip(flops["bounded"], flops["single"], strict=True))
+    assert "**Four iterations did not help**, at twice the FLOPs" in FINDINGS
+    times = [a / b for a, b in zip(flops["free"], flops["single"], strict=True)]
+    assert f"at {min(times):.1f} to {max(times):.1f} times the FLOPs, with each of the nine seeds" in FINDINGS
+
+
+def test_the_distances_to_the_fixed_point_are_the_measured_ones() -> None:
+    rows = [row for row in benchmark("language-blocks", "h100")["rows"] if row["table"] == "distance"]
+    at, solved = ([row for row in rows if row["tol"] == tol] for tol in (0.05, 0.0001))
+    assert [f"{100 * row['distance']:.0f}" for row in at] == ["4", "3"]
+    most = max(abs(a["loss"] - b["loss"]) for a, b in zip(at, solved, strict=True))
+    assert f"The loss differs by at most {most:.3f} nats per token" in FINDINGS
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("phase == 'bounded' and length == 2048")
+    by_mode = frame.pivot_table(index=["experiment", "seed"], columns="mode", values="loss")
+    higher = (by_mode["blockwise-256-token"] - by_mode.as_trained).dropna()
+    mamba2, llama = (higher.loc[f"language-models-{name}"] for name in ("mamba2", "repeated"))
+    assert f"their loss is {mamba2.min():.3f} to {mamba2.max():.3f} nats higher for Mamba2" in FINDINGS
+    assert f"and {llama.min():.3f} to {llama.max():.3f} for Llama on repeated text" in FINDINGS
 
 
 def test_the_share_of_equal_tokens_is_the_kept_one() -> None:
-    frame = pd.read_csv(LANGUAGE_MODELS / "agreement.csv")
-    names = {"simultaneous": "at once", "blockwise": "blocks of 256", "sequential": "token by token"}
-    for (mode, against), of in frame.groupby(["mode", "against"]):
-        percent = [100 * one for _, one in of.groupby("phase").token_agreement]
-        text = [f"{one.mean():.1f} % ({one.min():.1f} to {one.max():.1f})" for one in percent]
-        assert f"| {names[mode]}, and {names[against]} | {' | '.join(text)} |" in FINDINGS
-
-
-def test_the_losses_on_held_out_text_are_the_kept_ones() -> None:
-    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("experiment == 'language-models'")
-    trained = frame[frame["mode"].isin(["parallel", "as_trained"])].groupby(["run", "phase", "length"]).loss
-    cells = {at: f"{of.mean():.2f} ({of.min():.2f} to {of.max():.2f})" for at, of in trained}
-    for label, key in ROWS.items():
-        assert f"| {label} | {' | '.join(cells[(*key, length)] for length in (2048, 4096, 8192))} |" in FINDINGS
-    by_mode = frame.pivot_table(index=["run", "phase", "length", "seed"], columns="mode", values="loss")
-    assert f"has a loss of {by_mode.simultaneous.loc['implicit', 'bounded', 2048].mean():.2f} at" in FINDINGS
-    assert f"by at most {(by_mode.blockwise - by_mode.simultaneous).abs().max():.2f}." in FINDINGS
-
-
-def test_four_iterations_are_worse_on_held_out_text_with_each_of_three_equal_seeds() -> None:
-    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query("length == 2048 and mode == 'as_trained'")
-    loss = frame[frame.experiment == "language-models"].set_index(["run", "phase", "seed"]).loss.sort_index()
-    differences = loss["implicit", "bounded"] - loss["single-pass", "single"]
-    assert (len(differences), (differences > 0).all()) == (3, True)
-    assert "On held-out text it is worse with each of three equal seeds" in FINDINGS
+    frame = pd.read_csv(LANGUAGE_MODELS / "agreement.csv").query("experiment != 'language-models-25m'")
+    means = 100 * frame.groupby(["experiment", "mode", "against", "phase"]).token_agreement.mean()
+    before = means["language-models-mamba2", "simultaneous", "sequential", "bounded"]
+    assert f"agree on {before:.1f} % for Mamba2" in FINDINGS
+    assert f"agree on {means.min():.0f} to {means.max():.0f} % of the tokens" in FINDINGS
 
 
 def test_about_a_fifth_of_the_tokens_had_not_converged_where_modes_were_compared() -> None:

@@ -1,5 +1,6 @@
 """Claims: what they measure, of which models, and the verdict that follows."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,16 @@ def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a
     assert (judgement.verdict == "missing", sorted(judgement.spread.values)) == (is_missing, pytest.approx(by_seed))
 
 
+def test_whether_modes_agree_is_asked_of_models_after_their_free_phase() -> None:
+    pair = {"run": "m", "is_implicit": True} | PAIR
+    bounded, free = (
+        pair | {"phase": phase, "solver": Solver("fixed_point", most, 1), "token_agreement": share}
+        for phase, most, share in (("bounded", 4, 0.9), ("free-80", 24, 0.98))
+    )
+    judgement = of_claim("duality-of-language-models", [bounded, free], "duality")
+    assert (judgement.verdict, judgement.spread.values) == ("reproduced", (0.98,))
+
+
 def test_layers_grow_with_the_length_also_where_no_depth_solves_it() -> None:
     def depth(num_layers: int, length: int, accuracy: float, *, is_implicit: bool = False) -> Record:
         record = (
@@ -365,6 +376,64 @@ def test_language_models_that_compete_are_chosen_by_the_training_loss_at_the_end
     assert judgement.spread.mean == pytest.approx(18 / 20)
     assert "m-explicit (parallel) [chosen of 2 by training loss at the end]" in judgement.evidence.text
     assert compare(FREE, IMPLICIT, BOUNDED, EXPLICIT, lucky).verdict == "missing"  # the test set must not choose
+
+
+def test_language_models_that_all_have_validation_text_are_chosen_by_it_over_the_seeds_that_they_share() -> None:
+    single = IMPLICIT | {"mode": "as_trained", "phase": "single", "solver": Solver("unrolled", num_unroll=1)}
+    kept, overfitted = ({"run": run, "model_type": "implicit_llama3"} for run in ("wd1.0", "wd0.1"))
+    text = [*seeds(single | kept, 19.0, 20.0), *seeds(single | overfitted, 15.0), EXPLICIT | kept | {"run": "e"}]
+    losses = {"wd1.0": [2.0, 9.0], "wd0.1": [2.5]}
+    chosen = [
+        single | {"run": run, "seed": seed, "loss": loss}
+        for run, of_run in losses.items()
+        for seed, loss in enumerate(of_run)
+    ]
+    training = (trained(single | kept, 2.0), trained(single | overfitted, 0.5))
+    claim = CLAIMS["single-pass-beats-explicit-repeated"]
+    frame = given_of({"perplexity": text, "validation_perplexity": chosen}, training).frame
+    judgement = claims.judge(claim, frame, "language-models-repeated")
+    assert "wd1.0 (as_trained) [chosen of 2 by loss on validation text]" in judgement.evidence.text
+    assert judgement.spread.values == pytest.approx((19 / 20,))
+    partly = given_of({"perplexity": text, "validation_perplexity": chosen[:2]}, training).frame
+    assert "wd0.1" in claims.judge(claim, partly, "language-models-repeated").evidence.text
+
+
+def repeated(*values: float | None, **changes: Any) -> list[Record]:
+    """A phase on repeated text, by seed, with its loss and perplexity."""
+    record = IMPLICIT | {"mode": "as_trained", "model_type": "implicit_llama3"} | changes
+    losses = [None if value is None else math.log(value) for value in values]
+    return [one | {"loss": loss} for one, loss in zip(seeds(record, *values), losses, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict", "difference"),
+    [
+        ((19.2, 24.0, 28.8), "reproduced", math.log(0.96)),
+        ((19.2, 24.0, 29.7), "depends on the seed", None),
+        ((19.8, 24.75, 29.7), "not reproduced", math.log(0.99)),
+        ((19.2, 24.0, None), "missing", None),
+    ],
+)
+def test_each_seed_must_gain_as_much_on_repeated_text_as_loops_do(
+    free: tuple[float | None, ...], verdict: str, difference: float | None
+) -> None:
+    single = repeated(20.0, 25.0, 30.0, run="single", phase="single", solver=Solver("unrolled", num_unroll=1))
+    judgement = of_claim(
+        "iteration-gains-as-loops-do", [*repeated(*free, solver=Solver("f", 32, 4)), *single], "perplexity"
+    )
+    assert judgement.verdict == verdict
+    assert judgement.evidence.num_seeds == sum(value is not None for value in free)
+    if difference is not None:
+        assert judgement.spread.values == pytest.approx((difference,) * 3)
+
+
+def test_mamba2_and_llama_have_the_same_controls_by_the_same_bounds() -> None:
+    names = [name.removesuffix("-mamba2") for name in CLAIMS if name.endswith("-mamba2") and "single-pass" in name]
+    assert len(names) == 3
+    for name in (*names, "iteration-pays-at-equal-flops"):
+        llama, mamba2 = CLAIMS[name], CLAIMS[f"{name}-mamba2"]
+        assert (mamba2.holds_if, mamba2.measure.by) == (llama.holds_if, llama.measure.by)
+        assert mamba2.scales == ("language-models-mamba2",)
 
 
 def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase() -> None:

@@ -289,7 +289,8 @@ def test_settings_that_differ_between_runs_are_columns_and_the_others_are_said_o
     assert all(row["settings"][key] == value for row in settings["rows"] for key, value in settings["shared"].items())
 
 
-def test_the_report_of_kept_results_equals_the_report_that_was_made_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["report", "report-with-missing"])
+def test_the_report_of_kept_results_equals_the_report_that_was_made_first(name: str, tmp_path: Path) -> None:
     results, kept = tmp_path / "results" / "demo", ("manifest.json", "metrics.json", "provenance.json", "journal.jsonl")
     roles = make_runs(results, SMALL[1:])
     context = make_context(results / "report", roles)
@@ -299,6 +300,7 @@ def test_the_report_of_kept_results_equals_the_report_that_was_made_first(tmp_pa
         (tmp_path / "kept" / path.relative_to(results)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / "kept" / path.relative_to(results))
     first = results.rename(tmp_path / "first") / context.work.relative_to(results)
+    (tmp_path / "kept/report").rename(tmp_path / "kept" / name)
     make_again(tmp_path / "kept", tmp_path / "page")
     for path in (first / "declared").rglob("*.*"):
         assert (tmp_path / "page" / path.relative_to(first)).read_bytes() == path.read_bytes(), path.name

@@ -20,9 +20,11 @@ from implicit_llm_report import stage
 def make_again(results: Path, target: Path, experiment: Path | None = None) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names.
 
-    With the YAML file of the EXPERIMENT, title, note and names are those of today.
+    Without a whole report it is that of `implicit-llm missing --report`. With the YAML file of the EXPERIMENT, title,
+    note and names are those of today.
     """
-    manifest = Manifest.read(results / "report" / MANIFEST)
+    whole = results / "report"
+    manifest = Manifest.read((whole if whole.exists() else results / "report-with-missing") / MANIFEST)
     folders = {role: results.absolute() / role.replace(":", "/", 1) for role in manifest.upstream}
     today = yaml.safe_load(experiment.read_text(encoding="utf-8"))["report"] if experiment is not None else {}
     make_page(folders, target, {**manifest.config, **today}, manifest.fingerprint)

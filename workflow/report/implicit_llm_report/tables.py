@@ -36,6 +36,7 @@ SYMBOLS = {">": "$>$", "<": "$<$", "×": r"$\times$"}
 # Columns of the frame that are of a record alone, or that a CSV file has in other words.
 NOT_WRITTEN = (
     "kind", "role", "seed", "is_implicit", "solver", "source", "sweep", "record", "metric", "value", "detail",
+    "validation_loss",
 )  # fmt: skip
 ABOUT = [column for column in COLUMNS if column not in NOT_WRITTEN]
 TASK_NAMES = (  # of CatbAbI: Weston et al. 2015, Table 1

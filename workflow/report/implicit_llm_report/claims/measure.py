@@ -1,11 +1,12 @@
 """What a claim measures: a number of models, or of one model beside another, as rows of the frame (inputs/frame.py).
 
 Of two models one run represents each side. Where several runs compete, equal in all that the claim compares by, the one
-with the best score in training or on a validation set is chosen (the frame's column `choice`), never by what comes out
-of the pair; without scores there is no number.
+with the best score on a validation set or in training is chosen (the frame's columns `validation_loss` and `choice`),
+over the seeds that all of them have, and never by what comes out of the pair; without scores there is no number.
 
-The number of a pair is formed for every seed of the first with every seed of the second; of the same seed, where both
-are of one run and so share their start. The value of a seed with several records is their mean.
+The number of a pair is formed for every seed of the first with every seed of the second; of equal seeds alone, where
+both are of one run and so share their start, or where the claim asks for it. The value of a seed with several records
+is their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +42,14 @@ WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of all cells that have `of`: columns of the frame with their values, or {at_most: value}.
+    """A metric of all cells that have `of`: columns of the frame with their value, a list of values or {at_most: value}.
 
     against: the columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the
     columns `equal`; the number is then the difference, the ratio, or the share of the tasks that the first wins.
-    size: bounds of the second model's size over that of the first. speaks: "best" lets the model that does best
-    decide, "all" asks it of every one; None lets the best one show that something can be done (`at_least`), and asks
-    all of the rest and of pairs.
+    size: bounds of the second model's size over that of the first. seeds: "equal" compares each seed with its own,
+    which trained on the same sequences in the same order. speaks: "best" lets the model that does best decide, "all"
+    asks it of every one; None lets the best one show that something can be done (`at_least`), and asks all of the rest
+    and of pairs.
     """
 
     metric: str
@@ -58,6 +60,7 @@ class Measure:
     equal: tuple[str, ...] = ()
     size: tuple[float, float] | None = None
     by: Literal["difference", "ratio", "tasks"] = "difference"
+    seeds: Literal["all", "equal"] = "all"
     speaks: Literal["best", "all"] | None = None
 
     def __post_init__(self) -> None:
@@ -142,16 +145,29 @@ class Choice:
 
 
 def choose(rivals: Sequence[Group]) -> Choice:
-    """The rival with the best score, of those that have one; one without rivals needs none."""
+    """The rival with the best score: on validation text where all have one there, else in training."""
     if len(rivals) == 1:
         return Choice(rivals[0])
-    scores = [(score, index) for index, cell in enumerate(rivals) if (score := cell.mean("choice")) is not None]
+    by, scores = "loss on validation text", _scores(rivals, "validation_loss")
+    if len(scores) < len(rivals):
+        by = "accuracy on the validation set" if rivals[0].kind == "catbabi" else "training loss at the end"
+        scores = _scores(rivals, "choice")
     if not scores:
         return Choice(rivals[0], None)
-    by = "accuracy on the validation set" if rivals[0].kind == "catbabi" else "training loss at the end"
     lost = len(rivals) - len(scores)
     without = f", {lost} of them without a number there" if lost else ""
     return Choice(rivals[min(scores)[1]], f" [chosen of {len(rivals)} by {by}{without}]")
+
+
+def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
+    """The score of each rival that has one, with its index: the mean over the seeds that all of them have."""
+    scored = [(index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals)]
+    scored = [(index, rows) for index, rows in scored if len(rows)]
+    shared = set.intersection(*(set(rows["seed"]) for _, rows in scored)) if scored else set()
+    return [
+        (float((rows[rows["seed"].isin(shared)] if shared else rows).drop_duplicates("seed")[column].mean()), index)
+        for index, rows in scored
+    ]
 
 
 def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str]) -> list[list[Group]]:
@@ -201,7 +217,7 @@ def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> l
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]
         else:
-            rows = rows[rows[column].isin([value])]
+            rows = rows[rows[column].isin(value if isinstance(value, list) else [value])]
     if measure.kind == "catbabi":
         rows = rows[(rows["split"] == "test") & (rows["task"].isna() | (measure.by == "tasks"))]
     return groups(rows, CELL)
@@ -229,9 +245,12 @@ def _pair(measure: Measure, *choices: Choice) -> Found:
     first, second = (choice.cell for choice in choices)
     values = _tasks_by_seed if measure.by == "tasks" else partial(Group.by_seed, metric=measure.metric)
     mine, others = values(first), values(second)
-    pairs = [pair for pair in product(mine, others) if pair[0] == pair[1] or first.run != second.run]
+    is_by_seed = measure.seeds == "equal" or first.run == second.run
+    pairs = [pair for pair in product(mine, others) if pair[0] == pair[1] or not is_by_seed]
     spread = Spread.of(_combined(measure.by, mine[seed], others[other]) for seed, other in pairs)
     num_seeds = min(sum(value is not None for value in side.values()) for side in (mine, others))
+    if measure.seeds == "equal":
+        num_seeds = len(spread.values)
     seeds = "one seed each" if len(mine) == len(others) == 1 else f"{len(mine)} and {len(others)} seeds"
     if any(choice.words is None for choice in choices):
         spread, num_seeds, seeds = Spread((), 1), 0, "no score chooses among the runs"

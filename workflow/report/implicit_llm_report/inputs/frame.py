@@ -42,6 +42,7 @@ ABOUT = (
 DERIVED = (
     "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
+    "validation_loss",
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
@@ -68,6 +69,7 @@ METRIC_WORDS = {
     "layers": "fewest layers that solve a length",
     "accuracy": "accuracy at all questions",
     PERPLEXITY: "perplexity",
+    "loss": "loss in nats per token",
     "acc": "accuracy",
     "acc_norm": "accuracy, normalised by length",
     AVERAGE: "average accuracy",
@@ -172,12 +174,14 @@ def frame_of(
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
     titles, rows, metrics = model_titles(models), [], metrics_of(kinds)
+    validated = {_of_training(one): one.get("loss") for one in records.get(VALIDATION_KINDS[PERPLEXITY], ())}
     for kind, mine in records.items():
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
             about = dict.fromkeys(COLUMNS) | {key: _hashable(record.get(key)) for key in ABOUT}
             about |= {"kind": kind, "record": number}
             about |= derived.of(record) | {"models": titles.get(str(record.get("run")))}
+            about["validation_loss"] = validated.get(_of_training(record))
             about["reason"] = reasons.get(str(record.get("role")))
             about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
             for task, metric, value in _numbers(record, kind, metrics.get(kind, ())):
@@ -243,7 +247,8 @@ class _Derived:
     `label` the kind of model and its phase. `is_headline` marks the mode that stands for the model in figures and
     claims: of those that read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run
     with the fewest iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the
-    lower the better: training loss at the end of language models, error on the validation set of CatbAbI.
+    lower the better: training loss at the end of language models, error on the validation set of CatbAbI. Language
+    models that all have a `validation_loss` are chosen by that.
     `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
     """
 
@@ -310,6 +315,10 @@ def _is_harder(record: Mapping[str, Any]) -> bool | None:
     """Whether a test has a larger share of hard tokens than anything in training; None where that is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
+
+
+def _of_training(record: Mapping[str, Any]) -> tuple:
+    return record.get("run"), record.get("phase"), record.get("seed")
 
 
 def _validated(record: Mapping[str, Any]) -> tuple:
