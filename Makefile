@@ -20,6 +20,7 @@ READY := $(VENV)/.ready-$(STAMP_KEY)
 TOOLS := $(VENV)/.tools-$(STAMP_KEY)
 SITE := $(VENV)/.site-$(STAMP_KEY)
 ACTIVATE := export PATH="$(abspath $(VENV))/bin:$$PATH"
+IS_SUPPORTED := -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # Tests start hundreds of processes, which are not to compile the project each for itself.
 unexport PYTHONDONTWRITEBYTECODE
@@ -89,8 +90,9 @@ bench: $(TOOLS)  ## Run the benchmarks; each prints a table
 # Its name changes with its contents, so it has no prerequisites: a checkout that only changes file times installs nothing.
 # torch comes first and by its exact version: left to the other packages, pip would take a build for GPUs.
 $(READY):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { echo "error: $(PYTHON) is not Python 3.11 or 3.12; set PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) $(IS_SUPPORTED) || { echo "error: $(PYTHON) is not Python 3.11 or 3.12; set PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; type: sudo apt-get install python3-venv" >&2; exit 2; }
+	@[ ! -e $(VENV)/bin/python ] || $(VENV)/bin/python $(IS_SUPPORTED) || { echo "error: the Python in $(VENV) is not 3.11 or 3.12; type: rm -r $(VENV)" >&2; exit 2; }
 	@echo "Setting up $(VENV): a few minutes, once."
 	@rm -f $(VENV)/.ready-* $(VENV)/.tools-* $(VENV)/.site-*
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ class ImplicitConfig(PreTrainedConfig):
             self.solver = self.solver or {}
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
+        own = [field.name for field in fields(self)]
+        for key in kwargs:  # transformers keeps every further one as an attribute; a misspelt field would set nothing
+            if close := get_close_matches(key, own, n=1, cutoff=0.85):
+                raise ModelConfigError(f"{key}: {type(self).__name__} has no such field; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
         if self._is_in_shim():
             title = type(self).__name__.removesuffix("Config")

@@ -107,7 +107,9 @@ class Undisturbed:
     def _hits(self, stage: Stage, way: Way, tmp_path: Path) -> Counter[str]:
         run_dir, trace = tmp_path / "results" / "demo" / "train" / "x", tmp_path / "trace"
         way.prepare(stage, run_dir)
-        assert way.run(stage, run_dir, FAULT=way.fault, FAULT_TRACE=str(trace)) == (143 if way.fault else 0)
+        assert way.run(stage, run_dir, IMPLICIT_LLM_FAULT=way.fault, IMPLICIT_LLM_FAULT_TRACE=str(trace)) == (
+            143 if way.fault else 0
+        )
         return Counter(trace.read_text().split())
 
     def ways_past(self, point: str) -> list[tuple[Way, int]]:
@@ -158,7 +160,9 @@ def check_fault(stage: Stage, undisturbed: Undisturbed, way: Way, tmp_path: Path
     point, kind, hit = fault
     run_dir, trace = tmp_path / "results" / "demo" / "train" / "x", tmp_path / "trace"
     way.prepare(stage, run_dir)
-    code = way.run(stage, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}", FAULT_TRACE=str(trace))
+    code = way.run(
+        stage, run_dir, IMPLICIT_LLM_FAULT=f"{way.fault},{point}:{kind}@{hit}", IMPLICIT_LLM_FAULT_TRACE=str(trace)
+    )
     assert trace.read_text().split().count(point) >= hit, "the fault was never injected"
     if kind in ("kill9", "sigterm"):
         assert code in {"kill9": (-9,), "sigterm": (143, -15, 0)}[kind]
@@ -272,7 +276,7 @@ def jobs(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> list[Job
     ]
     for job in jobs:
         run_dir = root / "undisturbed" / job.config["kind"]
-        assert job.make(factory, run_dir, FAULT_TRACE=str(root / "trace")) == 0
+        assert job.make(factory, run_dir, IMPLICIT_LLM_FAULT_TRACE=str(root / "trace")) == 0
         job.manifest = (run_dir / "manifest.json").read_bytes()
         job.hits = Counter((root / "trace").read_text().split())
         (root / "trace").unlink()
@@ -294,7 +298,7 @@ def finished_files(run_dir: Path) -> dict[str, tuple[int, int]]:
 
 def check_data_fault(factory: Factory, job: Job, run_dir: Path, fault: tuple[str, str, int]) -> None:
     point, kind, hit = fault
-    assert job.make(factory, run_dir, FAULT=f"{point}:{kind}@{hit}") in EXIT_CODES[kind]
+    assert job.make(factory, run_dir, IMPLICIT_LLM_FAULT=f"{point}:{kind}@{hit}") in EXIT_CODES[kind]
     assert not (run_dir / "manifest.json").exists()
     for record in [path for path in run_dir.glob("work/*/**/*.json") if not path.name.startswith(".")]:
         json.loads(record.read_bytes())  # what has its name is whole

@@ -49,7 +49,7 @@ def check(trainer: Trainer, undisturbed: list, root: Path, fault: str, hit: int,
     for index, before in enumerate((0, BORDER * per_step)):
         is_here = before < hit <= (BORDER, STEPS)[index] * per_step
         if is_here:
-            code = run_phase(trainer, root, index, save_steps, FAULT=f"{fault}@{hit - before}")
+            code = run_phase(trainer, root, index, save_steps, IMPLICIT_LLM_FAULT=f"{fault}@{hit - before}")
         if not is_here or code:
             assert run_phase(trainer, root, index, save_steps) == 0
     assert outcome(root) == undisturbed
@@ -78,6 +78,9 @@ def test_a_kill_within_a_step_changes_nothing(
 @pytest.mark.slow
 def test_a_stop_in_every_single_step_changes_nothing(trainer: Trainer, undisturbed: list, tmp_path: Path) -> None:
     for index, num_steps in enumerate((BORDER, STEPS - BORDER)):
-        codes = [run_phase(trainer, tmp_path, index, 100, FAULT="train.after_step:sigterm@1") for _ in range(num_steps)]
+        codes = [
+            run_phase(trainer, tmp_path, index, 100, IMPLICIT_LLM_FAULT="train.after_step:sigterm@1")
+            for _ in range(num_steps)
+        ]
         assert codes == [75] * (num_steps - 1) + [0]
     assert outcome(tmp_path) == undisturbed

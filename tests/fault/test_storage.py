@@ -37,7 +37,10 @@ def assert_restart_ends_as(undisturbed: tuple, trainer: Trainer, run_dir: Path) 
 
 
 def test_one_save_that_finds_the_disk_full_is_left_out(trainer: Trainer, undisturbed: tuple, run_dir: Path) -> None:
-    assert train(trainer, run_dir, FAULT=f"checkpoint.before_file:enospc@{FILES + 2}") == (0, {"progress": STEPS})
+    assert train(trainer, run_dir, IMPLICIT_LLM_FAULT=f"checkpoint.before_file:enospc@{FILES + 2}") == (
+        0,
+        {"progress": STEPS},
+    )
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
     assert len(events(run_dir, "checkpoint_failed")) == 1
     incidents = json.loads((run_dir / "provenance.json").read_text())["incidents"]
@@ -49,7 +52,7 @@ def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class
 ) -> None:
     trace = tmp_path / "trace"
     fault = f"checkpoint.before_file:enospc@{FILES + 2}+"
-    code, told = train(trainer, run_dir, FAULT=fault, FAULT_TRACE=str(trace))
+    code, told = train(trainer, run_dir, IMPLICIT_LLM_FAULT=fault, IMPLICIT_LLM_FAULT_TRACE=str(trace))
     assert code == 2
     assert (told["progress"], told["failure_class"]) == (1, "quota")
     assert "bytes needed" in told["message"]
@@ -61,7 +64,7 @@ def test_a_disk_that_stays_full_stops_training_at_the_second_save_with_its_class
 def test_a_journal_that_the_disk_does_not_take_is_not_ahead_of_its_checkpoint(
     trainer: Trainer, undisturbed: tuple, run_dir: Path
 ) -> None:
-    code, told = train(trainer, run_dir, FAULT="journal.before_append:enospc@6+")
+    code, told = train(trainer, run_dir, IMPLICIT_LLM_FAULT="journal.before_append:enospc@6+")
     assert (code, told["failure_class"]) == (2, "quota")
     newest = int(saved(run_dir)[-1].removeprefix("step-"))
     assert [step for step, _ in logged(run_dir)] == list(range(1, newest + 1))
@@ -73,7 +76,7 @@ def test_an_error_that_passes_costs_no_save(trainer: Trainer, undisturbed: tuple
     faults = (
         f"checkpoint.before_file:{kind}@{FILES + 2},atomic.before_tree_fsync:{kind}@3,journal.before_append:{kind}@7"
     )
-    assert train(trainer, run_dir, FAULT=faults) == (0, {"progress": STEPS})
+    assert train(trainer, run_dir, IMPLICIT_LLM_FAULT=faults) == (0, {"progress": STEPS})
     assert (artifacts(run_dir), logged(run_dir)) == undisturbed
     assert len(events(run_dir, "checkpoint_failed")) == 0
     assert len(events(run_dir, "checkpoint_committed")) == STEPS
@@ -83,7 +86,9 @@ def test_an_error_that_stays_is_tried_four_times_at_each_of_two_saves(
     trainer: Trainer, undisturbed: tuple, run_dir: Path, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"
-    code, told = train(trainer, run_dir, FAULT="atomic.before_tree_fsync:estale@2+", FAULT_TRACE=str(trace))
+    code, told = train(
+        trainer, run_dir, IMPLICIT_LLM_FAULT="atomic.before_tree_fsync:estale@2+", IMPLICIT_LLM_FAULT_TRACE=str(trace)
+    )
     assert (code, told["failure_class"]) == (2, "quota")
     assert trace.read_text().split().count("atomic.before_tree_fsync") == 1 + 4 + 4
     assert saved(run_dir) == ["step-00000001"]
@@ -123,7 +128,7 @@ def test_a_disk_that_is_mounted_read_only_keeps_its_checkpoints(
     trainer: Trainer, undisturbed: tuple, disk: Path, tmp_path: Path
 ) -> None:
     run_dir = disk / "a" / "only"
-    assert train(trainer, run_dir, FAULT="train.after_step:kill9@4")[0] == -9
+    assert train(trainer, run_dir, IMPLICIT_LLM_FAULT="train.after_step:kill9@4")[0] == -9
     before = saved(run_dir)
     assert _mount("-o", "remount,ro", str(disk)) == 0
     assert trainer.run(run_dir, CONFIG, SUBMITIT_JOB_STATUS=str(tmp_path / "status.json")) == 2

@@ -41,7 +41,7 @@ class Way:
 
     def prepare(self, trainer: Trainer, run_dir: Path) -> None:
         if self.damaged:
-            assert self.run(trainer, run_dir, FAULT=f"train.after_step:raise@{STEPS}") == 1
+            assert self.run(trainer, run_dir, IMPLICIT_LLM_FAULT=f"train.after_step:raise@{STEPS}") == 1
             flip_last_byte(work_of(run_dir) / self.damaged / "model.safetensors")
 
 
@@ -61,7 +61,9 @@ class Undisturbed:
         run_dir, trace = tmp_path / "a" / "only", tmp_path / "trace"
         self.way = way
         way.prepare(trainer, run_dir)
-        assert way.run(trainer, run_dir, FAULT=way.fault, FAULT_TRACE=str(trace)) == (75 if way.fault else 0)
+        assert way.run(trainer, run_dir, IMPLICIT_LLM_FAULT=way.fault, IMPLICIT_LLM_FAULT_TRACE=str(trace)) == (
+            75 if way.fault else 0
+        )
         self.hits = Counter(trace.read_text().split())
         assert way.run(trainer, run_dir) == 0
         self.manifest = (run_dir / "manifest.json").read_bytes()
@@ -108,7 +110,7 @@ def check_fault(trainer: Trainer, undisturbed: Undisturbed, run_dir: Path, fault
     point, kind, hit = fault
     way = undisturbed.way
     way.prepare(trainer, run_dir)
-    assert way.run(trainer, run_dir, FAULT=f"{way.fault},{point}:{kind}@{hit}") in EXIT_CODES[kind]
+    assert way.run(trainer, run_dir, IMPLICIT_LLM_FAULT=f"{way.fault},{point}:{kind}@{hit}") in EXIT_CODES[kind]
     check_what_is_there(run_dir, has_damaged=bool(way.damaged))
     before = kept_ones(run_dir)
 

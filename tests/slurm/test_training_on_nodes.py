@@ -216,7 +216,7 @@ def test_a_job_that_dies_after_its_commit_is_not_computed_again(slurm: SlurmClus
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
     options = ("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
     words = (*options, "--", f"results/tiny/{job}/manifest.json")
-    faulty = replace(project, variables={**project.variables, "FAULT": "publish.before_manifest:kill9"})
+    faulty = replace(project, variables={**project.variables, "IMPLICIT_LLM_FAULT": "publish.before_manifest:kill9"})
     faulty.snakemake(*words, code=1)
     assert not (project.results / job / "manifest.json").exists()
     assert project.starts(job) == 1

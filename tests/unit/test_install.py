@@ -70,6 +70,28 @@ def test_the_command_tells_the_version_of_the_project(capsys: pytest.CaptureFixt
     assert run(capsys, "--version") == (0, f"implicit-llm {implicit_llm.__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("PYTHON", "error: {python} is not Python 3.11 or 3.12; set PYTHON=python3.12"),
+        ("VENV", "error: the Python in {venv} is not 3.11 or 3.12; type: rm -r {venv}"),
+    ],
+)
+def test_an_old_python_is_refused_before_anything_is_installed(tmp_path: Path, old: str, said: str) -> None:
+    python = tmp_path / "bin" / "python"  # stands for one of another version
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    given = {"PYTHON": sys.executable, "VENV": str(tmp_path / "new")} | {
+        old: str(python if old == "PYTHON" else tmp_path)
+    }
+    words = ["make", "setup", *(f"{name}={value}" for name, value in given.items())]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == said.format(python=python, venv=tmp_path)
+    assert done.stdout == ""
+
+
 ADVICE = "in the project's checkout type: pip install '.[all]'"
 MISSING = rf"error: No module named '\w+'; {re.escape(ADVICE)}\n"
 USE = """

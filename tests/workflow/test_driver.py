@@ -78,6 +78,14 @@ def test_both_doors_refuse_a_bad_file_in_one_line_with_its_name(
     assert re.match(rf"error: tiny\.yaml{said}", error), output
 
 
+def test_ranks_in_the_shell_of_the_user_do_not_reach_the_jobs(project: Project) -> None:
+    manifest = project.declared(EXPLICIT_PHASE)
+    shell = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "FAULT": "1"}
+    replace(project, variables=shell).snakemake("-R", manifest)
+    provenance = project.results / EXPLICIT_PHASE / "provenance.json"
+    assert json.loads(provenance.read_text())["processes"] == 1
+
+
 def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(built: Project) -> None:
     refused = built.command("snakemake", "-n", "--cores", "1", "--configfile", "tiny.yaml", "train", code=2)
     assert "error: train: no such config file; --configfile takes every word up to the next option" in refused
@@ -173,7 +181,7 @@ EXPLICIT = {EXPLICIT_PHASE, "evaluate/explicit-s0/explicit/word-problem", "repor
 def test_a_job_that_fails_after_its_commit_is_not_computed_again(project: Project, fault: str) -> None:
     before = project.starts(FREE_PHASE)
     project.edit(project.config, "tol: 0.1", "tol: 0.2")
-    replace(project, variables={"FAULT": fault}).snakemake(code=1)
+    replace(project, variables={"IMPLICIT_LLM_FAULT": fault}).snakemake(code=1)
     assert project.starts(FREE_PHASE) == before + 1
     assert project.planned() == {FREE_PHASE, "evaluate/implicit-s0/free/word-problem", "report"}
     project.snakemake()
@@ -404,24 +412,71 @@ def test_a_typo_in_the_block_of_a_site_is_one_line_with_the_nearest_name(
     assert "usage" not in refused
 
 
+@pytest.mark.parametrize("profile", ["local", "cluster"])
 @pytest.mark.parametrize(
-    ("profile", "old", "new", "said"),
+    ("option", "rest", "said"),
     [
-        *(
-            (name, "train_word_problem:", "train_word_problm:", r"set-\w+: there is no rule '{new}'")
-            for name in ("local", "cluster")
-        ),
-        ("local", "set-threads:", "set-thread:", "Snakemake has no option '{new}'"),
-        ("cluster", "set-resources:", "set-resorces:", "Snakemake has no option '{new}'"),
+        ("set-threads", "train_catbbi: 1", ": there is no rule 'train_catbbi'; did you mean 'train_catbabi'?"),
+        ("set-threads", "data_set: one", ".data_set: one is not allowed; give a whole number of at least 1"),
+        ("set-threads", "data_set: 0", ".data_set: 0 is not allowed; give a whole number of at least 1"),
+        ("set-threads", "data_set: -1", "Invalid threads definition: "),
+        ("set-threads", "data_set: [1]", ".data_set: [1] is not allowed; give one number or text"),
+        ("set-resources", "data_st: {runtime: 3}", ": there is no rule 'data_st'; did you mean 'data_set'?"),
+        ("set-resources", "report: {runtme: 3}", ".report: nothing reads the resource 'runtme'; did you mean 'runtim"),
+        ("set-resources", "data_set: {runtime: soon}", ".data_set.runtime: soon is not allowed; give a whole number"),
+        ("set-resources", "data_set: {nodes: two}", ".data_set.nodes: two is not allowed; give a whole number"),
+        ("set-resources", "data_set: {kernels: tritn}", ".data_set.kernels: tritn is not allowed; give one of 'auto'"),
+        ("set-resources", "report: {cuda_graphs: on}", ".report.cuda_graphs: True is not allowed; give one of 'on'"),
+        ("set-resources", "data_set: 30", "Invalid set-resources format in profile"),
+        ("default-resources", "runtme: 3", ": nothing reads the resource 'runtme'; did you mean 'runtime'?"),
+        ("resources", "gpu_slots: 3", ": no rule asks for 'gpu_slots'; "),
+        ("", "set-thread: {data_set: 1}", "Snakemake has no option 'set-thread'; did you mean 'set-threads'?"),
+        ("", "latency-wai: 5", "Snakemake has no option 'latency-wai'; did you mean 'latency-wait'?"),
+        ("", "restart-times: often", "argument --retries/--restart-times/-T: invalid int value: 'often'"),
+        ("", "printshellcmds: {a: 1}", "printshellcmds: its value would have no effect; give one of the option's kind"),
+        ("", "printshellcmds:", "printshellcmds: its value would have no effect; give one of the option's kind"),
+        ("", "resources: {mem_mb: -1}", "Resource 'mem_mb' was given value '-1', which is not a positive integer"),
     ],
-)
-def test_a_rule_or_an_option_that_a_profile_misspells_is_refused_with_the_nearest_name(
-    project: Project, profile: str, old: str, new: str, said: str
+)  # fmt: skip
+def test_what_a_profile_sets_is_refused_in_one_line_if_it_has_no_effect(
+    project: Project, profile: str, option: str, rest: str, said: str
 ) -> None:
-    project.edit(project.dir / "profiles" / profile / "config.yaml", old, new)
+    file, line = project.dir / "profiles" / profile / "config.yaml", f"\n{option}:"
+    if option and line in file.read_text():
+        project.edit(file, line, f"{line}\n  {rest}")
+    else:
+        project.append(file, f"{option}:\n  {rest}\n" if option else f"{rest}\n")
     driver = ["snakemake", "--profile", f"profiles/{profile}", "--configfile", project.config.name]
-    refused = rf"error: profiles/{profile}(/config\.yaml)?: {said.format(new=new[:-1])}; did you mean '{old[:-1]}'\?"
-    assert re.search(refused, project.command(*driver, "--dry-run", code=2))
+    output = project.command(*driver, "--dry-run", code=2)
+    (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert f"error: profiles/{profile}" in error
+    assert (f"{option}{said}" if said[0] in ".:" else said) in error
+    assert "usage" not in output
+
+
+@pytest.mark.parametrize(
+    "rest", ["data_set: {nodes: 2, batch_size: 4, runtime: 2h}", "data_set: {mem_mb: 100 * attempt}"]
+)
+def test_numbers_units_and_expressions_of_a_profile_are_taken(project: Project, rest: str) -> None:
+    project.append(project.dir / "profiles" / "local" / "config.yaml", f"set-resources:\n  {rest}\n")
+    assert NOTHING in project.snakemake("--dry-run")
+
+
+@pytest.mark.parametrize("words", [["--set-resources", "report:runtime=9"], ["--set-resources=report:runtime=9"]])
+def test_a_resource_on_the_command_line_does_not_replace_those_of_the_cluster_profile(
+    project: Project, words: list[str]
+) -> None:
+    driver = ["snakemake", "--profile", "profiles/cluster", "--configfile", project.config.name, "--dry-run"]
+    said = "error: profiles/cluster/config.yaml: --set-resources would replace all that it sets for rules; edit it"
+    assert said in project.command(*driver, *words, code=2)
+    assert NOTHING in project.snakemake("--dry-run", *words)  # the profile of this machine sets none
+
+
+def test_each_of_several_profiles_is_checked(project: Project) -> None:
+    (project.dir / "mine").mkdir()
+    (project.dir / "mine" / "config.yaml").write_text("keep-goin: true\n")
+    words = ["snakemake", "--profile", "mine", "--profile", "profiles/local", "--configfile", project.config.name, "-n"]
+    assert "error: mine/config.yaml: Snakemake has no option 'keep-goin'" in project.command(*words, code=2)
 
 
 @pytest.mark.parametrize("config", ["demo", pytest.param("paper", marks=pytest.mark.slow)])

@@ -86,6 +86,11 @@ class ImplicitLM(HFLM):
         super().__init__(
             pretrained, tokenizer=tokenizer, batch_size=size, **{"backend": "causal", "dtype": "float32"} | options
         )
+        if self.prefix_token_id is None:
+            raise TokenizerMissing(
+                f"{NAME}: the tokenizer names no token that begins or ends a text, which is needed here; set its "
+                "eos_token, or name the run directory of a data set's tokenizer as tokenizer=DIR in --model_args"
+            )
         solver = solver_of(self.model)
         if settings:
             if solver is None:

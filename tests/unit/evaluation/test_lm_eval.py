@@ -137,8 +137,13 @@ def test_a_text_generated_in_a_batch_is_that_of_the_prompt_alone(family: str) ->
     assert len(set(alone)) > 1
 
 
+def test_a_tokenizer_without_any_token_that_begins_or_ends_a_text_is_refused() -> None:
+    with pytest.raises(TokenizerMissing, match=r"no token that begins or ends a text, .*; set its eos_token"):
+        ImplicitLM(harness_model("mamba2"), PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()))
+
+
 def test_nothing_is_generated_without_an_end_of_a_text_or_in_a_mode_that_leaves_no_state() -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), bos_token="a")
     with pytest.raises(TokenizerMissing, match="names no token that ends a text"):
         ImplicitLM(harness_model("mamba2"), tokenizer).generate_until([])
     lm = ImplicitLM(harness_model("mamba2", eval_mode="as_trained", stop="batch"), harness_tokenizer())

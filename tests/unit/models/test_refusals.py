@@ -14,6 +14,7 @@ from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm.models import lstm
 from implicit_llm.models.cache import ConvergedStateCache
+from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.lstm import LstmConfig
 from implicit_llm_contracts.errors import ConfigError
 from tests.pages import ROOT
@@ -209,6 +210,15 @@ def test_a_converted_model_generates_by_the_settings_of_the_first(make_model, fa
     assert implicit.generation_config.to_dict() == explicit.generation_config.to_dict()
     implicit.generation_config.top_k = 1
     assert explicit.generation_config.top_k == 7
+
+
+@pytest.mark.parametrize("family", ["mamba2-130m-implicit", "llama3-130m-explicit"])
+def test_a_misspelt_field_of_a_configuration_names_the_nearest(family: str, tmp_path) -> None:
+    config = type(implicit_llm.load_config(family))
+    with pytest.raises(ModelConfigError, match=r"hiden_size: .* has no such field; did you mean 'hidden_size'\?"):
+        config(hiden_size=64)
+    config(task_specific_params={"any": 1}, num_labels=3).save_pretrained(tmp_path)  # further ones are kept
+    assert config.from_pretrained(tmp_path).task_specific_params == {"any": 1}
 
 
 def test_loading_refuses_fields_that_contradict_what_was_saved(make_model, tmp_path) -> None:

@@ -126,10 +126,10 @@ def test_bringing_that_fails_anywhere_is_made_good_by_the_next(
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     *_, run = in_order(works_below(results))
     faults.reset()
-    monkeypatch.setenv("FAULT", f"{point}:raise")
+    monkeypatch.setenv("IMPLICIT_LLM_FAULT", f"{point}:raise")
     with pytest.raises(faults.FaultInjected):
         Bridge(run).bring()
-    monkeypatch.delenv("FAULT")
+    monkeypatch.delenv("IMPLICIT_LLM_FAULT")
     for _ in range(2):
         Bridge(run).bring()
     stored = Stored(results)

@@ -213,7 +213,7 @@ def overflow_at(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> dict[int, t
 @contextmanager
 def inject(fault: str) -> Iterator[None]:
     """Context in which the fault `point:kind@hit` strikes."""
-    with mock.patch.dict(os.environ, FAULT=fault):
+    with mock.patch.dict(os.environ, IMPLICIT_LLM_FAULT=fault):
         faults.reset()
         yield
 

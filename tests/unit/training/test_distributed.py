@@ -119,7 +119,7 @@ def test_a_sharded_optimizer_gives_the_result_of_a_whole_one_bit_for_bit(tmp_pat
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_another_number_of_processes_can_go_on(tmp_path: Path, data: Path, is_sharded: bool) -> None:
     parts, alone = tmp_path / "parts" / "only", tmp_path / "alone" / "only"
-    stop = {"FAULT": "train.after_step:sigterm@2"}
+    stop = {"IMPLICIT_LLM_FAULT": "train.after_step:sigterm@2"}
     shared = {"shard_optimizer": is_sharded}
     assert train_together(parts, data, 2, "implicit", stop, **shared)[0] != 0
     assert train_together(parts, data, 4, "implicit", stop, micro_batch_size=1, **shared)[0] != 0
@@ -132,7 +132,7 @@ def test_another_number_of_processes_can_go_on(tmp_path: Path, data: Path, is_sh
 @pytest.mark.slow
 def test_a_stop_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path, data: Path) -> None:
     stopped, undisturbed = tmp_path / "stopped" / "only", tmp_path / "undisturbed" / "only"
-    signal = {"FAULT": "checkpoint.after_model:sigterm@1"}
+    signal = {"IMPLICIT_LLM_FAULT": "checkpoint.after_model:sigterm@1"}
     assert train_together(stopped, data, env=signal, save_steps=2)[0] != 0
     assert (work_of(stopped) / "checkpoints" / "step-00000002").is_dir()
     assert train_together(stopped, data)[0] == 0

@@ -363,6 +363,8 @@ BESIDE_CASES = [
         ("models/llama3-130m-explicit.yaml", text, message)
         for text, message in (
             ("config: llama3-130m-explicid", "did you mean 'llama3-130m-explicit'"),
+            ("config: {model_type: implicit_llama3, hiden_size: 8}", "config: unknown key 'hiden_size'; did you mean"),
+            ("config: {model_type: implicit_mamba2, expand: 2}", "config: the key 'is_implicit' is missing; add it"),
             ("config: {model_type: other}\npackage: 'other; rm'", "package: .*name of a Python package"),
             (
                 "pretrained: some/model",

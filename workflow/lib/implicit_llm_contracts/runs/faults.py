@@ -1,9 +1,9 @@
 """Named points at which a test can kill a process, signal it, or make it fail.
 
-`FAULT=journal.mid_append:kill9@2` kills the process when it passes that point for the second time, `@2+` also each time
-after that; several faults are separated by commas. Kinds: kill9, sigterm, raise, and the errors of the system enospc,
-eacces, eio and estale. With `FAULT_TRACE=file` every point that is passed adds its name to that file. Without these
-variables a point does nothing.
+`IMPLICIT_LLM_FAULT=journal.mid_append:kill9@2` kills the process when it passes that point for the second time, `@2+`
+also each time after that; several faults are separated by commas. Kinds: kill9, sigterm, raise, and the errors of the
+system enospc, eacces, eio and estale. With `IMPLICIT_LLM_FAULT_TRACE=file` every point that is passed adds its name to
+that file. Without these variables a point does nothing.
 """
 
 import errno
@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 
 KINDS = ("kill9", "sigterm", "raise", "enospc")  # with which every point is tried
+VARIABLE = "IMPLICIT_LLM_FAULT"
 ERRORS = {"enospc": errno.ENOSPC, "eacces": errno.EACCES, "eio": errno.EIO, "estale": errno.ESTALE}
 _hits: Counter[str] = Counter()
 
@@ -22,7 +23,7 @@ class FaultInjected(Exception):
 
 def point(name: str) -> None:
     """Mark a place where a fault can be injected; `name` must be a literal, so that the tests find it."""
-    faults, trace = os.environ.get("FAULT"), os.environ.get("FAULT_TRACE")
+    faults, trace = os.environ.get(VARIABLE), os.environ.get(f"{VARIABLE}_TRACE")
     if faults is None and trace is None:
         return
     _hits[name] += 1
@@ -47,7 +48,9 @@ def _parse(fault: str) -> tuple[str, str, int, bool]:
     first = hit.removesuffix("+") or "1"
     kinds = dict.fromkeys((*KINDS, *ERRORS))
     if kind not in kinds or not first.isdecimal():
-        raise ValueError(f"FAULT={fault}: expected NAME:KIND, @N or @N+ after it, with KIND one of {', '.join(kinds)}")
+        raise ValueError(
+            f"{VARIABLE}={fault}: expected NAME:KIND, @N or @N+ after it, with KIND one of {', '.join(kinds)}"
+        )
     return name, kind, int(first), hit.endswith("+")
 
 

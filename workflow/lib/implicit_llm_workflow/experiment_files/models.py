@@ -61,6 +61,7 @@ class ConfiguredModel:
     def fields(self, path: str) -> dict[str, Any]:
         """The model as its job is given it. Raises: ConfigError."""
         found = model_fields(self.config, f"{path}: config") if isinstance(self.config, str) else dict(self.config)
+        _check_family(found, f"{path}: config")
         if self.package is not None:
             found["package"] = self.package
         return override_fields(found, self.override, f"{path}: override")
@@ -100,12 +101,30 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
     return {**fields, **{key: _like(fields[key], value, f"{where}.{key}") for key, value in changes.items()}}
 
 
+# A configuration of each family of the library, and those of its fields that no model does without.
+_FAMILIES = {
+    "implicit_mamba2": ("mamba2-130m-explicit", ("expand", "head_dim", "state_size", "n_groups", "conv_kernel")),
+    "implicit_llama3": ("llama3-130m-explicit", ("num_attention_heads", "intermediate_size")),
+}
+
+
+def _check_family(fields: Mapping[str, Any], where: str) -> None:
+    """Raises: ConfigError for an unknown or a missing field of a model of the library."""
+    if fields["model_type"] not in _FAMILIES:
+        return  # training asks transformers, which is not loaded here
+    config, own = _FAMILIES[fields["model_type"]]
+    check_keys(fields, [*model_fields(config, where), "weight_norm"], where)
+    for key in ("is_implicit", "hidden_size", "num_hidden_layers", *own):
+        if key not in fields:
+            raise ConfigError(f"{where}: the key {key!r} is missing; add it, or name the configuration {config}")
+
+
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training begins.
 
     Raises: ConfigError that starts with `where`.
     """
-    if fields["model_type"] not in ("implicit_mamba2", "implicit_llama3"):
+    if fields["model_type"] not in _FAMILIES:
         return
     for key, value in fields.items():
         if type(value) is int and value < 1 and not key.endswith("_token_id"):

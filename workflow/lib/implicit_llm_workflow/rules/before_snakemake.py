@@ -13,8 +13,8 @@ from typing import Any
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
-from implicit_llm_workflow.rules.snakemake_driver import profile_in_use
-from implicit_llm_workflow.rules.snakemake_internals import option_names, profile_file
+from implicit_llm_workflow.rules.snakemake_driver import profile_in_use, profiles_in_use
+from implicit_llm_workflow.rules.snakemake_internals import profile_file, read_profile
 from implicit_llm_workflow.site import fill_site
 
 
@@ -42,16 +42,22 @@ def check_config_files() -> None:
 
 
 def check_profile() -> None:
-    """Check the options in the profile of this call: Snakemake ignores those that it does not know."""
-    profile = profile_in_use()
-    path = None if profile in (None, "none") else profile_file(profile)
-    if path is None:
-        return
-    with _in_one_line():
-        names = option_names()
-        for key in read_yaml(path):
-            if key not in names and not key.startswith(_TEMPLATE):
-                raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
+    """Check the options in the profiles of this call: Snakemake ignores some, and shows its whole usage for others."""
+    for profile in profiles_in_use():
+        if (path := profile_file(profile)) is None:  # none, which Snakemake knows too
+            continue
+        with _in_one_line():
+            written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
+            names, taken, refusal = read_profile(profile, path)
+            for key in written:
+                if key not in names:
+                    raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
+                if refusal is None and key not in taken:
+                    raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
+            if refusal is not None:
+                raise ConfigError(f"{path}: {refusal}")
+            if "set-resources" in taken and any(word.split("=")[0] == "--set-resources" for word in sys.argv):
+                raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
 
 
 _TEMPLATE = ("?", "__")  # keys of the template language begin so

@@ -39,13 +39,13 @@ from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
+from implicit_llm_workflow.rules.rule_settings import check_rule_settings
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
     does_run_jobs,
     forced_outputs,
     give_config_file,
     outputs_to_make,
-    rules_with_settings,
     starts_jobs_here,
 )
 
@@ -81,7 +81,7 @@ class Driver:
         """
         with errors_in_one_line(self._logger):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
-            check_rules_of_profile(self._workflow)
+            check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
             if does_run:
                 check_cost(self._call, plan)
@@ -252,16 +252,6 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
     return UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
-def check_rules_of_profile(workflow: Any) -> None:
-    """Raises: ConfigError if a profile or the command line sets threads or resources of a rule that does not exist."""
-    names = {rule.name for rule in workflow.rules}
-    for option, rules in rules_with_settings(workflow).items():
-        for rule in rules:
-            if rule not in names:
-                where = profile_in_use() or "command line"
-                raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, names)}")
-
-
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
     from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
@@ -328,10 +318,18 @@ def announce() -> None:
     command = shlex.join(words)[:COMMAND_CHARS]
     about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
     os.environ[VARIABLE] = json.dumps(about)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)  # of a container or a shell: a job would count itself among others
 
 
 def profile_in_use() -> str | None:
-    """The profile of this call of Snakemake, which does not tell its Snakefile."""
+    """The profile of this call of Snakemake, which does not tell its Snakefile; the last of several."""
+    return next(reversed(profiles_in_use()), None)
+
+
+def profiles_in_use() -> list[str]:
+    """The profiles of this call of Snakemake, of which a later one goes before an earlier one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", default=os.environ.get("SNAKEMAKE_PROFILE"))
-    return parser.parse_known_args(sys.argv[1:])[0].profile
+    parser.add_argument("--profile", action="append")
+    given = parser.parse_known_args(sys.argv[1:])[0].profile
+    return given or [profile for profile in [os.environ.get("SNAKEMAKE_PROFILE")] if profile]

@@ -8,6 +8,7 @@ tests/workflow/test_snakemake_internals.py fails in a release where one of these
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -38,21 +39,29 @@ def profile_file(profile: str) -> Path | None:
     return None if found is None else found[1]
 
 
-def option_names() -> set[str]:
-    """The options of Snakemake and its plugins, as a profile names them."""
+def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | None]:
+    """The names of all options, those that this profile sets, and why Snakemake refuses one of its values, if it does.
+
+    `profile` as it is given in the call, `path` its file. What the profile itself calls may end the process.
+    """
     from snakemake.cli import get_argument_parser
+    from snakemake.profiles import ProfileConfigFileParser
 
-    words = {word for action in get_argument_parser()._actions for word in action.option_strings}
-    return {word.removeprefix("--") for word in words if word.startswith("--")}
-
-
-def starts_jobs_here(call: argparse.Namespace) -> bool:
-    """Whether the jobs of this call run on this machine, for all that the command line and its profiles say."""
-    from snakemake.cli import parse_args
-
-    with redirect_stderr(StringIO()):  # it names the profiles once more
-        executor = parse_args(sys.argv[1:])[1].executor
-    return executor in (None, "local") and not call.touch
+    parser, said = get_argument_parser([profile]), StringIO()
+    words = {word for action in parser._actions for word in action.option_strings}
+    names = {word.removeprefix("--") for word in words if word.startswith("--")}
+    try:
+        with path.open(encoding="utf-8") as stream:
+            taken = set(ProfileConfigFileParser().parse(stream))
+        with redirect_stderr(said):
+            parser.parse_args([])
+    except SystemExit:
+        if not said.getvalue():
+            raise
+        return names, set(), said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+    except Exception as error:  # of any type: Snakemake reads each option in its own way
+        return names, set(), " ".join(str(error).split())
+    return names, taken, None
 
 
 def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
@@ -87,7 +96,34 @@ def give_config_file(workflow: Any, path: Path) -> None:
     workflow.config_settings.configfiles = [path.resolve()]
 
 
-def rules_with_settings(workflow: Any) -> dict[str, list[str]]:
-    """The names of rules for which a profile or the command line sets resources or threads, by option."""
+def settings_of_rules(workflow: Any) -> Iterator[tuple[str, str | None, str, Any]]:
+    """Option, rule, resource and value, as written, of what a profile or the command line sets for rules; None: all."""
     settings = workflow.resource_settings
-    return {"set-resources": list(settings.overwrite_resources), "set-threads": list(settings.overwrite_threads)}
+    for rule, found in settings.overwrite_threads.items():
+        yield "set-threads", rule, "threads", _as_written(found)
+    for rule, resources in settings.overwrite_resources.items():
+        for name, found in resources.items():
+            yield "set-resources", rule, name, _as_written(found)
+    defaults = settings.default_resources or {}
+    if hasattr(defaults, "args"):  # in older releases of Snakemake
+        defaults = dict(word.split("=", 1) for word in defaults.args)
+    for name, found in defaults.items():
+        if (value := _as_written(found)) is not None:  # of Snakemake's own defaults
+            yield "default-resources", None, name, value
+
+
+def _as_written(found: Any) -> Any:
+    return getattr(found, "raw", getattr(found, "orig_arg", found))
+
+
+def starts_jobs_here(call: argparse.Namespace) -> bool:
+    """Whether the jobs of this call run on this machine."""
+    return executor_in_use() == "local" and not call.touch
+
+
+def executor_in_use() -> str:
+    """What runs the jobs of this call, for all that the command line and its profiles say."""
+    from snakemake.cli import parse_args
+
+    with redirect_stderr(StringIO()):  # it names the profiles once more
+        return parse_args(sys.argv[1:])[1].executor or "local"

@@ -9,6 +9,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_submitit.slurm import (
     NO_ANSWER,
     UNKNOWN,
+    NoAnswer,
     SlurmQueue,
     check_place,
     find_by_name,
@@ -135,7 +136,8 @@ def test_some_clusters_signal_only_the_steps_of_srun_before_a_preemption(
     programs.answer("scontrol", config)
     assert signals_steps_first() is is_so
     programs.answer("scontrol", error=AWAY)
-    assert not signals_steps_first()
+    with pytest.raises(NoAnswer, match=AWAY):
+        signals_steps_first()
 
 
 def test_a_place_that_slurm_refuses_is_one_line_with_what_there_is(programs: Programs) -> None:
@@ -156,4 +158,5 @@ def test_the_time_limits_of_partitions_are_minutes_and_that_of_the_default_one_h
     programs.answer("sinfo", "short*|20:00", "day|1-00:00:00", "long|2:30:00", "free|infinite")
     assert time_limits() == {"short": 20, "": 20, "day": 1440, "long": 150}
     programs.answer("sinfo", error=AWAY)
-    assert time_limits() == {}
+    with pytest.raises(NoAnswer, match=AWAY):
+        time_limits()

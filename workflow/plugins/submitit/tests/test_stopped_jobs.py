@@ -263,3 +263,12 @@ def test_while_slurm_answers_nothing_at_all_the_driver_waits_for_the_job(on_slur
     assert "asked again in" in said
     assert on_slurm.steps() == list(range(1, 21))
     assert on_slurm.submitted == 2
+
+
+@pytest.mark.slow
+def test_the_time_limits_of_partitions_are_asked_for_until_slurm_answers(on_slurm: ToyProject) -> None:
+    away = "{ echo 'Unable to contact slurm controller' >&2; exit 1; }"
+    on_slurm.shim("sinfo", "echo >> asked-sinfo", f"[ $(wc -l < asked-sinfo) -gt 1 ] || {away}", "echo 'mi300x*|3:00'")
+    said = on_slurm.run(small=1)
+    assert "are asked for again before the next jobs" in said
+    assert on_slurm.record("small")["requested"]["runtime"] == 3

@@ -14,7 +14,15 @@ from snakemake_interface_executor_plugins.utils import format_cli_arg, join_cli_
 
 from snakemake_executor_plugin_submitit import slurm, store
 from snakemake_executor_plugin_submitit.monitor import Monitor, is_worth_another, message, stop_all
-from snakemake_executor_plugin_submitit.request import Job, members, not_understood, prepare, requested, sbatch_request
+from snakemake_executor_plugin_submitit.request import (
+    NO_LIMITS,
+    Job,
+    members,
+    not_understood,
+    prepare,
+    requested,
+    sbatch_request,
+)
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import PLACE, NoAnswer, SlurmQueue, check_place, signals_steps_first
 from snakemake_executor_plugin_submitit.store import End
@@ -52,8 +60,9 @@ class Executor(RemoteExecutor):
             self.logger.warning(
                 f"{', '.join(ignored)} have no effect on jobs; give an option --submitit-... or a resource"
             )
-        self.needs_srun = self.is_on_slurm and signals_steps_first()
-        self.limits = slurm.time_limits() if self.is_on_slurm else {}
+        self.needs_srun, self.limits = False, NO_LIMITS
+        self._knows_site = not self.is_on_slurm
+        self._ask_of_site()
         self._check_rules()
         queue = SlurmQueue(self.settings.poll_interval_s, self.logger)
         self.dispatcher = Dispatcher(self.settings, self.folder, queue, self.logger)
@@ -65,6 +74,7 @@ class Executor(RemoteExecutor):
     # Called by Snakemake's scheduler.
 
     def run_jobs(self, jobs: list[Any]) -> None:
+        self._ask_of_site()
         prepared = []
         for job in jobs:
             self.run_job_pre(job)
@@ -189,6 +199,16 @@ class Executor(RemoteExecutor):
                         checked.add(place)
             except WorkflowError as error:
                 raise WorkflowError(f"rule {rule}: {error}") from error
+
+    def _ask_of_site(self) -> None:
+        """Ask Slurm for what depends on the cluster, until it has answered."""
+        if self._knows_site:
+            return
+        try:
+            self.needs_srun, self.limits = signals_steps_first(), slurm.time_limits()
+            self._knows_site = True
+        except NoAnswer as error:
+            self.logger.warning(f"{error}; the time limits of partitions are asked for again before the next jobs")
 
     def _warn_of_time_limit(self, rule: str, resources: Mapping[str, Any]) -> None:
         """Say that jobs of the rule get less time than they ask for, since their partition allows no more."""

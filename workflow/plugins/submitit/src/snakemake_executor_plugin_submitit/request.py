@@ -29,14 +29,14 @@ _OPTIONS = {
     "gres": "gres",
     "cpus_per_gpu": "cpus-per-gpu",
 }
-_OWN = {
-    "runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "gpus", "gpu", "gpu_model",
-    "nodes", "tasks", "tasks_per_node", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container",
+NUMBERS = {
+    "runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "gpus", "gpu", "nodes", "tasks", "tasks_per_node",
 }  # fmt: skip
-_SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
+_TEXTS = {"gpu_model", "mpi", "slurm_requeue", "slurm_extra", "setup", "venv", "container"}
+SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "disk", "disk_mb", "disk_mib", "tmpdir"}
 NO_LIMITS: Mapping[str, int] = {}
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
-UNDERSTOOD = _OWN | _OPTIONS.keys()
+UNDERSTOOD = NUMBERS | _TEXTS | _OPTIONS.keys()
 # Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
 _SBATCH = {
     "dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type",
@@ -261,7 +261,7 @@ def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collect
     Raises: WorkflowError for a resource that is meant for Slurm, or misspelt.
     """
     used = {name for reader in readers for name in re.findall(r"\bresources\.(\w+)", str(reader))}
-    unknown = sorted(set(names) - UNDERSTOOD - _SNAKEMAKES - used - set(limits))
+    unknown = sorted(set(names) - UNDERSTOOD - SNAKEMAKES - used - set(limits))
     for name in unknown:
         option = name.removeprefix("slurm_")
         close = difflib.get_close_matches(name, UNDERSTOOD, 1, cutoff=0.8)

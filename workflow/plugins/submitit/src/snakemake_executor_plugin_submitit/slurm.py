@@ -188,16 +188,15 @@ def check_place(request: Mapping[str, Any]) -> None:
 
 
 def time_limits() -> dict[str, int]:
-    """The longest time in minutes of each partition that has a limit; "": of the default one. Empty if unknown."""
+    """The longest time in minutes of each partition that has a limit; "": of the default one. Raises: NoAnswer."""
     limits: dict[str, int] = {}
-    with suppress(NoAnswer):
-        for line in ask_slurm(TIME_LIMITS).splitlines():
-            name, _, text = line.partition("|")
-            if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):\d+", text.strip()):
-                days, hours, minutes = (int(found or 0) for found in match.groups())
-                limits[name.rstrip("*")] = minutes + 60 * (hours + 24 * days)
-                if name.endswith("*"):
-                    limits[""] = limits[name.rstrip("*")]
+    for line in ask_slurm(TIME_LIMITS).splitlines():
+        name, _, text = line.partition("|")
+        if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):\d+", text.strip()):
+            days, hours, minutes = (int(found or 0) for found in match.groups())
+            limits[name.rstrip("*")] = minutes + 60 * (hours + 24 * days)
+            if name.endswith("*"):
+                limits[""] = limits[name.rstrip("*")]
     return limits
 
 
@@ -205,9 +204,7 @@ def signals_steps_first() -> bool:
     """Whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
 
     It signals the batch script too if it is configured to send the signal of --signal, or after the grace time.
+    Raises: NoAnswer.
     """
-    try:
-        config = ask_slurm(("scontrol", "show", "config"))
-    except NoAnswer:
-        return False
+    config = ask_slurm(("scontrol", "show", "config"))
     return "preempt/none" not in config and "send_user_signal" not in config
