@@ -14,6 +14,7 @@ from pathlib import Path
 
 from implicit_llm_report.claims.claims import MISSING
 from implicit_llm_report.claims.verdicts import (
+    FROM_NOTE,
     MARKS,
     counted,
     counted_new,
@@ -35,14 +36,19 @@ def verdicts() -> list[str]:
     """Every claim that was tested."""
     rows = _rows()
     head = f"{counted(rows)} New claims: {counted_new(rows)}."
-    return ["", head, "", *markdown(row for row in rows if row.is_run), "", MARKS, ""]
+    return ["", head, "", *noted(markdown(row for row in rows if row.is_run))]
+
+
+def noted(table: list[str]) -> list[str]:
+    """The table, and what its mark means where it has one."""
+    return [*table, *(["", MARKS] if any(FROM_NOTE in line for line in table) else []), ""]
 
 
 def short_verdicts() -> list[str]:
     """The headline claims and the failed claims of the paper; untested ones are in the count above them alone."""
     rows = _rows()
     shown = [row for row in rows if row.is_run and (row.is_headline or not row.is_new) and row.state != MISSING]
-    return ["", counted(rows), "", *short_markdown(shown), "", MARKS, ""]
+    return ["", counted(rows), "", *noted(short_markdown(shown))]
 
 
 def evidence_list() -> list[str]:
@@ -83,7 +89,7 @@ LANGUAGE = runpy.run_path(str(REFERENCE / "language-models/rows.py"))["TABLES"]
 def of_experiment(name: str) -> list[str]:
     """The headline claims that an experiment can test."""
     rows = [row for row in rows_of(_entries(name)) if row.is_asked]
-    return ["", *short_markdown(rows), "", MARKS, ""] if rows else ["", f"`{name}.yaml` was not run.", ""]
+    return ["", *noted(short_markdown(rows))] if rows else ["", f"`{name}.yaml` was not run.", ""]
 
 
 def state_tracking_tables() -> str:
