@@ -85,7 +85,7 @@ def test_an_old_python_is_refused_before_anything_is_installed(tmp_path: Path, o
     given = {"PYTHON": sys.executable, "VENV": str(tmp_path / "new")} | {
         old: str(python if old == "PYTHON" else tmp_path)
     }
-    words = ["make", "setup", *(f"{name}={value}" for name, value in given.items())]
+    words = ["make", "--no-print-directory", "setup", *(f"{name}={value}" for name, value in given.items())]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == said.format(python=python, venv=tmp_path)

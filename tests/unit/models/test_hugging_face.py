@@ -222,7 +222,7 @@ def test_every_named_implicit_configuration_is_evaluated_until_each_token_of_a_b
     configs = Path(implicit_llm.__file__).parent / "configs"
     implicit = [name for name in implicit_llm.list_configs() if not name.endswith("explicit")]
     for name in implicit:
-        block_len = 8 if "state-tracking" in name else 32
+        block_len = 8 if "state-tracking" in name else 256
         assert protocol_of(configs / name) == {
             "eval_mode": "blockwise",
             "eval_stop": "token",

@@ -77,7 +77,7 @@ def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
 def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setenv("IMPLICIT_LLM_FAULT", "atomic.before_fsync:enospc")
+    monkeypatch.setenv("FAULT", "atomic.before_fsync:enospc")
     with refused(r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full", StorageError) as caught:
         write_atomic(tmp_path / "a", b"x" * 12)
     assert (caught.value.errno, caught.value.exit_code) == (errno.ENOSPC, 2)
@@ -120,7 +120,7 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Pa
 def test_an_error_that_passes_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str
 ) -> None:
-    monkeypatch.setenv("IMPLICIT_LLM_FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
+    monkeypatch.setenv("FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
     write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
     assert names(tmp_path) == ["a"]
@@ -134,7 +134,7 @@ def test_an_error_that_stays_ends_after_growing_pauses_with_its_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str, message: str
 ) -> None:
     write_atomic(tmp_path / "a", b"old")
-    monkeypatch.setenv("IMPLICIT_LLM_FAULT", f"atomic.before_write:{kind}@1+")
+    monkeypatch.setenv("FAULT", f"atomic.before_write:{kind}@1+")
     with pytest.raises(StorageError, match=message) as caught:
         write_atomic(tmp_path / "a", b"new")
     assert caught.value.failure_class == "quota"
@@ -188,6 +188,16 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LateFileSystem:
     monkeypatch.setattr(atomic, "os", SimpleNamespace(**vars(os) | {"listdir": late.listdir}))
     monkeypatch.setattr(atomic, "time", SimpleNamespace(monotonic=lambda: late.now, sleep=late.sleep))
     return late
+
+
+def test_a_file_that_comes_into_sight_late_is_waited_for(
+    late: LateFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WAIT, "60")
+    (tmp_path / "a").touch()
+    late.hide(tmp_path / "a")
+    wait_for_files([tmp_path / "a"])
+    assert late.now == pytest.approx(30)  # 60 listings, half a second apart
 
 
 def test_a_file_that_never_comes_is_waited_for_until_the_deadline(
