@@ -77,7 +77,7 @@ def test_a_write_that_fails_half_way_keeps_the_old_file(tmp_path: Path) -> None:
 def test_no_space_is_a_user_error_with_the_bytes_needed_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setenv("FAULT", "atomic.before_fsync:enospc")
+    monkeypatch.setenv("IMPLICIT_LLM_FAULT", "atomic.before_fsync:enospc")
     with refused(r"cannot write .*/a \(12 bytes needed, \d+ bytes free\): the disk is full", StorageError) as caught:
         write_atomic(tmp_path / "a", b"x" * 12)
     assert (caught.value.errno, caught.value.exit_code) == (errno.ENOSPC, 2)
@@ -120,7 +120,7 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Pa
 def test_an_error_that_passes_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str
 ) -> None:
-    monkeypatch.setenv("FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
+    monkeypatch.setenv("IMPLICIT_LLM_FAULT", f"atomic.before_fsync:{kind}@1,atomic.before_rename:{kind}@1")
     write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
     assert names(tmp_path) == ["a"]
@@ -134,7 +134,7 @@ def test_an_error_that_stays_ends_after_growing_pauses_with_its_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str, message: str
 ) -> None:
     write_atomic(tmp_path / "a", b"old")
-    monkeypatch.setenv("FAULT", f"atomic.before_write:{kind}@1+")
+    monkeypatch.setenv("IMPLICIT_LLM_FAULT", f"atomic.before_write:{kind}@1+")
     with pytest.raises(StorageError, match=message) as caught:
         write_atomic(tmp_path / "a", b"new")
     assert caught.value.failure_class == "quota"
