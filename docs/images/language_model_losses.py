@@ -2,7 +2,8 @@
 
     python docs/images/language_model_losses.py
 
-A small dot is a seed, a large one the mean, a bar its 95 % interval. A panel is a text, once it was run.
+A small dot is a seed, a large one the mean, a bar its 95 % interval. A panel is a text, once it was run; a nat has the
+same width in all of them.
 """
 
 import runpy
@@ -28,13 +29,16 @@ COLORS = {
 
 
 def draw() -> str:
+    texts = {text: {model: ROWS["losses"](text, model) for model in ROWS["LABELS"]} for text in ROWS["TEXTS"]}
+    found = {
+        text: {model: losses for model, losses in models.items() if not losses.empty} for text, models in texts.items()
+    }
+    ends = {text: (floor(10 * low), ceil(10 * high)) for text, (low, high) in ends_of(found)}
+    steps = max(high - low for low, high in ends.values())
     panels, top = [], 8
-    for text in ROWS["TEXTS"]:
-        found = {model: ROWS["losses"](text, model) for model in ROWS["LABELS"]}
-        found = {model: losses for model, losses in found.items() if not losses.empty}
-        if found:
-            panels += draw_panel(text, found, top)
-            top += HEAD + ROW * len(found) + FOOT
+    for text, (low, _) in ends.items():
+        panels += draw_panel(text, found[text], low / 10, steps, top)
+        top += HEAD + ROW * len(found[text]) + FOOT
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" role="img">',
@@ -47,21 +51,24 @@ def draw() -> str:
     )
 
 
-def draw_panel(text: str, losses: dict[str, pd.Series], top: int) -> Iterator[str]:
-    """A row for each model, over an axis that all losses and intervals of the text fit on."""
+def ends_of(found: dict[str, dict[str, pd.Series]]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """The lowest and the highest loss or end of an interval of each text that was run."""
+    for text, models in found.items():
+        shown = [end for losses in models.values() for end in (*losses, *(ROWS["interval"](losses) or ()))]
+        if shown:
+            yield text, (min(shown), max(shown))
+
+
+def draw_panel(text: str, losses: dict[str, pd.Series], low: float, steps: int, top: int) -> Iterator[str]:
+    """A row for each model, over an axis that begins at `low` and has `steps` tenths of a nat."""
     bounds = {model: ROWS["interval"](values) for model, values in losses.items()}
-    shown = [end for values in losses.values() for end in values] + [
-        end for pair in bounds.values() for end in pair or ()
-    ]
-    low, high = floor(10 * min(shown)) / 10, ceil(10 * max(shown)) / 10
     bottom = top + HEAD + ROW * len(losses)
 
     def x_of(loss: float) -> float:
-        return LEFT + (RIGHT - LEFT) * (loss - low) / (high - low)
+        return LEFT + (RIGHT - LEFT) * (loss - low) / (steps / 10)
 
     yield f'<text class="title" x="16" y="{top + 22}">{text}</text>'
     yield f'<text class="muted small" x="{FLOPS_RIGHT}" y="{top + 22}" text-anchor="end">10¹⁵ FLOPs</text>'
-    steps = round(10 * (high - low))
     for tick in range(0, steps + 1, 1 if steps <= 8 else 2):
         x = x_of(low + tick / 10)
         yield f'<path class="grid" d="M{x:.1f} {top + HEAD - 10}V{bottom}"/>'
