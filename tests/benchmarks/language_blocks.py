@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM
 import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.evaluation.kinds.perplexity import TextRows
 from implicit_llm_contracts.config.solver import SolverConfig
+from tests.benchmarks.evaluation_blocks import PROTOCOL
 from tests.measuring import keep, options_of, show
 
 LENGTH, ROWS, FEW_ROWS, CAP = 2048, 16, 4, 64
 BLOCKS = (1, 8, 32, 64, 256, LENGTH)
-PROTOCOL: dict[str, Any] = {"eval_mode": "blockwise", "eval_stop": "token"}
 TOLERANCES = (0.05, 0.02, 0.01, 0.001, 0.0001)
 MOST = 2000  # evaluations of f, for the small tolerances
 

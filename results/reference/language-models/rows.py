@@ -128,7 +128,7 @@ INGREDIENTS = {  # model minus model, and what the loops have beside it
     "injection, and the learning rate that is best with it": ("single", "normed", None),
     "both together": ("single", "explicit", "operator"),
     "four iterations, at equal tokens": ("bounded", "single", "equal tokens"),
-    "iterations to convergence, at equal tokens": ("free", "single", None),
+    "free iterations, at equal tokens": ("free", "single", None),
     "four iterations, at equal FLOPs": (None, None, "equal FLOPs"),
     "(4+1) instead of twice the tokens, at equal FLOPs": ("bounded", "long", None),
 }
@@ -175,7 +175,7 @@ LOOPS = {
 def regulariser() -> Iterator[str]:
     """Whether iteration gains more where text is repeated, by the 95 % interval of the difference of two means."""
     fresh, repeated = (gain(text, "free", "single") for text in (FRESH, REPEATED))
-    question = "iterating to convergence gains more on repeated than on fresh text"
+    question = "free iterations gain more on repeated than on fresh text"
     if len(repeated) < 2:
         yield f"Whether {question} is open: {'one seed was' if len(repeated) else 'repeated text was not'} run."
         return
