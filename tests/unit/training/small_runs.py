@@ -31,13 +31,14 @@ from implicit_llm.training import stage as train_stage
 from implicit_llm.training.loop import TrainingLoop
 from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.launched import report_failure
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
-from implicit_llm_workflow.launching.launch import Ended, launch, tell_who_started_this
+from implicit_llm_workflow.launching.launch import Ended, launch
 
 LENGTH = 12
 STEPS = 8
@@ -295,7 +296,7 @@ def launched() -> int:
     try:
         launch(1, 2, Path(sys.argv[1]), ("-m", "tests.unit.training.small_runs", *sys.argv[1:]), 1)
     except Ended as end:
-        tell_who_started_this(end)
+        report_failure(end)
         sys.stderr.write(f"error: {end}\n")
         return end.exit_code
     return 0
