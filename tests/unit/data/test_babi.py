@@ -38,9 +38,7 @@ from implicit_llm_data.babi.catbabi import (
     rows,
     shuffled,
 )
-from implicit_llm_data.babi.simulator.households import THINGS
-from implicit_llm_data.babi.simulator.relations import CONTAINERS
-from implicit_llm_data.babi.simulator.simulate import FAMILIES, all_words, simulate
+from implicit_llm_data.babi.simulator import CONTAINERS, FAMILIES, THINGS, all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
     Story,
