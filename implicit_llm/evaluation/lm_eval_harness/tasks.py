@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
+from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests, find_task_folder
 
 
 class TaskError(UserError):

@@ -34,7 +34,7 @@ from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests
+from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs

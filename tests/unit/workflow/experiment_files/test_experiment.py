@@ -14,7 +14,7 @@ from implicit_llm_contracts.config.word_problem import (
     group_order,
 )
 from implicit_llm_contracts.errors import ConfigError
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
+from implicit_llm_contracts.runs.places import TASK_FOLDERS
 from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.experiment_files.curricula import build_phases, fill_phase
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
