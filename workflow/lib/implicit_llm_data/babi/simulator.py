@@ -34,7 +34,8 @@ SITES = (
     *("mill", "inn", "chapel", "market", "harbour", "bakery", "school", "fountain"),
     *("stable", "tower", "bridge", "orchard"),
 )
-DIRECTIONS: Mapping[complex, str] = {1j: "north", 1: "east", -1j: "south", -1: "west"}  # by the step on the map
+# By the step on the map, on which a place is a complex number.
+DIRECTIONS: Mapping[complex, str] = {1j: "north", 1: "east", -1j: "south", -1: "west"}
 STATEMENTS = {
     "walks": [f"{{who}} {verb} into the {{room}}." for verb in ("walked", "hurried", "stepped", "strolled")],
     "walk together": [f"{{who}} and {{to}} {verb} into the {{room}}." for verb in ("walked", "hurried", "strolled")],
@@ -413,13 +414,14 @@ class Village(Family):
         sites = dice.draw(SITES, max(3, min(len(SITES), length + 1)))
         self._place_of = {sites[0]: 0j}
         roads: list[tuple[str, str]] = []
-        while len(roads) < len(sites) - 1:
+        while len(self._place_of) < len(sites):  # each site but the first gets one neighbour
             neighbour, place = dice.pick(list(self._place_of.items()))
             place += dice.pick(list(DIRECTIONS))
             taken = self._place_of.values()
             if place not in taken and sum(place + step in taken for step in DIRECTIONS) == 1:
-                roads.append((neighbour, sites[len(roads) + 1]))
-                self._place_of[roads[-1][1]] = place
+                site = sites[len(self._place_of)]
+                self._place_of[site] = place
+                roads.append((neighbour, site))
         self._plan = dice.draw([*roads, *(dice.pick(roads) for _ in range(length - len(roads)))])
         self._told: dict[tuple[str, str], int] = {}  # line of each road, in both directions
 
