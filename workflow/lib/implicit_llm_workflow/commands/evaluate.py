@@ -150,19 +150,14 @@ def make_command(name: str) -> Callable[..., None]:
 
 def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
     """Options of the evaluation itself; what is not given is in no identity, so they have no defaults."""
-    found = options.field_options(kind.config, kind.settings, "Options")
+    found = options.field_options(kind.config, kind.settings, "Options", has_defaults=False)
     if kind.has_modes:
-        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)
+        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL, has_defaults=False)
         found |= {
-            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
             for key, hint in (("mode", Mode), ("sweep", Sweep))
         }
-    renamed = (option.replace(name=_option_name(key), default=None) for key, option in found.items())
-    return {option.name: option for option in renamed}
-
-
-def _option_name(field: str) -> str:
-    return field.removeprefix("eval_")
+    return found
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,7 +170,7 @@ def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]
 
 def _swept(option: str) -> tuple[str, list[Any]]:
     """("eval_max_iter", [1, 2]) of "max-iter=1,2"."""
-    fields = {_option_name(field).replace("_", "-"): field for field in get_type_hints(SweepConfig)}
+    fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:
         raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, fields)}")
@@ -184,8 +179,7 @@ def _swept(option: str) -> tuple[str, list[Any]]:
 
 def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """What was given of these fields, by field."""
-    given = {name: values[_option_name(name)] for name in names}
-    return {name: _parsed(config, name, value) for name, value in given.items() if value is not None}
+    return {name: _parsed(config, name, values[name]) for name in names if values[name] is not None}
 
 
 def _parsed(config: type, field: str, value: Any) -> Any:

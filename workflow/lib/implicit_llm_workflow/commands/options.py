@@ -59,7 +59,9 @@ def field_type(cls: type, field: str) -> Any:
     return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
 
 
-def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[str, inspect.Parameter]:
+def field_options(
+    cls: type, sentences: Mapping[str, str], panel: str, *, has_defaults: bool = True
+) -> dict[str, inspect.Parameter]:
     """An option for each field of a dataclass that has a sentence: on or off for a flag, text for several values."""
     found = {}
     for name, text in sentences.items():
@@ -69,10 +71,16 @@ def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[s
             hint, default = Literal["on", "off"], "on" if default else "off"
         elif get_origin(hint) is tuple:
             hint, metavar = str, "A,B"
-        option: Any = Annotated[hint | None, typer.Option(help=text, metavar=metavar, rich_help_panel=panel)]
-        default = None if default is MISSING else default
+        about = typer.Option(option_of(name), help=text, metavar=metavar, rich_help_panel=panel)
+        option: Any = Annotated[hint | None, about]
+        default = None if default is MISSING or not has_defaults else default
         found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
     return found
+
+
+def option_of(field: str) -> str:
+    """ "--max-iter" of the field eval_max_iter."""
+    return f"--{field.removeprefix('eval_').replace('_', '-')}"
 
 
 def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +98,7 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
         fill(cls, found, "options")
     except ConfigError as error:
         field, _, reason = str(error).removeprefix("options.").partition(": ")
-        raise OptionError(f"--{field.replace('_', '-')}: {reason}") from error
+        raise OptionError(f"{option_of(field)}: {reason}") from error
     return found
 
 

@@ -37,14 +37,19 @@ SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
 
 
 class Snapshot:
-    """State of the jobs of `keys` at one time. `targets`: keys of the jobs that the user named, empty for the whole
-    experiment; `lines`: how many to show of a failed job's log; `driver`: the Snakemake that works, or last worked, on
-    the experiment; `failed_preflights`: logs of the failed checks of a hardware class, which keep its jobs from
-    starting."""
+    """State of the jobs of `keys` at one time; their states are counted by stage.
+
+    `targets`: keys of the jobs that the user named, empty for the whole experiment. `lines`: how many to show of a
+    failed job's log. `driver`: the Snakemake that works, or last worked, on the experiment. `failed_preflights`: logs
+    of the failed checks of a hardware class, which keep its jobs from starting.
+    """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
         self.plan, self.targets, self.lines = plan, targets, lines
         self.jobs, self.driver = observe(plan, keys), holder_of(plan.driver_lock)
+        self.stages: dict[str, Counter[str]] = {}
+        for job in self.jobs.values():
+            self.stages.setdefault(job.node.stage, Counter())[job.state] += 1
         self.is_driven = self.driver is not None and bool(self.driver.is_alive)
         # A driver may be at work on the checks.
         logs = [] if self.is_driven else sorted((plan.root / ".preflight").glob("*.log"))
@@ -135,7 +140,7 @@ def _damaged_inputs(snapshot: Snapshot) -> list[str]:
 
 def stage_table(snapshot: Snapshot) -> Table:
     """A row for each stage; only states that occur have a column."""
-    stages = _counts_by_stage(snapshot)
+    stages = snapshot.stages
     shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
     right = ("done", "of", *shown)
     rows: list[list[RenderableType]] = []
@@ -237,20 +242,12 @@ def _rate_text(steps_per_s: float | None) -> str:
     return f"{steps_per_s:.1f} steps/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
 
 
-def _counts_by_stage(snapshot: Snapshot) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for job in snapshot.jobs.values():
-        found.setdefault(job.node.stage, Counter())[job.state] += 1
-    return found
-
-
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
     """Counts by stage, and each job."""
-    stages = _counts_by_stage(snapshot)
     return {
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
-        "stages": {stage: {state: row[state] for state in STATES} for stage, row in stages.items()},
+        "stages": {stage: {state: row[state] for state in STATES} for stage, row in snapshot.stages.items()},
         "failed_preflights": {log.stem: log for log in snapshot.failed_preflights},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
