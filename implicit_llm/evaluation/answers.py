@@ -135,10 +135,7 @@ def answers(
             log.warning("%s: %s", job.where, error)
             answer = None
         except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            job.batch_size.halve(job.where, error)
-            torch.cuda.empty_cache()  # of what the failed attempt left there
+            job.batch_size.halve(error, job.where)
             continue
         start += len(batch["input_ids"])
         yield start, batch, answer
@@ -183,20 +180,21 @@ class BatchSize:
     size: int
     is_fixed: bool = False
 
-    def halve(self, where: str, cause: BaseException) -> None:
-        """Raises: EvaluationOutOfMemory when there is nothing left to halve."""
+    def halve(self, error: RuntimeError, where: str) -> None:
+        """Halve the size after an accelerator's refusal, or that of the CPU's allocator, which is a plain RuntimeError.
+
+        Raises: EvaluationOutOfMemory when there is nothing left to halve; every other `error`.
+        """
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise error
         if self.is_fixed or self.size == 1:
             raise EvaluationOutOfMemory(
                 f"{where}: out of memory at batch size {self.size}; use a device with more memory, or set a smaller "
                 "batch_size where it belongs to the mode's stopping rule"
-            ) from cause
+            ) from error
         self.size //= 2
+        torch.cuda.empty_cache()  # of what the failed attempt left there
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether this is an accelerator's or the CPU allocator's refusal (the latter is a plain RuntimeError)."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @dataclass

@@ -382,7 +382,7 @@ def test_all_arguments_go_to_the_harness_in_their_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[list[str]] = []
-    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
+    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.main", lambda words: given.append(words))
     options = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
     calls = [options, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
     for words in calls:

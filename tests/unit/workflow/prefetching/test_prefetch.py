@@ -424,7 +424,7 @@ print(json.dumps([outcome.state, outcome.what]))
 LOAD = """
 import sys
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
+from implicit_llm.evaluation.kinds.lm_eval import load_tasks
 config = LmEvalConfig("lm_eval", (), ("far",), task_path=sys.argv[1])
 try:
     load_tasks(config)
