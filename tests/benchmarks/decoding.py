@@ -33,11 +33,12 @@ PROMPT, WARM_UP = 64, 8
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("configs", nargs="*", default=list(FIGURES))
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 64])
-    parser.add_argument("--tokens", type=int, default=32)
-    options = parser.parse_args()
+    arguments = {
+        "configs": {"nargs": "*", "default": list(FIGURES)},
+        "--batch": {"type": int, "nargs": "*", "default": [1, 64]},
+        "--tokens": {"type": int, "default": 32},
+    }
+    options = options_of(__doc__, arguments)
     torch.set_float32_matmul_precision("high")
     rows = []
     for name in options.configs:

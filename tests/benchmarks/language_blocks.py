@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import implicit_llm  # noqa: F401  (registers the models)
+from implicit_llm import SolverConfig
 from implicit_llm.evaluation.kinds.perplexity import TextRows
-from implicit_llm_contracts.config.solver import SolverConfig
 from tests.benchmarks.evaluation_blocks import PROTOCOL
 from tests.measuring import keep, options_of, show
 
@@ -33,10 +32,8 @@ MOST = 2000  # evaluations of f, for the small tolerances
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("--models", type=Path, nargs="+", required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    options = parser.parse_args()
+    folder = {"type": Path, "required": True}
+    options = options_of(__doc__, {"--models": folder | {"nargs": "+"}, "--data": folder})
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = TextRows(options.data, LENGTH).fetch(np.arange(ROWS))
     ids_BL, labels_BL = (torch.as_tensor(rows[key].astype(np.int64), device=device) for key in ("input_ids", "labels"))

@@ -29,12 +29,13 @@ METRICS = {"columns": [], "window": [], "recent": [], "totals": {}}
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("config", nargs="?", default="mamba2-130m-implicit")
-    parser.add_argument("--directory", type=Path, help="on the file system to measure; default that of temporary files")
-    parser.add_argument("--saves", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=10.0, metavar="SECONDS")
-    options = parser.parse_args()
+    arguments = {
+        "config": {"nargs": "?", "default": "mamba2-130m-implicit"},
+        "--directory": {"type": Path, "help": "on the file system to measure; default that of temporary files"},
+        "--saves": {"type": int, "default": 3},
+        "--pause": {"type": float, "default": 10.0, "metavar": "SECONDS"},
+    }
+    options = options_of(__doc__, arguments)
     rows = []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = AutoModelForCausalLM.from_config(implicit_llm.load_config(options.config)).to(device)

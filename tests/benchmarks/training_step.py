@@ -27,7 +27,7 @@ import implicit_llm
 from implicit_llm.kernels.selection import selected_kernels
 from implicit_llm.training.model import apply_runtime
 from implicit_llm_contracts.config.training import Runtime
-from tests.measuring import card, keep, milliseconds, options_of, show, spread
+from tests.measuring import card, keep, milliseconds, options_of, show, spread, update
 
 WARM_UP = 3
 
@@ -72,7 +72,7 @@ ROWS = {
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
+    options = parse()
     torch.set_float32_matmul_precision("high")
     rows = []
     for name in options.rows:
@@ -86,19 +86,25 @@ def main() -> None:
     show(rows, f"{card()}, torch {torch.__version__}, {selected_kernels()} kernels")
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = options_of(__doc__)
-    parser.add_argument("rows", nargs="*", default=list(ROWS), help="rows to measure; default all")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fields of the solver")
-    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="start every kernel by itself")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="keep less for the backward pass")
-    parser.add_argument("--fp32", action="store_true", help="no autocast")
-    parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"no such row: {unknown[0]}; rows: {', '.join(ROWS)}")
+# Of a script that takes training steps: without captured graphs, and with the kernels of one step.
+OF_STEPS = {
+    "--no-graphs": {"dest": "graphs", "action": "store_false", "help": "start every kernel by itself"},
+    "--profile": {"type": int, "metavar": "N", "help": "print the N most expensive kernels of one step"},
+}
+
+
+def parse() -> argparse.Namespace:
+    arguments = {
+        "rows": {"nargs": "*", "default": list(ROWS), "help": "rows to measure; default all"},
+        "--steps": {"type": int, "default": 8},
+        "--set": {"nargs": "*", "default": [], "metavar": "KEY=VALUE", "help": "fields of the solver"},
+        "--gradient-checkpointing": {"action": "store_true", "help": "keep less for the backward pass"},
+        "--fp32": {"action": "store_true", "help": "no autocast"},
+    }
+    options = options_of(__doc__, arguments | OF_STEPS)
+    for name in options.rows:
+        if name not in ROWS:
+            sys.exit(f"no such row: {name}; rows: {', '.join(ROWS)}")
     return options
 
 
@@ -131,10 +137,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not options.fp32):
             # With logits where training logs an accuracy.
             out = model(input_ids=tokens, labels=tokens, aligned=row.is_aligned, return_logits=row.is_aligned)
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, out.loss)
         losses.append(out.loss.detach().clone())
         stats[:] = [out.solver_stats]
 

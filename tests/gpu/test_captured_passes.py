@@ -8,14 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import implicit_llm
-from implicit_llm.cuda_graphs.runner import GraphRunner
+from implicit_llm import (
+    GraphRunner,
+    ImplicitLlama3Config,
+    ImplicitMamba2Config,
+    NonFiniteState,
+    SolverConfig,
+    trained_model,
+)
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.llama3.model import ImplicitLlama3Config
-from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
-from implicit_llm.solver.stats import NonFiniteState
-from implicit_llm_contracts.config.solver import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
 pytestmark = [
@@ -46,16 +48,21 @@ CASES = {
 }
 
 
-def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
-    """Losses and solver iterations of some steps."""
+def _model(config: Any, solver: dict[str, Any], replays: bool, lr: float) -> tuple[Any, torch.optim.Optimizer]:
+    """A model in training and its optimizer; the next random numbers are those of the batches."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
     model.base.runner = GraphRunner(replays_training=replays)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    losses, iterations = [], []
     torch.manual_seed(1)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+
+
+def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
+    """Losses and solver iterations of some steps."""
+    model, optimizer = _model(config, solver, replays, lr=1e-2)
+    losses, iterations = [], []
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
     for ids in batches:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
@@ -94,13 +101,7 @@ PASSING = {
 
 def _passed_on(config: Any, solver: dict[str, Any], bf16: bool, replays: bool) -> tuple[list, list]:
     """Losses of some steps, two chains of sequences in turn, each step from the state that its chain ended in."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
-    if model.solver is not None:
-        model.solver = replace(model.solver, **solver)
-    model.base.runner = GraphRunner(replays_training=replays)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    torch.manual_seed(1)
+    model, optimizer = _model(config, solver, replays, lr=3e-3)
     ids = torch.randint(97, (2, 32, 32), device="cuda")
     caches, losses, states = (ConvergedStateCache(), ConvergedStateCache()), [], []
     for step in range(16):
@@ -132,7 +133,7 @@ def test_state_passing_from_graphs_follows_the_plain_one(case: str, bf16: bool) 
 @pytest.mark.parametrize("batch", [4, 200, 384])
 def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, stop: str) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-state-passing-s0")).cuda().eval()
+    model = AutoModelForCausalLM.from_pretrained(trained_model("s5-state-passing-s0")).cuda().eval()
     model.solver, width = replace(model.solver, eval_stop=stop), model.solver.eval_block_len
     ids, found = torch.randint(120, (batch, 2, 4 * width), device="cuda"), []
     runner = model.base.runner
