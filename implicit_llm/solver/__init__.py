@@ -1,1 +1,1 @@
-"""Fixed-point solvers; nothing here knows what a layer is."""
+"""Fixed-point solvers, which do not depend on what a layer is."""
