@@ -1,1 +1,1 @@
-"""Capture of work on a GPU in CUDA graphs, and its replay: blocks of tokens, whole passes, training steps."""
+"""The capture and replay of CUDA graphs: for blocks of tokens, for whole passes and for training steps."""

@@ -1,1 +1,1 @@
-"""Numerical kernels of the Mamba2 block, each with one signature and one implementation per backend."""
+"""Numerical kernels that both model families use, each with one signature and one implementation per backend."""

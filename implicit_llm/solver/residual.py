@@ -30,7 +30,7 @@ class Progress:
 
     @property
     def rank_BL(self) -> Tensor:
-        """The quantity (B, L) that each token's stored iterate minimises; the last column is its sequence's residual."""
+        """The quantity (B, L) that each token's stored iterate minimises; its last column is the residual (B)."""
         if self.by_token:
             return self.residual_BL.cummax(1).values
         return self.residual_B[:, None].expand_as(self.residual_BL)
