@@ -1,1 +1,1 @@
-"""The Llama family: configuration, layer and model, loading of checkpoints of others, attention."""
+"""The Llama family: configuration, layer and model, conversion of other packages' models, attention."""
