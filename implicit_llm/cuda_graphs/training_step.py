@@ -110,8 +110,8 @@ class StepGraph:
     def replay(self) -> TrainingStep:
         """Run the pass of the batch that `prepare` copied in.
 
-        Of the result only the sum of losses can be differentiated, once and before the next call, which overwrites the
-        other tensors.
+        Only the returned sum of losses can be differentiated, once and before the next call, which overwrites the other
+        tensors.
         Raises: the solver's NonFiniteState, after the other ranks, which wait for these gradients, have received NaN.
         """
         self._graph.replay()

@@ -1,1 +1,1 @@
-"""The Mamba2 family: configuration, layer and model, loading of checkpoints of others, convolution and scan."""
+"""The Mamba2 family: configuration, layer and model, conversion of other packages' models, convolution and scan."""
