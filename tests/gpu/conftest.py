@@ -1,4 +1,4 @@
-"""Triton kernels and TF32 products in every test on a GPU, unless it says otherwise."""
+"""The default of every test on a GPU: Triton kernels and TF32 products."""
 
 from collections.abc import Iterator
 
