@@ -1,1 +1,1 @@
-"""The capture and replay of CUDA graphs: for blocks of tokens, for whole passes and for training steps."""
+"""Capture and replay work on a GPU as CUDA graphs: blocks of tokens, whole passes and training steps."""

@@ -1,4 +1,4 @@
-"""The solution of blocks of tokens on a GPU, where CUDA graphs bring every sequence of a batch to its fixed point.
+"""Solve blocks of tokens on a GPU with CUDA graphs, which iterate every sequence of a batch to its fixed point.
 
 An iteration launches dozens of small kernels per layer, and launching them takes longer than running them. So the work
 on a block is captured once, over tensors at fixed addresses. `begin` computes the injection. `iterate` evaluates f,
@@ -44,7 +44,7 @@ def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
 
 
 def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype in which iterations may load states in half the time; None if states must not be rounded."""
+    """Return the dtype to which states may be rounded, so that iterations load them in half the time, or None."""
     return autocast if model.layer_class.rounds_state and selected_kernels() == "triton" else None
 
 
@@ -52,7 +52,7 @@ def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.d
 class BlockSetting:
     """The setting for which graphs were captured; any other setting needs other graphs.
 
-    parameters: their addresses. with_state: whether each block starts from the state of the one before.
+    parameters: the addresses of the model's parameters. with_state: whether each block starts from the state before it.
     """
 
     batch: int
@@ -111,7 +111,7 @@ class BlockGraph:
     ) -> None:
         self.setting = setting
         self.length = 0 if prefix is None else prefix.length
-        self._model = cast("ImplicitModel", weakref.proxy(model))  # its runner owns this object
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # weak because its runner owns this object
         self.room = room
         parameter = next(model.parameters())
         shape = (setting.batch, setting.width, model.config.hidden_size)
@@ -206,7 +206,7 @@ class BlockGraph:
         """Recompute the effective weights, because an optimizer may have changed the parameters."""
         self._graphs["refresh"].replay()
 
-    # ---- the parts
+    # ---- the captured parts
 
     def _refresh(self) -> None:
         for mine, layer in zip(self._weights, self._model.layers, strict=True):

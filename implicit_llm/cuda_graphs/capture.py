@@ -1,4 +1,4 @@
-"""The recording of work on a GPU as a CUDA graph, which starts thousands of small kernels by one call."""
+"""Record work on a GPU as a CUDA graph, which starts thousands of small kernels by one call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ def autocast_dtype(device: str) -> torch.dtype | None:
 
 
 class CaptureFailed(RuntimeError):
-    """The error of work that could not be recorded: too little memory, or an operation that a graph cannot contain."""
+    """The work could not be recorded: memory is short, or a graph cannot contain one of the operations."""
 
 
 class Recorder:

@@ -51,7 +51,7 @@ def can_solve(model: ImplicitModel, device: torch.device) -> bool:
 
 @dataclass
 class Decoder:
-    """The graphs that decode single tokens for one cache and carry its states; captured after a few eager tokens."""
+    """The graphs that decode single tokens for one cache and carry its states, captured after a few eager tokens."""
 
     tokens: int = 0
     graph: BlockGraph | None = None

@@ -1,4 +1,4 @@
-"""The loss and gradients of a training pass on a GPU, with forward and backward pass replayed as one CUDA graph.
+"""Compute loss and gradients of a training pass on a GPU; one CUDA graph replays the forward and backward pass.
 
 The differentiated part does the same work in every step: embedding, unrolled or phantom steps, loss and gradients.
 The solver's part of a free pass depends on the data and runs before it, with the graphs of blocks.py.

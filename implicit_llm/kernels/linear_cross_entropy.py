@@ -1,4 +1,4 @@
-"""Cross entropy of a linear head that never stores all logits: it processes slices of tokens, with their gradients.
+"""Compute the cross entropy of a linear head and its gradient in slices of tokens, without storing all logits.
 
 For 16,384 tokens and a vocabulary of 50,000 the fp32 logits alone are 3.3 GB, and moving them through memory takes
 longer than the products. The head's width is rounded up to a multiple of 64, because cuBLAS runs the published width
@@ -16,7 +16,7 @@ from implicit_llm.kernels import selection
 
 SLICE_TOKENS = 4096  # 0.8 GB of fp32 logits with a vocabulary of 50,000
 WIDTH_MULTIPLE = 64
-# Small probabilities round to zero in fp16, so gradients are computed this much larger and scaled back in fp32.
+# Small probabilities round to zero in fp16, so gradients are multiplied by this factor and scaled back in fp32.
 FP16_SCALE = 1024.0
 
 

@@ -1,4 +1,4 @@
-"""RMS normalisation, plain, gated or of a sum, by Triton kernels or in plain PyTorch with an explicit gradient.
+"""Compute RMS norms, plain, gated or of a sum, by Triton kernels or in plain PyTorch with an explicit gradient.
 
 Autograd would store five fp32 tensors per call; this code stores the inputs alone and needs half as many passes over
 memory.

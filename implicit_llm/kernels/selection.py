@@ -1,4 +1,4 @@
-"""The selection of the kernels that run; no other module decides it.
+"""Select the kernels that run; no other module decides this.
 
 `torch` is plain PyTorch, for every device and dtype, with explicit gradients. `reference` has the same formulas, but
 autograd records every operation, as torch.func, forward mode and second derivatives require; it takes more time and
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelsUnavailable(UserError, RuntimeError):
-    """The error of requested kernels that cannot run here; its message names what is missing and how to install it."""
+    """The requested kernels cannot run here; the message names what is missing and how to install it."""
 
     failure_class = "env"
 
@@ -323,8 +323,8 @@ def published_chunk(length: int) -> int:
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
     """Return the entries of the largest tensor in mamba_ssm's SSD and its gradient, and its programs along an axis.
 
-    It reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
-    in blocks of 32 rows (B, H, C, Q / 32, Q); C counts chunks, and Q is their length.
+    SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
+    in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.
     """
     (batch, length, heads, width), (groups, size) = x_BLHP.shape, B_BLGN.shape[2:]
     chunk = published_chunk(length)

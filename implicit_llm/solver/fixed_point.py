@@ -1,4 +1,4 @@
-"""The fixed-point iteration: apply a map until every sequence is done, and drop finished sequences on the way.
+"""Iterate a map to its fixed point until every sequence is done, and drop finished sequences on the way.
 
 The solver does not depend on layers. It calls a `FixedPointMap` with z (B, L, D) and narrows it to a part of the batch.
 """
@@ -140,8 +140,8 @@ def solve(
     Padding (`valid_BL` is False) starts and stays at zero, so it does not affect residuals or acceleration.
 
     Returns: the iterate with the lowest residual (B, L, D), chosen per sequence or per token (`Progress`), and the
-        statistics. They count every token whose own residual is not below the rule's tol as unconverged, even if the
-        rule's criterion is met for its sequence.
+        statistics, which count every token whose own residual is not below the rule's tol as unconverged, even if its
+        sequence meets the rule.
     Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """

@@ -1,4 +1,4 @@
-"""The derivatives of a fixed point, computed by products with the Jacobian of f at one z, which is never formed.
+"""Compute the derivatives of a fixed point by products with the Jacobian of f at one z, which is never formed.
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
 u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
@@ -31,7 +31,7 @@ from implicit_llm_contracts.config.solver import SolverConfig
 _log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` returns it
-IsWanted = Callable[[int], bool]  # as `FixedPointMap.is_wanted`
+IsWanted = Callable[[int], bool]  # see `FixedPointMap.is_wanted`
 Through = Callable[[Linear, Tensor], Tensor]  # (product, g) -> g transported through all steps to the result
 
 
@@ -53,7 +53,7 @@ def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
 
 
 def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
-    """Return f(z); its gradient g reaches f as `through(product with (df/dz)^T, g)`, and z itself gets no gradient."""
+    """Return f(z). Its backward pass turns a gradient g into `through(product with (df/dz)^T, g)`; z gets none."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
@@ -92,7 +92,7 @@ class _Derivative(torch.autograd.Function):
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """A copy of a solved u that refuses second derivatives, for which autograd would otherwise treat u as constant."""
+    """A copy of a solved u that raises for second derivatives, in which autograd would treat u as a constant."""
 
     generate_vmap_rule = True  # jacrev computes many gradients at once
 

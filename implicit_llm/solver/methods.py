@@ -1,4 +1,4 @@
-"""The methods that compute the next iterate: plain, damped and Anderson. Each is called as `update(z, fz) -> z_next`.
+"""Compute the next iterate by a plain, damped or Anderson update, which is called as `update(z, fz) -> z_next`.
 
 An update may remember earlier pairs; `select` drops the memory of finished sequences.
 """
@@ -107,7 +107,7 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
                 raise InvalidEntry(f"{what}: update(z, f(z)) must return the next z {tuple(given_BLD.shape)}, not {of}")
     except InvalidEntry:
         raise
-    except Exception as error:  # of a user's code
+    except Exception as error:  # a user's code may raise any error
         raise InvalidEntry(
             f"{what}: make(tau) and two iterations, the second for sequences 0 and 2 of three, ended in "
             f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The passes in which a model iterates: unrolled, free (solver plus phantom gradient), and blockwise evaluation.
+"""Run the passes in which a model iterates: unrolled, free (solver plus phantom gradient), and blockwise evaluation.
 
 Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here; f is causal, so it has the same fixed
 point.
@@ -35,7 +35,7 @@ class SequenceMap(FixedPointMap, Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)  # as residual.Rule
+@dataclass(frozen=True, eq=False)  # see residual.Rule
 class Search:
     """The settings of a block's solve: stopping rule, largest number of evaluations of f, method and damping."""
 

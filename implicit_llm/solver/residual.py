@@ -1,4 +1,4 @@
-"""Relative residuals and the stopping rules of an iteration. A rule maps one iteration to its `Progress`."""
+"""Compute relative residuals and decide when an iteration stops. A rule maps one iteration to its `Progress`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Progress:
         return self.residual_B[:, None].expand_as(self.residual_BL)
 
 
-@dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes it before it has its fields
+@dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes a rule before its fields are set
 class Rule:
     """A stopping rule, which is called with z and f(z) (B, L, D), both zero at padding."""
 
@@ -104,7 +104,7 @@ def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress])
     z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
     try:
         found = judge(z_BLD, z_BLD / 2, 0.05)
-    except Exception as error:  # of a user's code
+    except Exception as error:  # a user's code may raise any error
         raise InvalidEntry(f"{what} ended in {type(error).__name__}: {error}") from error
     if not isinstance(found, Progress):
         raise InvalidEntry(f"{what} must return a Progress, not {type(found).__name__}")

@@ -1,4 +1,4 @@
-"""The statistics of a solve, as tensors on the device of the model."""
+"""The statistics of a solve are tensors on the device of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class NonFiniteState(FloatingPointError):
-    """The error of an iteration that produced NaN or infinity; its message names sequence and position."""
+    """The iteration produced NaN or infinity; the message names sequence and position."""
 
 
 @dataclass

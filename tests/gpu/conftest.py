@@ -1,4 +1,4 @@
-"""The default of every test on a GPU: Triton kernels and TF32 products."""
+"""Run every test on a GPU with Triton kernels and TF32 products, unless the test selects others."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Tests that training and evaluation from CUDA graphs equal the plain code, also over optimizer steps."""
+"""Test that training and evaluation from CUDA graphs equal the plain code, also over optimizer steps."""
 
 from copy import deepcopy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests that our Triton kernels equal their plain PyTorch twins over a grid of shapes."""
+"""Test that our Triton kernels equal their plain PyTorch twins over a grid of shapes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tests that mamba_ssm, causal_conv1d and the torch kernels on a GPU equal the torch kernels in fp64.
+"""Test that mamba_ssm, causal_conv1d and the torch kernels on a GPU equal the torch kernels in fp64.
 
 An error is the norm of the difference divided by the norm of the reference, which has the same rounded inputs. bf16 has
 8 bits of mantissa (rounding 4e-3) and fp16 has 11 (5e-4). SSD in fp32 multiplies in TF32, which also has 11 bits.

@@ -1,4 +1,4 @@
-"""Tests that the kernels of a Llama block equal their plain PyTorch twins in fp64, over a grid of shapes.
+"""Test that the kernels of a Llama block equal their plain PyTorch twins in fp64, over a grid of shapes.
 
 The Mamba2 mixer and its gradient must equal the formula and its autograd.
 """

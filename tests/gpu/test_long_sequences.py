@@ -1,4 +1,4 @@
-"""Tests of our Triton kernels and the published ones at lengths and sizes that 16 and 32 bits cannot count.
+"""Test our Triton kernels and the published ones at lengths and sizes that 16 and 32 bits cannot count.
 
 A long sequence is compared with the formula in fp64 at both ends; at the end the formula starts from the state that
 blocks of a few thousand tokens have carried there. Beyond 2^31 entries the last sequence of a batch must equal, bit for

@@ -1,4 +1,4 @@
-"""Tests that every process of a training run on two GPUs, started by the workflow's launcher, ends when the run ends.
+"""Test that every process of a training run on two GPUs, started by the workflow's launcher, ends when the run ends.
 
 NCCL's clean-up at the end of a process used to wait for ever after steps with captured graphs.
 """

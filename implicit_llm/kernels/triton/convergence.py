@@ -1,4 +1,4 @@
-"""The check and record of one fixed-point iteration in three kernels, imported only if Triton kernels run.
+"""Check and record one fixed-point iteration in three kernels (imported only if Triton kernels run).
 
 The first kernel measures each token, the second decides for each sequence, and the third stores better iterates. With
 the rule "token", an iterate is better for a token if the worst residual up to that token is lower. Otherwise it is
@@ -51,7 +51,7 @@ def judge(
     batch, length, width = z_ALD.shape
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
-    squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # of the change and of f(z), by token
+    squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # |f(z) - z|^2 and |f(z)|^2 by token
     is_better_AL = torch.empty(batch, length, dtype=torch.int32, device=z_ALD.device)
     tiles = (triton.cdiv(length, rows), batch)  # only the first axis of a launch can hold the tiles of any length
     _measure_kernel[tiles](

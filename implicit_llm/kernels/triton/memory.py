@@ -1,4 +1,4 @@
-"""The masked loads of the kernels, in fp32 where the kernels compute with the entries."""
+"""Load entries of memory with a mask, in fp32 if the kernels compute with them."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""RMS norm, plain, gated or of a sum, with one kernel for each direction; imported only if Triton kernels run.
+"""Compute RMS norms, plain, gated or of a sum, with one kernel per direction (imported only if Triton kernels run).
 
 Every tensor is read once and written once. A few programs per multiprocessor loop over all rows, so that the gradient
 of the weight stays in registers until one sum at the end. The backward pass loads the whole row anyway and sums its

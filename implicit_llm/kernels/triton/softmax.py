@@ -1,4 +1,4 @@
-"""Losses and gradients of a softmax over a large vocabulary, in place; imported only if Triton kernels run.
+"""Compute losses and gradients of a softmax over a large vocabulary, in place (imported only if Triton kernels run).
 
 The plain PyTorch twin is `linear_cross_entropy._losses`. Shapes: `T` tokens, `U` stored width, at least the vocabulary.
 """

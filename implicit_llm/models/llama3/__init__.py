@@ -1,1 +1,1 @@
-"""The Llama family: configuration, layer and model, conversion of other packages' models, attention."""
+"""This package holds the Llama family: configuration, layer, model, attention, and conversion from other packages."""

@@ -1,4 +1,4 @@
-"""Rotary positions, attention (also to keys in preallocated room) and SwiGLU, by Triton kernels or in plain PyTorch.
+"""Compute rotary positions, attention (also to preallocated keys) and SwiGLU, by Triton kernels or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
 side; there may be fewer heads of keys and values than of queries.

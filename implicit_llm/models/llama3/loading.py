@@ -1,4 +1,4 @@
-"""The conversion of Llama models of transformers to explicit models of this package."""
+"""Convert Llama models of transformers to explicit models of this package."""
 
 from transformers import PreTrainedModel
 

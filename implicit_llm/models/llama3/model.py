@@ -1,4 +1,4 @@
-"""The Llama block, explicit or implicit: rotary attention and a SwiGLU MLP, each with pre-norm and residual.
+"""The Llama block, explicit or implicit, has rotary attention and a SwiGLU MLP, each with pre-norm and residual.
 
 Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads (there may be fewer of keys and values than of
 queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and value side by side.

@@ -1,1 +1,1 @@
-"""The Mamba2 family: configuration, layer and model, conversion of other packages' models, convolution and scan."""
+"""This package holds the Mamba2 family: configuration, layer, model, convolution, scan, and conversion of checkpoints."""

@@ -1,4 +1,4 @@
-"""The causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
+"""Compute the causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
 """
@@ -88,7 +88,7 @@ def _correlate(padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:
 
 
 class _DepthwiseConv(torch.autograd.Function):
-    """The correlation, with a backward pass of the same kind; on a CPU PyTorch's own is five times slower."""
+    """The correlation with a backward pass of the same kind, which on a CPU is five times as fast as PyTorch's own."""
 
     @staticmethod
     def forward(ctx: Any, padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:

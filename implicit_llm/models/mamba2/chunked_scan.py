@@ -1,4 +1,4 @@
-"""The chunked scan of SSD and its explicit gradient; `models.mamba2.ssd` runs them on one slice of the batch at a time.
+"""Compute the chunked scan of SSD and its explicit gradient; `models.mamba2.ssd` runs them on slices of the batch.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` chunks, `Q` chunk length,
 `F` = B * C, `K` = H / G * P (the heads of one group side by side).
@@ -145,7 +145,7 @@ def _fold(t_BL: Tensor, layout: Layout) -> Tensor:
 
 @dataclass
 class _Gradient:
-    """The gradients, summed term by term; those that are not matrix products are in the dtype of the decays."""
+    """The gradients, summed term by term; terms that are not matrix products are in the dtype of the decays."""
 
     u_FQHP: Tensor
     cum_FQH: Tensor
@@ -184,7 +184,7 @@ def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
 
 
 def _add_gradient_between_chunks(grad: _Gradient, c: Chunks, dy_FQHP: Tensor, dstate_BHPN: Tensor | None) -> None:
-    """Add the gradients that flow through the states: from outputs to the states before, from states to inputs."""
+    """Add the gradients that flow through the states before and after the chunks."""
     before_FHPN, _ = _states(c, return_last=False)
     dbefore_FHPN = None
     if before_FHPN is not None:  # y += exp(cum) C before

@@ -1,4 +1,4 @@
-"""The conversion of Mamba2 models of transformers and of original checkpoints (state-spaces/mamba2-*) to our models.
+"""Convert Mamba2 models of transformers and checkpoints of the original release (state-spaces/mamba2-*) to our models.
 
 The config.json of the original release has no model_type. Its weights are a pickle, pytorch_model.bin, which is loaded
 only as tensors and only if the caller vouches for it by its sha256. A model.safetensors with the same names needs no
@@ -66,7 +66,7 @@ def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
 
 
 class UntrustedCheckpoint(ModelConfigError):
-    """The error of a pickle for which the caller did not vouch; its message has the sha256."""
+    """The caller did not vouch for a pickle; the message has its sha256."""
 
 
 def is_original_mamba2(config: Mapping[str, Any]) -> bool:
@@ -75,7 +75,7 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 
 
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
-    """Convert an original configuration to ours. Raises: ModelConfigError, which names the setting that we lack."""
+    """Convert an original configuration to ours. Raises: ModelConfigError if our block lacks one of its settings."""
     block = config["ssm_cfg"]
     settings = {key: value for key, value in config.items() if key in FIXED}
     settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}

@@ -1,4 +1,4 @@
-"""The Mamba2 model, explicit or implicit. Its block has a pre-norm, a mixer and a residual connection, and no MLP.
+"""The Mamba2 block, explicit or implicit, has a pre-norm, a mixer and a residual connection, and no MLP.
 
 Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
 `C` its channels, `E` in-projection (2 I + 2 G N + H).
@@ -186,7 +186,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply convolution, SSD and gated norm, (B, L, I); with `return_state` return the later state too."""
+        """Apply convolution, SSD and gated norm, (B, L, I); also return the state after the block if `return_state`."""
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)

@@ -1,4 +1,4 @@
-"""State space duality (SSD) of Mamba2, by kernels or in plain PyTorch as a chunked scan of matrix products.
+"""Compute state space duality (SSD) of Mamba2, by kernels or in plain PyTorch as a chunked scan of matrix products.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state.
 

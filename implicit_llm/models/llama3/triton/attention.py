@@ -1,4 +1,4 @@
-"""Rotary positions, the attention of one token, and SwiGLU, in one kernel each; imported only if Triton kernels run.
+"""Compute rotary positions, one token's attention, and SwiGLU in one kernel each (imported only if Triton kernels run).
 
 The solver evaluates a token many times at the same position. For each head of each sequence, one program rotates query
 and key, writes key and value into the room of the cache, and computes the attention to all keys there. The program

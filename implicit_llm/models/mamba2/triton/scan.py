@@ -1,11 +1,11 @@
-"""SSD and gate of a Mamba2 mixer in one kernel, at every length; imported only if Triton kernels run.
+"""Compute SSD and gate of a Mamba2 mixer in one kernel, at every length (imported only if Triton kernels run).
 
 One program processes one head of one sequence, chunk after chunk, with the state in registers. All data between
 convolution and norm are thus read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-In its products channels come before positions (y^T = x^T scores^T). This lets the state, which is accumulated in
-registers, be multiplied from there, so that only the scores pass through shared memory. For a gradient
-(`scan_backward`) the kernel stores the states between chunks. A single token has its own kernel, which also convolves
-and needs no matrix units.
+In its products channels come before positions (y^T = x^T scores^T). The state, which is accumulated in registers, can
+then be multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) the
+kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
+units.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
@@ -158,7 +158,7 @@ def _scan_kernel(
 
 @triton.jit
 def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: constexpr):
-    """Compute the scores (Q, Q) of all pairs of positions; a row's position contributes to the columns' later ones."""
+    """Compute the scores (Q, Q), in which rows are source positions and columns are the targets from there on."""
     is_causal = steps[:, None] <= steps[None, :]
     decay_QQ = exp2(tl.where(is_causal, logs_Q[None, :] - logs_Q[:, None], -float("inf")))
     return tl.dot(B_QN, tl.trans(C_QN), input_precision=PRECISION) * decay_QQ * dt_Q[:, None]

@@ -1,4 +1,4 @@
-"""Convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
+"""Compute convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
 
 This module is imported only if Triton kernels run. Autograd would copy the gradients of gate, convolution and dt into
 one tensor of the width of the in-projection; here each kernel writes directly into that tensor. The forward pass stores
@@ -168,7 +168,7 @@ def _sweep_kernel(
 
 @triton.jit
 def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr):
-    """Load the state before a chunk, for the first chunk the one before the sequence, which is 0 without HAS_STATE."""
+    """Load the state before a chunk; before the first chunk it is the sequence's initial state, or 0."""
     if IS_LONG:
         before_PN = load(kept_at, (chunk > 0) & is_inside_PN)
         if HAS_STATE:
@@ -332,9 +332,10 @@ def _dt_kernel(
 ):  # fmt: skip
     """Process all heads of one chunk of one sequence.
 
-    The gradient of dt A at a position is the gradient flow through its decay. Within the chunk it is the sum of rows
-    minus columns from that position on. To later chunks flow the state before the chunk and the chunk's own inputs.
-    (Summing the rows of all later chunks is equivalent, but in bf16 made the gradient of A ten times less accurate.)"""
+    The gradient of dt A at a position is the gradient that flows through its decay. Within the chunk this is the sum of
+    rows minus columns from the position on. Two terms flow to later chunks, from the state before the chunk (`through`)
+    and from the chunk's inputs (`fed`). Sums over the rows of all later chunks would be equivalent, but in bf16 they
+    made the gradient of A ten times less accurate."""
     chunk = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     steps, of_H = tl.arange(0, Q), tl.arange(0, ALL_HEADS)

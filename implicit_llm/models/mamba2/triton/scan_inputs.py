@@ -1,4 +1,4 @@
-"""The inputs of a Mamba2 mixer's scan, and the gradient of its convolution; imported only if Triton kernels run.
+"""Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
 One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
 convolution. Each processes the positions of a chunk in order, four at a time, with the last inputs in registers.
@@ -45,7 +45,7 @@ class Mixer(NamedTuple):
         return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(self.projected_BLE.shape[1])))
 
     def constants(self) -> dict[str, Any]:
-        """Return the sizes that are compile-time constants, which show the compiler which rows are aligned."""
+        """Return the sizes as compile-time constants, from which the compiler sees which rows are aligned."""
         columns, (width, groups, size) = self.projected_BLE.shape[2], self.sizes
         known = {"HEADS": self.heads, "GROUPS": groups, "COLUMNS": columns, "P": width, "N": size}
         return known | {"Q": self.chunk_len}

@@ -1,4 +1,4 @@
-"""The solution of whole sequences of one implicit Mamba2 layer, block by block in one kernel.
+"""Solve whole sequences of one implicit Mamba2 layer, block by block in one kernel.
 
 This module is imported only if Triton kernels run. With separate kernels and small blocks, an iteration is a dozen
 kernels that wait for one another, a batch waits in each block for its slowest sequence, and the host checks every few
@@ -36,7 +36,7 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
 
 TAPS = constexpr(4)  # inputs of the convolution
-MIN_TOKENS = 16  # of a program; the smallest size of matrix units
+MIN_TOKENS = 16  # of a program; matrix units multiply at least 16
 MAX_TOKENS = 32  # of a program; more would need too many registers
 MIN_PROGRAMS = 96  # fewer programs would leave multiprocessors idle
 WARPS = 4
