@@ -191,7 +191,7 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Implement `next_token`. Raises: CaptureFailed."""
+        """Compute the next token with a graph, or return None while tokens are still eager. Raises: CaptureFailed."""
         assert cache.prefix is not None
         graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
         if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, cache.prefix):
@@ -227,7 +227,7 @@ class GraphRunner(Runner):
         masks: tuple[Tensor, ...] | None,
         prefix: Prefix | None = None,
     ) -> tuple[Tensor, Blocks]:
-        """Implement `training_solve`. Raises: CaptureFailed."""
+        """Run the solver's part of a training pass with graphs. Raises: CaptureFailed."""
         solver, length = model.solver, embedding_BLD.shape[1]
         assert solver is not None
         width = min(solver.block_len or length, length)
@@ -240,7 +240,7 @@ class GraphRunner(Runner):
     def _evaluate(
         self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Implement `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
+        """Run an evaluation pass with graphs, in blocks of `width` tokens. Raises: CaptureFailed."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         return z_BLD, graph.prefix().without_room().map(Tensor.clone), gather_blocks(blocks, 1)

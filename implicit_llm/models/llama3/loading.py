@@ -6,7 +6,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.llama3.model import ImplicitLlama3ForCausalLM
 
-# Settings of transformers' models that our block lacks, each with the only value for which the layers are equal.
+# Settings of transformers' models that our block lacks, each with the only value for which their layer equals ours.
 FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 TAKEN = (
     "num_attention_heads",

@@ -24,7 +24,7 @@ from implicit_llm.models.published import read_pickle
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
 
-# Settings of transformers' models that our block lacks, each with the only value for which the layers are equal.
+# Settings of transformers' models that our block lacks, each with the only value for which their layer equals ours.
 FIXED_OF_TRANSFORMERS = {
     "hidden_act": "silu",
     "use_bias": False,
@@ -35,7 +35,7 @@ FIXED_OF_TRANSFORMERS = {
 TAKEN = ("expand", "state_size", "head_dim", "conv_kernel", "layer_norm_epsilon")
 DEFAULT_PAD_MULTIPLE = 8
 
-# Settings of the original, each with the only value for which the layers are equal; other settings are refused.
+# Settings of the original, each with the only value for which its layer equals ours; unknown settings are refused.
 FIXED = {
     "ssm_cfg.layer": "Mamba2",
     "ssm_cfg.ngroups": 1,
