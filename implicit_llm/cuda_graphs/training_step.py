@@ -124,7 +124,7 @@ class StepGraph:
         return total, self._logits, self._hidden, self._stats
 
     def states_after(self, length: int) -> Prefix:
-        """Return the states after the sequences of the last replay, which begin after `length` tokens."""
+        """Return the states after the sequences of the last replay; `length` tokens precede these sequences."""
         return Prefix(self._after, length + self._ids.shape[1]).map(Tensor.clone)
 
     @property

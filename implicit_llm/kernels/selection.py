@@ -56,7 +56,7 @@ def selected_kernels() -> Backend:
 
 
 def select_kernels(choice: KernelChoice = "auto") -> Backend:
-    """Select the kernels of the whole process; `auto` uses IMPLICIT_LLM_KERNELS if it is set, else what the GPU allows.
+    """Select the kernels of the whole process; `auto` uses IMPLICIT_LLM_KERNELS if set, else what the machine supports.
 
     Raises: KernelsUnavailable if `triton` or `mamba_ssm` is requested and cannot run here.
     """

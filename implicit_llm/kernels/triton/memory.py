@@ -7,7 +7,7 @@ from triton.language import constexpr
 
 @triton.jit
 def load(at, is_there):
-    """Load the entries at these addresses; 0 where `is_there` is false."""
+    """Load the entries at these addresses, and 0 where `is_there` is false."""
     return tl.load(at, mask=is_there, other=0.0)
 
 

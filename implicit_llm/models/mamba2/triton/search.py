@@ -7,10 +7,9 @@ iterates each block until these sequences have converged, closes the block and c
 waiting for other sequences or for the host.
 
 An evaluation of f has four parts, which exchange data through memory that stays in the L2 cache. `_project` multiplies
-the norm of z by the in-projection, `_convolve` mixes positions, `_scan` loops over the heads, and `_project_out`
-multiplies by the out-projection. It also applies the gated norm, which scales a token by one number that is known after
-the last head. Channels come before positions in all products, so that the weights fill the matrix units even if there
-are few tokens.
+the norm of z by the in-projection, `_convolve` mixes positions, and `_scan` loops over the heads. `_project_out`
+multiplies by the out-projection and applies the gated norm, whose scale of a token is known only after the last head.
+Channels come before positions in all products, so that the weights fill the matrix units even if there are few tokens.
 An iteration of one program takes 120 us on an H100, most of it latency, and thus longer than one of a whole small
 batch. Training, where few sequences need many iterations, replays graphs instead (`cuda_graphs.blocks`).
 The plain PyTorch twin is `solver.passes` with `models.mamba2.model`.
