@@ -60,7 +60,7 @@ def _model(config: Any, solver: dict[str, Any], replays: bool, lr: float) -> tup
 
 
 def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
-    """Losses and solver iterations of some steps."""
+    """Train for some steps; return the losses and the evaluations of f."""
     model, optimizer = _model(config, solver, replays, lr=1e-2)
     losses, iterations = [], []
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
