@@ -149,8 +149,8 @@ class StepGraph:
             self._masks = self._model.base.draw_dropout(self._z)
 
     def _learn(self, reducer: Reducer | None) -> None:
-        # We differentiate aliases in the parameters' memory: others, such as DDP, may hold the parameters' own autograd
-        # nodes, which ties these nodes to streams that the capture must not touch.
+        # We differentiate aliases that share the parameters' memory. Others, such as DDP, may store the parameters' own
+        # autograd nodes, which are then tied to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)
         aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in pass_of.named_parameters()}
         trained = [alias for alias in aliases.values() if alias.requires_grad]

@@ -75,7 +75,7 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 
 
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
-    """Convert an original configuration to ours. Raises: ModelConfigError if our block lacks one of its settings."""
+    """Convert an original configuration to ours. Raises: ModelConfigError if a setting makes a layer unlike ours."""
     block = config["ssm_cfg"]
     settings = {key: value for key, value in config.items() if key in FIXED}
     settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}

@@ -243,7 +243,7 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as Mamba2: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
+        """Initialise as in Mamba2: dt log-uniform in [1e-3, 1e-1] by inverse softplus, A uniform in [1, 16]."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())
