@@ -12,6 +12,9 @@ from typing import Any
 import pandas as pd
 import torch
 
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+
 
 def options_of(about: str | None, arguments: Mapping[str, Mapping[str, Any]] | None = None) -> argparse.Namespace:
     """Read the command line: `--out` and these arguments, whose settings are those of `add_argument`.
@@ -25,20 +28,20 @@ def options_of(about: str | None, arguments: Mapping[str, Mapping[str, Any]] | N
 
 
 def card() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return torch.cuda.get_device_name() if HAS_GPU else "CPU"
 
 
 def seconds(action: Callable[[], object]) -> float:
     start_s = time.perf_counter()
     action()
-    if torch.cuda.is_available():
+    if HAS_GPU:
         torch.cuda.synchronize()
     return time.perf_counter() - start_s
 
 
 def milliseconds(action: Callable[[], object]) -> float:
     """Between two events on the GPU, where there is one."""
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         return 1e3 * seconds(action)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()

@@ -23,7 +23,7 @@ from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.state import model_tensors, optimizer_tensors, random_state
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.journal import Journal
-from tests.measuring import card, keep, options_of, seconds, show
+from tests.measuring import DEVICE, card, keep, options_of, seconds, show
 
 METRICS = {"columns": [], "window": [], "recent": [], "totals": {}}
 
@@ -37,8 +37,7 @@ def main() -> None:
     }
     options = options_of(__doc__, arguments)
     rows = []
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForCausalLM.from_config(implicit_llm.load_config(options.config)).to(device)
+    model = AutoModelForCausalLM.from_config(implicit_llm.load_config(options.config)).to(DEVICE)
     optimizer = build_optimizer(model, OptimizerConfig(0.9, 0.95, 1e-8, 0.1, 1.0))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -36,7 +36,7 @@ from implicit_llm_data.babi.archive import find_archive, read_archive
 from implicit_llm_data.babi.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.babi.stories import parse_stories, vocabulary_of, words_of
 from implicit_llm_data.stages.word_problem import generate
-from tests.measuring import keep, options_of, show, update
+from tests.measuring import DEVICE, HAS_GPU, keep, options_of, show, update
 
 VOCABULARY = 16384  # as language-models.yaml: the most frequent tokens; all others are the last one
 SIZE = {"vocab_size": VOCABULARY, "hidden_size": 384, "num_hidden_layers": 8}
@@ -176,24 +176,22 @@ def train(options: argparse.Namespace) -> None:
 
 def losses_of(family: str, gradient: str, seed: int, tokens: np.ndarray, steps: int) -> list[float]:
     """The loss of each step of one training: free from the first step on, in bf16 on a GPU."""
-    has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if has_cuda else "cpu")
-    batch, length = (8, 512) if has_cuda else (2, 32)
+    batch, length = (8, 512) if HAS_GPU else (2, 32)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(seed)
     name, size = FAMILIES[family]
-    config = implicit_llm.load_config(name, **size if has_cuda else {**size, "num_hidden_layers": 1})
-    model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
+    config = implicit_llm.load_config(name, **size if HAS_GPU else {**size, "num_hidden_layers": 1})
+    model: Any = AutoModelForCausalLM.from_config(config).to(DEVICE).train()
     model.solver = replace(model.solver, gradient=gradient)
-    apply_runtime(model, Runtime(cuda_graphs=has_cuda), name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=has_cuda)
+    apply_runtime(model, Runtime(cuda_graphs=HAS_GPU), name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=HAS_GPU)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (0.1 * steps)))
-    rows_NL = torch.from_numpy(tokens[: len(tokens) // length * length].astype(np.int64)).view(-1, length).to(device)
-    order_N = torch.randperm(len(rows_NL), generator=torch.Generator().manual_seed(0)).to(device)  # for every seed
+    rows_NL = torch.from_numpy(tokens[: len(tokens) // length * length].astype(np.int64)).view(-1, length).to(DEVICE)
+    order_N = torch.randperm(len(rows_NL), generator=torch.Generator().manual_seed(0)).to(DEVICE)  # for every seed
     losses = []
     for step in range(steps):
-        ids_BL = rows_NL[order_N[torch.arange(step * batch, (step + 1) * batch, device=device) % len(rows_NL)]]
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=has_cuda):
+        ids_BL = rows_NL[order_N[torch.arange(step * batch, (step + 1) * batch, device=DEVICE) % len(rows_NL)]]
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=HAS_GPU):
             loss = model(input_ids=ids_BL, labels=ids_BL, return_logits=False).loss
         update(model, optimizer, loss)
         warm_up.step()

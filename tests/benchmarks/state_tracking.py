@@ -29,7 +29,7 @@ from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import OptimizerConfig, PhaseConfig, Runtime
 from tests.benchmarks.series_gradient import words
 from tests.benchmarks.training_step import OF_STEPS, show_profile
-from tests.measuring import card, keep, milliseconds, options_of, show, spread, update
+from tests.measuring import DEVICE, HAS_GPU, card, keep, milliseconds, options_of, show, spread, update
 
 MODEL = "s5-state-passing-s0"
 CHAIN, WARM_UP = 64, 8
@@ -65,14 +65,13 @@ def main() -> None:
 
 
 def trained() -> Any:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).to(device)
+    return AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).to(DEVICE)
 
 
 def training(options: argparse.Namespace) -> dict[str, Any]:
     model = trained().train()
     device = model.device
-    batch_size = 512 if device.type == "cuda" else 4
+    batch_size = 512 if HAS_GPU else 4
     apply_runtime(model, Runtime(cuda_graphs=options.graphs), "benchmark")
     optimizer = build_optimizer(
         model, OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25)
@@ -120,7 +119,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
 
 def evaluation(options: argparse.Namespace) -> dict[str, Any]:
     model = trained().eval()
-    length, sequences = (options.length, options.sequences) if model.device.type == "cuda" else (64, 4)
+    length, sequences = (options.length, options.sequences) if HAS_GPU else (64, 4)
     if not options.graphs:
         model.base.runner = Runner()
 
