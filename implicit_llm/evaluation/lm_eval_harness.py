@@ -35,6 +35,7 @@ from implicit_llm.device import choose_device
 from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
 from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm_contracts.config.evaluation import ModeConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
@@ -99,15 +100,12 @@ class ImplicitLM(HFLM):
                 "eos_token, or name the run directory of a data set's tokenizer as tokenizer=DIR in --model_args"
             )
         solver = solver_of(self.model)
-        if settings:
-            if solver is None:
-                raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
-            if "eval_tol" in settings:
-                settings["tol"] = settings.pop("eval_tol")
-            self.model.solver = solver = replace(solver, **settings)
         if solver is not None:
-            is_trained = solver.eval_mode == AS_TRAINED
-            self.batches.is_fixed = (solver.stop if is_trained else solver.eval_stop) == "batch"
+            mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
+            self.model.solver = mode.solver(solver)
+            self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
+        elif settings:
+            raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
         self.where = NAME
         self.cost = RequestCost()
 
@@ -294,9 +292,8 @@ def without_padding(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("--model", "-M")
     parser.add_argument("--config", "-C")
     named, _ = parser.parse_known_args(words)
-    if named.model is None:
-        return words if named.config is not None else [*words, "--model", NAME]
-    if named.model not in PADDING_MODELS:
+    if named.model in PADDING_MODELS:
+        log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", named.model, NAME)
+    elif named.model is not None or named.config is not None:
         return words
-    log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", named.model, NAME)
     return [*words, "--model", NAME]  # the last one counts

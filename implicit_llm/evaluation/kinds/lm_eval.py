@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import hash_string
 
 from implicit_llm.evaluation.answers import EvaluationJob, EvaluationResult
-from implicit_llm.evaluation.frame import ModelEvaluation, model_directory, model_input
+from implicit_llm.evaluation.frame import ModelEvaluation, model_directory
 from implicit_llm.evaluation.lm_eval_harness import (
     DEFAULT_BATCH_SIZE,
     ImplicitLM,
@@ -30,7 +30,7 @@ from implicit_llm_contracts.config.evaluation import LmEvalConfig
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
-from implicit_llm_contracts.runs.stage_context import TOKENIZER_ROLE, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, TOKENIZER_ROLE, StageContext, StageResult
 from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
 
 
@@ -49,7 +49,7 @@ def run(context: StageContext) -> StageResult:
 
 def _tokenizer(context: StageContext) -> Any:
     """The model's own if it brought one, else that of the data set. Raises: TokenizerMissing."""
-    folder = model_directory(model_input(context))
+    folder = model_directory(context.given(MODEL_ROLE))
     is_needed = TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file()
     return load_tokenizer(context.inputs[TOKENIZER_ROLE].dir if is_needed else None, folder)
 

@@ -33,12 +33,11 @@ from implicit_llm.evaluation.kinds.lm_eval import TaskError, load_tasks
 from implicit_llm.evaluation.lm_eval_harness import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import finish, records, request
+from tests.unit.evaluation.finished_runs import finish, records, request, summary
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB = 257
@@ -287,8 +286,7 @@ def test_every_task_is_asked_in_every_mode_and_recorded_with_what_makes_it_compa
     assert record["harness_version"].startswith("0.")
     assert len(record["task_hash"]) == 64
     assert 1 < record["f_evaluations_per_token"] <= 4
-    headline = Manifest.read(implicit_run / "manifest.json").summary["metrics"]
-    assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
+    assert summary(implicit_run)["metrics"]["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
 
 
 def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:
