@@ -40,8 +40,7 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import COSTS, CatbabiEvaluation
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.babi.catbabi import PAD_ID
-from implicit_llm_data.babi.stories import VOCABULARY_NAME
+from implicit_llm_data.babi.stories import PAD_ID, VOCABULARY_NAME
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset, open_dataset
 
 log = logging.getLogger(__name__)

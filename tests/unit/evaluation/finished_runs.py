@@ -29,7 +29,7 @@ VOCAB, END_OF_TEXT = 12, 0  # of a stream
 def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], inputs: dict[str, Path]) -> StageRequest:
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
     identity = Identity(stage_name, name, config, "c0de", upstream)
-    return StageRequest(run_dir, identity.to_json(), inputs, {"device": "cpu"})
+    return StageRequest(run_dir, identity, inputs, {"device": "cpu"})
 
 
 def finish(

@@ -120,7 +120,7 @@ def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": labels}), {})
 
     config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share, **about}
-    run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {}).to_json()), body)
+    run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {})), body)
     return run_dir
 
 
@@ -131,7 +131,7 @@ def request(
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
     identity = Identity("train", "/".join(run_dir.parts[-2:]), config, "c0de", upstream)
     given = {"device": "cpu", "threads": 1, "log_every_steps": 1, "progress": "log", **runtime}
-    return StageRequest(run_dir, identity.to_json(), inputs, given)
+    return StageRequest(run_dir, identity, inputs, given)
 
 
 def train(run_dir: Path, config: dict[str, Any], data: Path, start: Path | None = None, **runtime: Any) -> Manifest:

@@ -227,7 +227,7 @@ def read_tail(path: Path) -> Tail:
     records: list[dict[str, Any]] = []
     for line in tail(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first one may be cut
-            records += journal.parse_lines([line.encode()], path)
+            records.append(journal.parse_line(line.encode(), str(path)))
     events = [record for record in records if record.get("name") in STAGE_EVENTS]
     if records and not events:
         events = [{"name": "stage_started"}]  # farther back: after an end only another start is written
