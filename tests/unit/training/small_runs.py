@@ -32,12 +32,13 @@ from implicit_llm_contracts.errors import Preempted
 from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.identity import Identity
+from implicit_llm_contracts.runs.launched import report_failure
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
 from implicit_llm_jobs.stage import StageRequest, run_stage
-from implicit_llm_workflow.launching.launch import Ended, launch, tell_who_started_this
+from implicit_llm_workflow.launching.launch import Ended, launch
 from tests.unit.evaluation.finished_runs import word_problems
 
 LENGTH = 12
@@ -295,7 +296,7 @@ def launched() -> int:
     try:
         launch(1, 2, Path(sys.argv[1]), ("-m", "tests.unit.training.small_runs", *sys.argv[1:]), 1)
     except Ended as end:
-        tell_who_started_this(end)
+        report_failure(end)
         sys.stderr.write(f"error: {end}\n")
         return end.exit_code
     return 0

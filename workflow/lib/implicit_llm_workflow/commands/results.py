@@ -80,14 +80,14 @@ def missing(
         implicit-llm missing miniature --report
         implicit-llm missing paper figure_1_right --report
     """
-    from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
+    from implicit_llm_workflow.planning.staleness import PAGES
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
     plan, targets = options.choose(words, config, results)
     if len(targets) > 1:
         raise options.OptionError(f"{targets[1]}: {targets[0]} is named already; give one figure or table")
     page = plan.find(targets[0] if targets else "report")
-    if page.stage not in ("report", EXCERPT):
+    if page.stage not in PAGES:
         raise options.OptionError(
             f"{targets[0]}: is no figure or table; there are {', '.join(plan.experiment.excerpts)}"
         )
