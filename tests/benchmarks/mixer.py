@@ -32,7 +32,7 @@ GOALS = {"8 x 2048 x 24 heads": (0.12, 0.50), "512 x 256 x 16 heads": (0.46, Non
 
 
 def main() -> None:
-    options = options_of(__doc__).parse_args()
+    options = options_of(__doc__)
     if card() == "CPU":
         sys.exit("needs a GPU")
     torch.set_float32_matmul_precision("high")

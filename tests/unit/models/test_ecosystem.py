@@ -30,9 +30,9 @@ from transformers import (
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-import implicit_llm  # noqa: F401  (registers the models, also in the processes)
+from implicit_llm import Projection  # registers the models, also in the processes
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.layers import Projection, touched_module
+from implicit_llm.models.layers import touched_module
 
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])
 ADAPTED = {"mamba2": ["in_proj", "out_proj"], "llama3": ["q_proj", "v_proj"]}

@@ -26,12 +26,18 @@ from transformers import (
     Mamba2ForCausalLM,
 )
 
-import implicit_llm  # noqa: F401  (registers the models)
-from implicit_llm import SolverConfig, from_llama, from_mamba2, sequential_forward, to_implicit
+from implicit_llm import (
+    ImplicitLlama3Config,
+    SolverConfig,
+    from_llama,
+    from_mamba2,
+    load_original_mamba2,
+    sequential_forward,
+    to_implicit,
+)
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.llama3.model import ImplicitLlama3Config
 from implicit_llm.models.loading import load_foreign
-from implicit_llm.models.mamba2.loading import UntrustedCheckpoint, load_original_mamba2
+from implicit_llm.models.mamba2.loading import UntrustedCheckpoint
 from implicit_llm.models.published import clean_name, read_pickle
 from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.runs.manifest import sha256_of

@@ -11,13 +11,14 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from implicit_llm_contracts import __version__
+from implicit_llm_contracts.runs import launched
 from implicit_llm_workflow.commands.evaluate import evaluate
 from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, list_, prefetch, run, status
 from implicit_llm_workflow.commands.jobs import job, preflight, train
 from implicit_llm_workflow.commands.results import compare, lineage, missing, mlflow, report, verify
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
-from implicit_llm_workflow.launching.launch import end, tell_who_started_this
+from implicit_llm_workflow.launching.launch import end
 from implicit_llm_workflow.project_dirs import require_own_package
 from implicit_llm_workflow.results.listing import models
 
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except typer.Abort:
         sys.exit(EXIT_FAILURE)
     except Exception as error:
-        tell_who_started_this(error)
+        launched.report_failure(error)
         if is_debug:
             traceback.print_exc()
             end(EXIT_FAILURE)

@@ -419,7 +419,7 @@ print(json.dumps(satisfy(EvaluationData(sys.argv[1]), pathlib.Path())))
 LOAD = """
 import sys
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
+from implicit_llm.evaluation.kinds.lm_eval import load_tasks
 config = LmEvalConfig("lm_eval", (), ("far",), task_path=sys.argv[1])
 try:
     load_tasks(config)

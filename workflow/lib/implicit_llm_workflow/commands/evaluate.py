@@ -384,6 +384,6 @@ def harness(context: typer.Context) -> None:
             tokenizer=results/miniature/data/text-tokenizer \\
             pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
     """
-    from implicit_llm.evaluation.lm_eval_harness.command_line import main
+    from implicit_llm.evaluation.lm_eval_harness import main
 
     main(context.args)

@@ -126,7 +126,7 @@ def run_job(
         return run(context)
 
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
-    request = StageRequest(run_dir, identity, inputs, runtime, log, reads=reads)
+    request = StageRequest(run_dir, wanted, inputs, runtime, log, reads=reads)
     # A finished result, which may have been accepted with other code, only has to be found again.
     if not is_done(work_directory(run_dir, wanted.fingerprint)):
         check_code()

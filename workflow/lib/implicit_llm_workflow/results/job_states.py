@@ -208,7 +208,7 @@ def read_tail(path: Path) -> Tail:
     found: list[dict[str, Any]] = []
     for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first one may be cut
-            found += journal.parse_lines([line.encode()], path)
+            found.append(journal.parse_line(line.encode(), str(path)))
     if not found:
         return Tail()
     # Without an event the start is farther back: after an end only another start is written.
