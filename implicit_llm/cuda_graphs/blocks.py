@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -177,10 +178,9 @@ class BlockGraph:
         """What precedes the next block. Its tensors are this object's: the next `close` overwrites them."""
         return Prefix(self._layers, self.length, room=self.room)
 
-    def fits(self, setting: BlockSetting, prefix: Prefix) -> bool:
-        """Whether these are the graphs for a block of this setting after `prefix`."""
-        has_room = self.room is None or prefix.length + setting.width <= self.room
-        return self.setting == setting and has_room
+    def fits(self, setting: BlockSetting, tokens: int) -> bool:
+        """Whether these are the graphs for blocks of this setting that end after so many tokens."""
+        return self.setting == setting and (self.room is None or tokens <= self.room)
 
     def holds(self, prefix: Prefix) -> bool:
         """Whether the next block follows `prefix`."""
@@ -276,10 +276,10 @@ class BlockGraph:
         yield "refresh", self._refresh
         if self.setting.solver is not None:
             yield "begin", self._begin
-            yield "iterate 0", lambda: self._iterate(0)
+            yield "iterate 0", partial(self._iterate, 0)
             for level, size in enumerate(self._smaller_batches(), start=1):
-                yield f"compact {level}", lambda level=level, size=size: self._compact(level, size)  # type: ignore[misc]
-                yield f"iterate {level}", lambda level=level: self._iterate(level)  # type: ignore[misc]
+                yield f"compact {level}", partial(self._compact, level, size)
+                yield f"iterate {level}", partial(self._iterate, level)
         if self.setting.with_state:
             yield "close", self._close
 

@@ -8,7 +8,7 @@ for all tokens if the residual of their sequence is. The plain PyTorch twin is `
 Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import triton
@@ -22,19 +22,8 @@ TILE = 8192
 EPS = 1e-8
 
 
-class SequenceRecord(Protocol):
-    """What is known of all sequences, written in place (solver.fixed_point.Best)."""
-
-    z: Tensor
-    rank_BL: Tensor
-    residual_BL: Tensor
-    done: Tensor
-    num_iter: Tensor
-    non_finite: Tensor
-
-
 def judge(
-    best: SequenceRecord,
+    best: Any,
     active_A: Tensor,
     z: tuple[Tensor, Tensor, Tensor],
     stop: str,
@@ -43,6 +32,7 @@ def judge(
 ) -> None:
     """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D).
 
+    best: a `solver.fixed_point.Best`, which is written in place.
     With `tau`, the last is made here: z + tau (f(z) - z), written to all its sequences; it may be z itself.
     """
     z_ALD, fz_ALD = z[0].contiguous(), z[1].contiguous()
