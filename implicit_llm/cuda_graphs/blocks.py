@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -181,10 +182,9 @@ class BlockGraph:
         """Return the state before the next block, in this object's own tensors, which the next `close` overwrites."""
         return Prefix(self._layers, self.length, room=self.room)
 
-    def fits(self, setting: BlockSetting, prefix: Prefix) -> bool:
-        """Return whether these graphs can serve a block of this setting after `prefix`."""
-        has_room = self.room is None or prefix.length + setting.width <= self.room
-        return self.setting == setting and has_room
+    def fits(self, setting: BlockSetting, tokens: int) -> bool:
+        """Return whether these graphs can serve blocks of this setting that end after `tokens` tokens."""
+        return self.setting == setting and (self.room is None or tokens <= self.room)
 
     def holds(self, prefix: Prefix) -> bool:
         """Return whether the next block follows `prefix`."""
@@ -280,10 +280,10 @@ class BlockGraph:
         yield "refresh", self._refresh
         if self.setting.solver is not None:
             yield "begin", self._begin
-            yield "iterate 0", lambda: self._iterate(0)
+            yield "iterate 0", partial(self._iterate, 0)
             for level, size in enumerate(self._smaller_batches(), start=1):
-                yield f"compact {level}", lambda level=level, size=size: self._compact(level, size)  # type: ignore[misc]
-                yield f"iterate {level}", lambda level=level: self._iterate(level)  # type: ignore[misc]
+                yield f"compact {level}", partial(self._compact, level, size)
+                yield f"iterate {level}", partial(self._iterate, level)
         if self.setting.with_state:
             yield "close", self._close
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,11 +23,8 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import Runner, Token, TrainingStep
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.passes import Search
-from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
 
 MIN_TOKENS, MIN_BLOCKS = 16, 4  # because a capture costs as much as a few blocks without graphs
 EAGER_TOKENS = 4  # because a capture costs as much as a few tokens without graphs
@@ -100,7 +97,7 @@ class GraphRunner(Runner):
         decoder.tokens += 1
         return self._attempt(model, self._replay_token, decoder, model, embedding_BLD, cache)
 
-    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
+    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
         prefix, length = f.x.prefix, embedding_BLD.shape[1]
         # Without blocks, the empty state and a prefix need different graphs, which would replace each other.
         is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
@@ -193,11 +190,11 @@ class GraphRunner(Runner):
     ) -> Token | None:
         """Compute the next token with a graph, or return None while tokens are still eager. Raises: CaptureFailed."""
         assert cache.prefix is not None
-        graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
-        if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, cache.prefix):
+        graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
+        if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):
             before = cache.prefix.without_room()
             graph = graph or self._free_token_graph()
-            if graph is not None and graph.fits(setting, before):
+            if graph is not None and graph.fits(setting, tokens):
                 graph.restart(before)
                 if decoder.graph is None:  # the graph served another cache, perhaps with other weights
                     graph.refresh_weights()
@@ -209,7 +206,7 @@ class GraphRunner(Runner):
                 self.token_graph = graph = BlockGraph(setting, model, before, room=room)
             decoder.graph = graph
         graph.begin(embedding_B1D)
-        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1)
+        stats = None if setting.solver is None else gather_blocks([Block(1, graph.solve())], 1)
         z_B1D = graph.close().clone()
         cache.prefix = graph.prefix()
         return z_B1D, stats
@@ -226,7 +223,7 @@ class GraphRunner(Runner):
         embedding_BLD: Tensor,
         masks: tuple[Tensor, ...] | None,
         prefix: Prefix | None = None,
-    ) -> tuple[Tensor, Blocks]:
+    ) -> tuple[Tensor, list[Block]]:
         """Run the solver's part of a training pass with graphs. Raises: CaptureFailed."""
         solver, length = model.solver, embedding_BLD.shape[1]
         assert solver is not None
@@ -260,7 +257,7 @@ class GraphRunner(Runner):
         kept = self.sequences.get(model.training)
         has_room = with_state and model.has_growing_state
         room = room_tokens + (0 if prefix is None else prefix.length) if has_room else None
-        if kept is None or kept.setting != setting or (kept.room or 0) < (room or 0):
+        if kept is None or not kept.fits(setting, room or 0):
             self.sequences.pop(model.training, None)
             del kept  # to free its memory before the next capture
             before = prefix if prefix is not None or not with_state else empty_prefix(model, embedding_BWD)
@@ -279,14 +276,14 @@ def _solve_blocks(
     masks: tuple[Tensor, ...] | None = None,
     *,
     closes: bool = True,
-) -> tuple[Tensor, Blocks]:
+) -> tuple[Tensor, list[Block]]:
     """Return z (B, L, D) and the statistics of each block; without `closes`, z is the solver's own z of one block."""
     parts: list[Tensor] = []
-    blocks: list[tuple[int | Tensor, BlockStats]] = []
+    blocks: list[Block] = []
     for start in range(0, embedding_BLD.shape[1], width):
         here = slice(start, start + width)
         graph.begin(embedding_BLD[:, here], None if masks is None else tuple(mask[:, here] for mask in masks))
-        blocks.append((width, graph.solve()))
+        blocks.append(Block(width, graph.solve()))
         parts.append(graph.close().clone() if closes else graph.best_BWD)
     return torch.cat(parts, dim=1) if closes else parts[0], blocks
 

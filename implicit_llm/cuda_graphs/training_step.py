@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +26,13 @@ from implicit_llm.cuda_graphs.blocks import empty_prefix, rounded_dtype
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.models.backbone import ImplicitModel, StackMap
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.models.runner import Reducer, TrainingStep
+from implicit_llm.models.runner import TrainingStep
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass
-from implicit_llm.solver.stats import SolverStats, unrolled_stats
+from implicit_llm.solver.stats import Block, SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
-
-    Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, Blocks]]
+Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, list[Block]]]
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,14 @@ class StepSetting:
     return_logits: bool
     with_state: bool
     parameters: tuple[tuple[int, bool], ...]  # their addresses, and whether they are trained
-    reducer: Reducer | None
+    reducer: Any
 
     @classmethod
     def of(
         cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool, *, with_state: bool
     ) -> StepSetting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
-        autocast = autocast_dtype(ids_BL.device.type)
-        reducer = model.base.runner.reducer
-        shape = tuple(ids_BL.shape)
+        shape, autocast, reducer = tuple(ids_BL.shape), autocast_dtype(ids_BL.device.type), model.base.runner.reducer
         return cls(shape, model.solver, autocast, aligned, return_logits, with_state, parameters, reducer)
 
 
@@ -148,7 +143,7 @@ class StepGraph:
         with torch.no_grad():
             self._masks = self._model.base.draw_dropout(self._z)
 
-    def _learn(self, reducer: Reducer | None) -> None:
+    def _learn(self, reducer: Any) -> None:
         # We differentiate aliases that share the parameters' memory. Others, such as DDP, may store the parameters' own
         # autograd nodes, which are then tied to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)

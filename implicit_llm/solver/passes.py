@@ -16,7 +16,7 @@ from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.implicit_gradient import implicit_step, series_step
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
-from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_blocks, unrolled_stats
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 
@@ -73,7 +73,9 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 @torch.no_grad()
-def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None) -> tuple[Tensor, Blocks]:
+def training_solve(
+    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None
+) -> tuple[Tensor, list[Block]]:
     """Run the solver's part of a free pass after `state`; return z (B, L, D) and each block's length and statistics.
 
     A sequence that fits into one block needs no state after it, so its z is not closed.
@@ -112,7 +114,7 @@ def series_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     return series_step(f, z_BLD.detach(), solver)
 
 
-def free_stats(blocks: Blocks, solver: SolverConfig) -> SolverStats:
+def free_stats(blocks: list[Block], solver: SolverConfig) -> SolverStats:
     """Return the statistics of a free pass from its solved `blocks`; if there are several, one f closed each."""
     return gather_blocks(blocks, solver.steps_after_solve + (len(blocks) > 1))
 
@@ -132,14 +134,14 @@ def evaluation_pass(
 
 def solve_blocks(
     f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close_longer_than: int = 0
-) -> tuple[Tensor, Any, Blocks]:
+) -> tuple[Tensor, Any, list[Block]]:
     """Solve block after block, each from the converged state before it; one undamped f closes each block.
 
     Sequences of at most `close_longer_than` tokens keep the solver's own z.
     """
     length = z0_BLD.shape[1]
     parts: list[Tensor] = []
-    blocks: list[tuple[int | Tensor, BlockStats]] = []
+    blocks: list[Block] = []
     for start in range(0, length, block_len):
         end = min(start + block_len, length)
         block = f.block(start, end, state)
@@ -158,5 +160,5 @@ def solve_blocks(
                 closed_BWD = torch.where(is_closed_B[:, None, None], closed_BWD, z_BWD)
             z_BWD = closed_BWD
         parts.append(z_BWD.detach())  # to drop forward-mode derivatives, as in `solve`
-        blocks.append((end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
+        blocks.append(Block(end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks

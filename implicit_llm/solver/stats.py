@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,10 +60,14 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
     )
 
 
-Blocks = Sequence[tuple[int | Tensor, BlockStats]]  # with the number of tokens, which is per sequence if padded
+class Block(NamedTuple):
+    """A solved block: its number of tokens, which is per sequence if padded, and its statistics."""
+
+    length: int | Tensor
+    stats: BlockStats
 
 
-def gather_blocks(blocks: Blocks, num_closing: int) -> SolverStats:
+def gather_blocks(blocks: Sequence[Block], num_closing: int) -> SolverStats:
     """Combine blocks into the statistics of whole sequences."""
     total = sum(length for length, _ in blocks)
     if isinstance(total, Tensor):

@@ -31,7 +31,7 @@ from implicit_llm.evaluation.frame import (
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
-from implicit_llm.solver.stats import SolverStats, gather_blocks
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
@@ -121,7 +121,7 @@ class Answers:
         return cls(
             torch.cat([piece.predictions_BL for piece in pieces], dim=1),
             torch.stack([piece.is_finite_B for piece in pieces]).all(0),
-            gather_blocks([(piece.predictions_BL.shape[1], piece.solver_stats) for piece in pieces], 1),
+            gather_blocks([Block(piece.predictions_BL.shape[1], piece.solver_stats) for piece in pieces], 1),
         )
 
 

@@ -8,7 +8,7 @@ with `solver.fixed_point`.
 Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import triton
@@ -22,19 +22,8 @@ TILE = 8192
 EPS = 1e-8
 
 
-class SequenceRecord(Protocol):
-    """The record of all sequences that `judge` writes in place (solver.fixed_point.Best)."""
-
-    z: Tensor
-    rank_BL: Tensor
-    residual_BL: Tensor
-    done: Tensor
-    num_iter: Tensor
-    non_finite: Tensor
-
-
 def judge(
-    best: SequenceRecord,
+    best: Any,
     active_A: Tensor,
     z: tuple[Tensor, Tensor, Tensor],
     stop: str,
@@ -43,6 +32,7 @@ def judge(
 ) -> None:
     """Record an iteration of the sequences `active_A` that are not done.
 
+    best: the record of all sequences, a `solver.fixed_point.Best`, which is written in place.
     Args: `z` holds z, f(z) and the next z, each (A, L, D). With `tau`, the kernel writes the next z itself,
         z + tau (f(z) - z), for all sequences; then the third tensor may be the first.
     """

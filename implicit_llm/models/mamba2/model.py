@@ -5,7 +5,7 @@ Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, 
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -29,10 +29,7 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
 from implicit_llm.solver.passes import Search
-from implicit_llm.solver.stats import BlockStats
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
+from implicit_llm.solver.stats import Block
 
 
 @strict
@@ -250,38 +247,6 @@ class Mamba2Mixer(nn.Module):
         init.ones_(self.D)
 
 
-def solve_layer(
-    layer: "Mamba2Layer", final_norm: RMSNorm, x: StackInput, width: int, search: Search
-) -> "tuple[Tensor, Prefix, Blocks] | None":
-    """Implement `ImplicitModel.solve_at_once` for a model that has this one layer."""
-    mixer, weights, injection_BLE = layer.mixer, x.weights[0], x.injection_BLE
-    sizes, bias_C = (mixer.head_dim, mixer.groups, mixer.state_size), mixer.conv1d.bias
-    if weights is None or injection_BLE is None or bias_C is None or search.damping is None or x.valid_BL is not None:
-        return None
-    if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
-        return None
-    from implicit_llm.models.mamba2.triton import search as triton_search
-
-    scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
-    norms = (mixer.norm.weight, layer.norm.weight, final_norm.weight)
-    of_layer = triton_search.LayerWeights(weights.in_proj_ED, scan, weights.out_proj_DI, *norms, final_norm.eps)
-    rule = triton_search.SearchRule(search.rule.stop == "token", search.rule.tol, search.max_iter, search.damping)
-    if x.prefix is None:
-        batch, kept = len(injection_BLE), weights.conv_CK.shape[1] - 1
-        ssm_BHPN = injection_BLE.new_zeros(batch, mixer.heads, *sizes[::2], dtype=torch.float32)
-        inputs_BKC = injection_BLE.new_zeros(batch, kept, mixer.conv_channels)
-    else:
-        ssm_BHPN, inputs_BKC = x.prefix.layers[0]
-    found = triton_search.search_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
-    if bool(found.non_finite_BL.any()):
-        return None  # solving the blocks one by one then reports the position, which the kernel does not know
-    of_sequences = (t_BG.unbind(1) for t_BG in (found.num_iter_BG, found.residual_BG, found.done_BG))
-    of_tokens = (found.residual_BL >= rule.tol).split(width, dim=1)
-    blocks = [(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]
-    past = 0 if x.prefix is None else x.prefix.length
-    return found.z_BLD, Prefix(((found.ssm_BHPN, found.inputs_BKC),), past + injection_BLE.shape[1]), blocks
-
-
 def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> Tensor:
     if injection_BLE is None:
         return F.linear(u_BLD, weight_ED)
@@ -321,10 +286,27 @@ class ImplicitMamba2Model(RecurrentModel):
     norm_f: RMSNorm
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
-        if len(self.layers) > 1:
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
+        layer, weights, injection_BLE = cast(Mamba2Layer, self.layers[0]), x.weights[0], x.injection_BLE
+        mixer, bias_C = layer.mixer, layer.mixer.conv1d.bias
+        sizes = (mixer.head_dim, mixer.groups, mixer.state_size)
+        if len(self.layers) > 1 or weights is None or injection_BLE is None or bias_C is None:
             return None
-        return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)
+        if search.damping is None or x.valid_BL is not None:
+            return None
+        if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
+            return None
+        from implicit_llm.models.mamba2.triton import search as triton_search
+
+        scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
+        norms = (mixer.norm.weight, layer.norm.weight, self.norm_f.weight)
+        of_layer = triton_search.LayerWeights(weights.in_proj_ED, scan, weights.out_proj_DI, *norms, self.norm_f.eps)
+        before, past = (None, 0) if x.prefix is None else (x.prefix.layers[0], x.prefix.length)
+        found = triton_search.search_blocks(of_layer, injection_BLE, before, width, search)
+        if found is None:
+            return None  # the kernel knows only the block; solved one after another, the blocks say where
+        z_BLD, after, blocks = found
+        return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
 
 
 class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):

@@ -118,8 +118,7 @@ def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implement `llama3.attention.rotated_heads`."""
-    found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
-    return found
+    return _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
 
 
 class _RotatedHeads(torch.autograd.Function):
@@ -227,8 +226,7 @@ def _store_halves(to_ptr, first, second, is_inside, HALF: constexpr):
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Implement `llama3.attention.swiglu`."""
-    found: Tensor = _SwiGLU.apply(gate_up)
-    return found
+    return _SwiGLU.apply(gate_up)
 
 
 class _SwiGLU(torch.autograd.Function):

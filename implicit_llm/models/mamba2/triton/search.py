@@ -33,6 +33,9 @@ from implicit_llm.kernels.triton.convergence import EPS, is_bad, larger, relativ
 from implicit_llm.kernels.triton.memory import wide
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
+from implicit_llm.models.stack import LayerState
+from implicit_llm.solver.passes import Search
+from implicit_llm.solver.stats import Block, BlockStats
 
 TAPS = constexpr(4)  # inputs of the convolution
 MIN_TOKENS = 16  # of a program; matrix units multiply at least 16
@@ -54,34 +57,6 @@ class LayerWeights:
     eps: float
 
 
-@dataclass(frozen=True)
-class SearchRule:
-    """The stopping rule and damping of a block's solve.
-
-    by_token: whether the residual of each token must be below tol, rather than that of the block as a whole.
-    tau: damping; 1 is undamped.
-    """
-
-    by_token: bool
-    tol: float
-    max_iter: int
-    tau: float
-
-
-@dataclass(frozen=True)
-class SolvedBlocks:
-    """The closed fixed point z, the states after it, and the statistics of `BlockStats` per block or per position."""
-
-    z_BLD: Tensor
-    ssm_BHPN: Tensor
-    inputs_BKC: Tensor
-    num_iter_BG: Tensor
-    residual_BG: Tensor
-    done_BG: Tensor
-    residual_BL: Tensor
-    non_finite_BL: Tensor
-
-
 def sequences_of_a_program(batch: int, width: int) -> int | None:
     """Return how many sequences one program processes together, or None if no such number divides the batch.
 
@@ -93,55 +68,56 @@ def sequences_of_a_program(batch: int, width: int) -> int | None:
 
 
 def search_blocks(
-    weights: LayerWeights,
-    injection_BLE: Tensor,
-    state: tuple[Tensor, Tensor],
-    width: int,
-    rule: SearchRule,
-) -> SolvedBlocks:
+    weights: LayerWeights, injection_BLE: Tensor, state: LayerState | None, width: int, search: Search
+) -> tuple[Tensor, LayerState, list[Block]] | None:
     """Solve and close block after block of `width` tokens, from z = 0 in each.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
-        block. L is a multiple of `width`.
+        block, None if it is empty. L is a multiple of `width`. The search is plain or damped, and stops by sequence or
+        by token.
+    Returns: the closed fixed point (B, L, D) in fp32, the state after it, and the statistics of each block; None where
+        a token became NaN or infinite.
     """
     batch, length, columns = injection_BLE.shape
-    scan, kind, (_, heads, head_width, size) = weights.scan, weights.in_proj_ED.dtype, state[0].shape
-    (channels, taps), model_width = scan.conv_CK.shape, len(weights.norm_D)
-    inner, num_blocks, count = heads * head_width, length // width, sequences_of_a_program(batch, width)
+    scan, kind = weights.scan, weights.in_proj_ED.dtype
+    (channels, taps), (model_width, inner), heads = scan.conv_CK.shape, weights.out_proj_DI.shape, len(scan.A_H)
+    head_width, size, num_blocks = inner // heads, (channels - inner) // 2, length // width
+    count = sequences_of_a_program(batch, width)
     assert count is not None
     new = injection_BLE.new_empty
-    ssm_BHPN = state[0].float().clone(memory_format=torch.contiguous_format)
+    ssm_BHPN = injection_BLE.new_zeros(batch, heads, head_width, size, dtype=torch.float32)
+    rows_BKC = injection_BLE.new_zeros(batch, TAPS.value - 1 + width, channels, dtype=kind)
+    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # a view of what the kernel leaves there
+    if state is not None:
+        ssm_BHPN.copy_(state[0])
+        inputs_BKC.copy_(state[1])
     rounded_BHPN = ssm_BHPN.to(kind)
-    rows_BKC = new(batch, TAPS.value - 1 + width, channels, dtype=kind)
-    rows_BKC[:, : TAPS.value - taps] = 0
-    rows_BKC[:, TAPS.value - taps : TAPS.value - 1] = state[1]
     convolved_BWC, gate_BWI = new(batch, width, channels, dtype=kind), new(batch, width, inner, dtype=kind)
     dt, logs = new(2, batch, width, heads, dtype=torch.float32)
     current_BWD = new(batch, width, model_width, dtype=torch.float32)
-    found = SolvedBlocks(
-        z_BLD=new(batch, length, model_width, dtype=torch.float32),
-        ssm_BHPN=ssm_BHPN,
-        inputs_BKC=rows_BKC[:, TAPS.value - taps : TAPS.value - 1],  # the kernel writes the last inputs there
-        num_iter_BG=new(batch, num_blocks, dtype=torch.float32),
-        residual_BG=new(batch, num_blocks, dtype=torch.float32),
-        done_BG=new(batch, num_blocks, dtype=torch.bool),
-        residual_BL=new(batch, length, dtype=torch.float32),
-        non_finite_BL=new(batch, length, dtype=torch.bool),
-    )
+    z_BLD = new(batch, length, model_width, dtype=torch.float32)
+    num_iter_BG, residual_BG = (new(batch, num_blocks, dtype=torch.float32) for _ in range(2))
+    done_BG = new(batch, num_blocks, dtype=torch.bool)
+    residual_BL, non_finite_BL = (new(batch, length, dtype=dtype) for dtype in (torch.float32, torch.bool))
     conv_CK = F.pad(scan.conv_CK, (TAPS.value - taps, 0))
     _search_kernel[(batch // count,)](
         injection_BLE.contiguous(), weights.in_proj_ED.contiguous(), conv_CK.contiguous(), *scan[1:],
         weights.gated_norm_I, weights.out_proj_DI.contiguous(), weights.norm_D, weights.final_norm_D,
-        ssm_BHPN, rounded_BHPN, rows_BKC, convolved_BWC, gate_BWI, current_BWD, dt, logs, found.z_BLD,
-        found.num_iter_BG, found.residual_BG, found.done_BG, found.residual_BL, found.non_finite_BL,
-        new(1, dtype=torch.int32).zero_(), length, rule.max_iter, rule.tol, rule.tau, weights.eps, EPS,
+        ssm_BHPN, rounded_BHPN, rows_BKC, convolved_BWC, gate_BWI, current_BWD, dt, logs, z_BLD,
+        num_iter_BG, residual_BG, done_BG, residual_BL, non_finite_BL,
+        new(1, dtype=torch.int32).zero_(), length, search.max_iter, search.rule.tol, search.damping, weights.eps, EPS,
         HEADS=heads, ALL_HEADS=max(16, triton.next_power_of_2(heads)), P=head_width, N=size, D=model_width,
-        COLUMNS=columns, W=width, S=count, BY_TOKEN=rule.by_token,
+        COLUMNS=columns, W=width, S=count, BY_TOKEN=search.rule.stop == "token",
         IN_TILE=_tile(128, inner, channels), CONV_TILE=_tile(256, channels),
         OUT_TILE=_tile(128, inner), IN_STAGES=2, SCAN_STAGES=2, OUT_STAGES=2,
         num_warps=WARPS,
     )  # fmt: skip
-    return found
+    if bool(non_finite_BL.any()):
+        return None
+    of_sequences = (t_BG.unbind(1) for t_BG in (num_iter_BG, residual_BG, done_BG))
+    of_tokens = (residual_BL >= search.rule.tol).split(width, dim=1)
+    blocks = [Block(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]
+    return z_BLD, (ssm_BHPN, inputs_BKC), blocks
 
 
 def _tile(largest: int, *widths: int) -> int:
