@@ -30,7 +30,7 @@ def test_the_page_of_complete_tables_has_every_row_of_the_kept_results() -> None
     assert read(page) == WRITTEN["WHOLE"][page]()
     tables = WRITTEN["TRACKING"]["TABLES"]
     rows = [len([*rows()]) for title, _, rows in tables.values() if title]
-    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 5, 8, 9, 5, 5, 3]
+    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 5, 8, 9, 5, 5, 3, 3, 2]
     assert read(page).count("\n|") == sum(rows) + 2 * len(rows)
 
 
@@ -116,6 +116,16 @@ def test_the_iterations_of_hard_tokens_are_the_measured_ones() -> None:
     left_out = [fit["sequences"] - fit["converged"] for fit in (published, s5, third)]
     assert f"left out: {left_out[1]} of {s5['sequences']} on S5, {left_out[2]} of {third['sequences']} on A5" in page
     assert (left_out[0], f"({third['per_hard_token']:.2f} per hard token;" in page) == (0, True)
+
+
+def test_the_parts_of_the_carried_state_are_the_measured_ones() -> None:
+    page, kept = " ".join(read("docs/state-tracking.md").split()), benchmark("carried-state", "cpu")
+    right = {(row["model"][:2], row["zeroed"]): row["exact_matches"] / row["sequences"] for row in kept["rows"]}
+    assert (right["s5", "all except the last input"], right["s5", "convolution"]) == (1, 0)
+    assert right["a5", "SSM state"] == right["a5", "all except the last input"] == 0
+    assert "With all else set to zero after every block, each of 64 sequences stays right" in page
+    (coded,) = (row for row in kept["coded"] if row["is_coded"] and row["length"] == 4096)
+    assert f"{coded['exact_matches']} of {coded['sequences']} stay right at 4,096 tokens" in page
 
 
 def test_the_positions_of_an_iteration_are_the_measured_ones() -> None:
