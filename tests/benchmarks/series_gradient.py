@@ -33,8 +33,8 @@ from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.babi.stories import parse_stories, vocabulary_of, words_of
+from implicit_llm_data.stages.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.stages.word_problem import generate
 from tests.measuring import DEVICE, HAS_GPU, keep, options_of, show, update
 

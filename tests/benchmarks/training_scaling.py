@@ -103,7 +103,7 @@ def make_tokens(run_dir: Path, length: int, vocab_size: int) -> None:
         spec = DatasetSpec(vocab_size, length, ("input_ids", "labels"), {})
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": rows}), {})
 
-    run_stage(StageRequest(run_dir, Identity("data", "tokens", {}, "", {}).to_json()), body)
+    run_stage(StageRequest(run_dir, Identity("data", "tokens", {}, "", {})), body)
 
 
 def train(name: str, options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Training and evaluation from CUDA graphs against the plain code, over steps of an optimizer."""
+"""Test that training and evaluation from CUDA graphs equal the plain code, also over optimizer steps."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -49,7 +49,7 @@ CASES = {
 
 
 def _model(config: Any, solver: dict[str, Any], replays: bool, lr: float) -> tuple[Any, torch.optim.Optimizer]:
-    """A model in training and its optimizer; the next random numbers are those of the batches."""
+    """Return a model in training mode and its optimizer; the next random numbers are those of the batches."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
     if model.solver is not None:
@@ -60,7 +60,7 @@ def _model(config: Any, solver: dict[str, Any], replays: bool, lr: float) -> tup
 
 
 def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
-    """Losses and solver iterations of some steps."""
+    """Train for some steps; return the losses and the evaluations of f."""
     model, optimizer = _model(config, solver, replays, lr=1e-2)
     losses, iterations = [], []
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
@@ -85,7 +85,7 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
     config, solver = CASES[case]
     plain, plain_iterations = _trained(config, solver, bf16, False, return_logits)
     captured, captured_iterations = _trained(config, solver, bf16, True, return_logits)
-    assert plain[-1] < 0.8 * plain[0]  # so that a step which misses an update is seen
+    assert plain[-1] < 0.8 * plain[0]  # the loss falls, so a missed update would show
     assert captured == pytest.approx(plain, rel=0.02, abs=0.02)
     if plain_iterations[0] is not None:
         assert captured_iterations == pytest.approx(plain_iterations, rel=0.05)
@@ -100,7 +100,10 @@ PASSING = {
 
 
 def _passed_on(config: Any, solver: dict[str, Any], bf16: bool, replays: bool) -> tuple[list, list]:
-    """Losses of some steps, two chains of sequences in turn, each step from the state that its chain ended in."""
+    """Train on two chains of sequences in turn; return the losses and the norms of the states.
+
+    Each step starts from the state at the end of its chain's last step.
+    """
     model, optimizer = _model(config, solver, replays, lr=3e-3)
     ids = torch.randint(97, (2, 32, 32), device="cuda")
     caches, losses, states = (ConvergedStateCache(), ConvergedStateCache()), [], []
@@ -143,7 +146,7 @@ def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, stop: str) 
             outs = [model.base(part, past_key_values=cache) for part in ids.unbind(1)]
         assert cache.get_seq_length() == 8 * width
         stats = outs[1].solver_stats
-        assert stats.is_converged.all()  # as a trained model's always are
+        assert stats.is_converged.all()  # because the model is trained
         found.append(((outs[1].last_hidden_state, *cache.prefix.layers[0]), stats.num_iter.mean().item()))
     assert not runner.sequences  # no graph was captured
     (mine, iterations), (plain, plain_iterations) = found
@@ -191,7 +194,7 @@ def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool) -> N
         captured = evaluate(ids, rough, bf16=bf16)
         model.base.runner = Runner()
         plain, exact = evaluate(ids, rough, bf16=bf16), evaluate(ids, fine, bf16=False)
-        # The tolerance leaves an error beside which rounding and the order of sums are small.
+        # Rounding and the order of sums must be small beside the error that the tolerance allows.
         assert relative_error(captured.logits, plain.logits) < 0.2 * relative_error(plain.logits, exact.logits)
         iterations = [found.solver_stats.num_iter.mean().item() for found in (captured, plain)]
         assert iterations[0] == pytest.approx(iterations[1], rel=0.1)
