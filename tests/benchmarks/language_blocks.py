@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from implicit_llm import SolverConfig
+import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.evaluation.kinds.perplexity import TextRows
 from tests.benchmarks.evaluation_blocks import PROTOCOL
 from tests.measuring import DEVICE, keep, options_of, show
@@ -86,7 +86,8 @@ def by_block(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str, An
 def by_tolerance(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str, Any]]:
     found, trained, states = [], model.solver, []
     ids_BL, labels_BL = ids_BL[:FEW_ROWS], labels_BL[:FEW_ROWS]
-    for solver in [replace(trained, eval_mode="as_trained"), *(tighter(trained, tol) for tol in TOLERANCES)]:
+    blocks = replace(trained, **PROTOCOL, eval_block_len=256, eval_max_iter=MOST)
+    for solver in [replace(trained, eval_mode="as_trained"), *(replace(blocks, tol=tol) for tol in TOLERANCES)]:
         model.solver = solver
         out = model(ids_BL)
         states.append(out.last_hidden_state.float())
@@ -103,10 +104,6 @@ def by_tolerance(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str
         row["distance"] = float(((state_BLD - states[-1]).norm(dim=-1) / states[-1].norm(dim=-1)).mean())
     model.solver = trained
     return found
-
-
-def tighter(trained: SolverConfig, tol: float) -> SolverConfig:
-    return replace(trained, **PROTOCOL, eval_block_len=256, tol=tol, eval_max_iter=MOST)
 
 
 def loss_of(out: Any, labels_BL: Tensor) -> float:

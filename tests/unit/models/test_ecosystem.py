@@ -103,12 +103,10 @@ def test_modules_called_one_by_one_compute_what_fused_products_do(make_model, fa
     mask[0, :3] = 0
 
     def results(model):
-        model.zero_grad()
-        model.train()(INPUT_IDS, labels=INPUT_IDS).loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        loss = model.train()(INPUT_IDS, labels=INPUT_IDS).loss
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
-            model.eval()
-            logits = model(INPUT_IDS, attention_mask=mask).logits
+            logits = model.eval()(INPUT_IDS, attention_mask=mask).logits
             tokens = model.generate(INPUT_IDS, attention_mask=mask, max_new_tokens=4, pad_token_id=0)
             return logits, tokens, gradients
 
