@@ -30,7 +30,7 @@ from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConf
 from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_report.config import Front, MinimumLayersConfig
 from implicit_llm_workflow.console import app
-from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, excerpts, experiment, models, runs
+from implicit_llm_workflow.experiment_files import curricula, data_sets, evaluations, experiment, models, runs
 
 EVALUATIONS = [
     ModeConfig,
@@ -65,8 +65,8 @@ SECTIONS: dict[str, list[type]] = {
     "Peers and excerpts": [
         evaluations.Peer,
         CheckpointConfig,
-        excerpts.Excerpt,
-        excerpts.Origin,
+        experiment.Excerpt,
+        experiment.Origin,
     ],
 }
 # Entries whose field `name` is the key above them.
@@ -76,7 +76,7 @@ NAMED = (
     data_sets.Catbabi,
     data_sets.LanguageModel,
     evaluations.Peer,
-    excerpts.Excerpt,
+    experiment.Excerpt,
 )
 
 

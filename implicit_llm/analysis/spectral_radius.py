@@ -1,7 +1,7 @@
 """The spectral radius of df/dz at a fixed point: below 1, the plain iteration contracts near it.
 
 f is causal, so the Jacobian over a sequence is block triangular: its spectral radius is the largest over the tokens.
-Training measures it on a few tokens (training/mode_gap.py); the closer to 1, the slower the iteration.
+Training measures it on a few tokens (training/metrics.py); the closer to 1, the slower the iteration.
 
 Shapes: `B` batch, `L` length, `D` model.
 """

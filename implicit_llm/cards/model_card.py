@@ -154,15 +154,14 @@ def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], lay
     )
 
 
-TEMPLATE = "training.md.j2"
-DATA, START = "data", "start"
+START = "start"
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
     """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
     task = context.kinds.tasks[config["task"]]
-    data = context.inputs[DATA].manifest
+    data = context.inputs["data"].manifest
     corpus = data.summary.get("corpus")
     dataset = (corpus or {}).get("dataset")  # a name on the hub, which what is made here or read of files does not have
     pretrained, revision = (config["model"].get(key) for key in ("pretrained", "revision"))
@@ -182,7 +181,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "corpus": corpus,
     }
     return render_card(
-        TEMPLATE,
+        "training.md.j2",
         facts,
         values,
         license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base

@@ -54,11 +54,13 @@ def run(context: StageContext) -> StageResult:
     transformers_logging.disable_progress_bar()
     model = _load(checkpoint, layout)
     with new_directory(context.work / "model") as directory:
+        copied = [name for name in OTHER_MODEL_FILES if (checkpoint.folder / name).is_file()]
         if layout == TRANSFORMERS:
-            _copy(checkpoint, (CONFIG_FILE, *checkpoint.weights), directory)
+            copied += [CONFIG_FILE, *checkpoint.weights]
         else:
             model.save_pretrained(directory)
-        _copy(checkpoint, checkpoint.others, directory)
+        for name in copied:
+            shutil.copyfile(checkpoint.folder / name, directory / name)
         card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
         (directory / CARD_FILE).write_text(card, encoding="utf-8")
     num_parameters = model.num_parameters()
@@ -101,11 +103,6 @@ def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def _copy(checkpoint: CheckpointFiles, names: tuple[str, ...], target: Path) -> None:
-    for name in names:
-        shutil.copyfile(checkpoint.folder / name, target / name)
-
-
 class CheckpointError(UserError):
     """A foreign checkpoint is missing, damaged, of a kind that is not read, or no causal language model."""
 
@@ -117,25 +114,22 @@ class CheckpointFiles:
     folder: Path
     config: Mapping[str, Any]
     weights: list[str]
-    others: tuple[str, ...]
     about: Mapping[str, Any]
 
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
     """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
-    about: dict[str, Any] = {"path": wanted.path}
+    folder: Path | None
     if wanted.hub is not None:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
-        about = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
+        about: dict[str, Any] = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
     else:
-        path = Path(str(wanted.path))
-        local = local_folder(path, downloads)
-        if local is None:
-            raise CheckpointError(
-                f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
-                "correct the path, or put the checkpoint there"
-            )
-        folder = local
+        folder, about = local_folder(Path(str(wanted.path)), downloads), {"path": wanted.path}
+    if folder is None:
+        raise CheckpointError(
+            f"checkpoint.path: {wanted.path} is no directory, neither below {downloads} nor below the working "
+            "directory; correct the path, or put the checkpoint there"
+        )
     config = read_object(folder / CONFIG_FILE)
     if not config:
         raise CheckpointError(
@@ -144,9 +138,7 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.sha256, digests)
-    about["sha256"] = digests
-    others = tuple(name for name in OTHER_MODEL_FILES if (folder / name).is_file())
-    return CheckpointFiles(folder, config, weights, others, about)
+    return CheckpointFiles(folder, config, weights, about | {"sha256": digests})
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:

@@ -44,7 +44,7 @@ class ModelEvaluation:
     def __init__(
         self, context: StageContext, config: Any, tracked: Sequence[str], place: Place = itemgetter("data", "mode")
     ) -> None:
-        trained = model_input(context)
+        trained = context.given(MODEL_ROLE)
         self.model = load_model(trained, context.runtime)
         self.solver = solver_of(self.model)
         if self.solver is None:
@@ -186,11 +186,6 @@ def tracked_name(*parts: str) -> str:
 
 class EvaluateInputError(UserError):
     """An input directory is not what an evaluation needs."""
-
-
-def model_input(context: StageContext) -> Input:
-    """The training phase to evaluate. Raises: InputMissing."""
-    return context.given(MODEL_ROLE)
 
 
 def data_inputs(context: StageContext) -> dict[str, Input]:

@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,11 +21,8 @@ from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
-from implicit_llm.solver.stats import SolverStats
+from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +123,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
         """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
 
         None where no kernel can, or where the state became NaN or infinite; the blocks are then solved one after
@@ -160,7 +157,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = self.joined_cache(len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
-        stats: SolverStats | None
         is_plain = not output_hidden_states and eval_mode is None
         if cache is not None and is_plain and padding is None:
             token = self.runner.next_token(self, h_BLD, cache)
@@ -179,7 +175,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 position_ids = padding.move_behind(position_ids.expand(len(h_BLD), -1))
         x = self.stack_input(h_BLD, None if padding is None else padding.valid_BL, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
-        stats = None
+        stats: SolverStats | None = None
         if solver is None:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
@@ -221,18 +217,18 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
         """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        is_ids = inputs_embeds is None
+        given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
         if with_hidden_states and self.config.is_implicit:
             raise ValueError(
                 "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
             )
-        is_ids = inputs_embeds is None
         if given.ndim != (2 if is_ids else 3) or 0 in given.shape:
             wanted = "input_ids must be (batch, length)" if is_ids else "inputs_embeds must be (batch, length, width)"
             raise ValueError(f"{wanted} with at least one token; got shape {tuple(given.shape)}")
-        return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.get_input_embeddings()(given) if is_ids else given
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
         """The solver with the call's evaluation mode. Raises: ValueError for an explicit model and in train mode."""

@@ -89,9 +89,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "output_hidden_states": output_hidden_states,
             "eval_mode": eval_mode,
         }
-        is_bare = all(given is None or given is False for given in inputs.values())
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
+        has_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        is_bare = has_all and all(given is None or given is False for given in inputs.values())
         if labels is not None and input_ids is not None and is_bare:
             how = {"aligned": aligned, "return_logits": return_logits}
             cache = self.base.joined_cache(len(input_ids), past_key_values, None)

@@ -127,10 +127,8 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
         else:
             continue
         read = load_file if name.endswith(".safetensors") else read_pickle  # whatever the shards are called
-        weights: dict[str, Tensor] = {}
-        for file in files:
-            weights |= read(directory / file)
-        return {clean_name(key, model_type): value for key, value in weights.items() if not key.startswith("lm_head.")}
+        weights = (item for file in files for item in read(directory / file).items())
+        return {clean_name(key, model_type): value for key, value in weights if not key.startswith("lm_head.")}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
 
 

@@ -12,14 +12,7 @@ from implicit_llm.cards.model_card import training_card
 from implicit_llm.device import set_up_torch
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.training.batches import BatchSizeError
-from implicit_llm.training.distributed import (
-    ReplicasDiffer,
-    from_main,
-    join_world,
-    require_own_gpu,
-    require_world,
-    wait_for_all,
-)
+from implicit_llm.training.distributed import ReplicasDiffer, from_main, join_world, wait_for_all
 from implicit_llm.training.loop import TrainingJob, TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
@@ -80,11 +73,7 @@ def run(context: StageContext) -> StageResult:
 def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdog: Watchdog) -> TrainingJob:
     where = f"train/{context.name}"
     config = context.settings(TrainConfig)
-    device_type = set_up_torch(runtime.device, runtime.kernels, runtime.threads)
-    if device_type == "cuda":
-        require_own_gpu()
-    device = join_world(device_type)
-    require_world()
+    device = join_world(set_up_torch(runtime.device, runtime.kernels, runtime.threads))
     dataset = open_dataset(context.given(DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)

@@ -49,14 +49,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     If the optimizer is sharded, the call is collective. Rank 0 alone gets all tensors, those of other ranks in
     host memory.
     """
-    names = _parameter_names(model)
-    own = {
-        f"{names[id(parameter)]}.{key}": value.detach()
-        for parameter, values in local_part(optimizer).state.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    return own if local_part(optimizer) is optimizer else gather_on_main(own, next(model.parameters()).device)
+    local = local_part(optimizer)
+    names, state = _names_in_order(local, model), local.state_dict()["state"]
+    own = {f"{names[number]}.{key}": value for number, values in state.items() for key, value in values.items()}
+    return own if local is optimizer else gather_on_main(own, next(model.parameters()).device)
 
 
 def load_optimizer(
@@ -65,13 +61,13 @@ def load_optimizer(
     """Put `tensors` into the optimizer; its settings stay those of the config. Raises: StateMismatch."""
     if not tensors:
         return
-    names, local = _parameter_names(model), local_part(optimizer)
+    local = local_part(optimizer)
     state: dict[str, dict[str, Tensor]] = {}
     for flat_name, tensor in tensors.items():
         name, _, key = flat_name.rpartition(".")
         state.setdefault(name, {})[key] = tensor
-    _check_names(_in_order(optimizer, names), state, where, "train")
-    own = {number: state[name] for number, name in enumerate(_in_order(local, names))}
+    _check_names(_names_in_order(optimizer, model), state, where, "train")
+    own = {number: state[name] for number, name in enumerate(_names_in_order(local, model))}
     # load_state_dict puts each tensor on the device and in the type that this optimizer keeps it in.
     local.load_state_dict({"state": own, "param_groups": local.state_dict()["param_groups"]})
 
@@ -97,11 +93,9 @@ def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         torch.cuda.set_rng_state(tensors["cuda"])
 
 
-def _parameter_names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _in_order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+def _names_in_order(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """The parameters by the numbers that the optimizer gives them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 

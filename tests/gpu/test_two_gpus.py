@@ -1,6 +1,6 @@
-"""Training on two GPUs, started by the launcher of the workflow: every process ends when the training has.
+"""Test that every process of a training run on two GPUs, started by the workflow's launcher, ends when the run ends.
 
-After steps with captured graphs, NCCL's clean-up at the end of a process waited for ever.
+NCCL's clean-up at the end of a process used to wait for ever after steps with captured graphs.
 """
 
 import os

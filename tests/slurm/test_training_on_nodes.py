@@ -179,12 +179,9 @@ SITE = """\
 """
 
 
-class OnSlurm(Project):
-    """A project whose Snakemake submits to a Slurm."""
-
-    @property
-    def driver(self) -> list[str]:
-        return ["snakemake", "--profile", "profiles/cluster", "--configfile", self.config.name]
+def on_slurm(project: Project, slurm: SlurmCluster, **variables: str) -> Project:
+    """The project with a Snakemake that submits to a Slurm."""
+    return replace(project, profile="profiles/cluster", variables={"SLURM_CONF": str(slurm.conf), **variables})
 
 
 @pytest.mark.timeout(3000)
@@ -192,8 +189,7 @@ class OnSlurm(Project):
 def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    real = make_real_project(tmp_path)
-    project = OnSlurm(real.dir, real.library, variables={"SLURM_CONF": str(slurm.conf), "OMP_NUM_THREADS": "1"})
+    project = on_slurm(make_real_project(tmp_path), slurm, OMP_NUM_THREADS="1")
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
     before = len(slurm.states())
     output = project.snakemake("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
@@ -210,8 +206,7 @@ def test_the_whole_graph_runs_on_slurm_and_a_second_start_has_nothing_to_do(
 @pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_a_job_that_dies_after_its_commit_is_not_computed_again(slurm: SlurmCluster, tmp_path: Path) -> None:
-    made, job = make_project(tmp_path), "data/s3-train"
-    project = OnSlurm(made.dir, made.library, variables={"SLURM_CONF": str(slurm.conf)})
+    project, job = on_slurm(make_project(tmp_path), slurm), "data/s3-train"
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", SITE)
     options = ("--jobs", "3", "--latency-wait", "10", "--submitit-poll-interval-s", "2")
     words = (*options, "--", f"results/tiny/{job}/manifest.json")
@@ -229,8 +224,7 @@ def test_a_job_that_dies_after_its_commit_is_not_computed_again(slurm: SlurmClus
 def test_the_worked_site_of_the_page_runs_on_four_a100s_and_a_killed_driver_is_taken_up(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    made = make_project(tmp_path)
-    project = OnSlurm(made.dir, made.library, variables={"SLURM_CONF": str(slurm.conf)})
+    project = on_slurm(make_project(tmp_path), slurm)
     page = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
     block = page.partition("```yaml\n__variables__:\n")[2].partition("```")[0]
     edit_site(project.dir / "profiles" / "cluster" / "config.yaml", block)

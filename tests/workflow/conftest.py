@@ -19,3 +19,9 @@ def built(once: Callable[[str, Callable[[Path], object]], Path], tmp_path_factor
 def project(built: Project, tmp_path: Path) -> Project:
     """A copy of the finished experiment of one's own, file times kept."""
     return built.copy_to(tmp_path / "copy")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Project:
+    """The experiment before its first run."""
+    return make_project(tmp_path)

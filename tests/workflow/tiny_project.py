@@ -40,6 +40,7 @@ class Project:
     library: Path
     name: str = "tiny"
     variables: dict[str, str] = field(default_factory=dict)  # of the environment, on top
+    profile: str = "profiles/local"
 
     @property
     def results(self) -> Path:
@@ -52,7 +53,8 @@ class Project:
     @property
     def driver(self) -> list[str]:
         """The words of a call of Snakemake."""
-        return ["snakemake", "--profile", "profiles/local", "--configfile", self.config.name, "--cores", "2"]
+        cores = ["--cores", "2"] if self.profile == "profiles/local" else []
+        return ["snakemake", "--profile", self.profile, "--configfile", self.config.name, *cores]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -6,8 +6,7 @@ for task in plan.experiment.kinds.tasks:
         name:
             f"train_{task}"
         input:
-            data=job.upstream("train", "data"),
-            start=job.upstream("train", "start"),
+            data_and_start=job.upstream("train"),
             preflight=job.preflight("train", workflow),
         output:
             manifest="results/{config}/train/{run}/{phase}/work/{fingerprint}/manifest.json",

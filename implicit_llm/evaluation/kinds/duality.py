@@ -105,14 +105,13 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
             job, evaluation.modes, tally, lambda: evaluation.keep(job.where, SO_FAR, EvaluationResult(asdict(tally)))
         )
     settings = {mode.name: mode.record(evaluation.solver) for mode in evaluation.modes}
-    records = []
-    for (mode, against), pair in zip(pairs, tally.pairs, strict=True):
-        cost, reference_cost = (tally.solvers.get(name, SolverTally()) for name in (mode, against))
-        values = pair.values() | cost.values()
-        values["against_f_evaluations_per_token"] = reference_cost.f_evaluations_per_token
-        values["nonfinite_share"] = tally.num_nonfinite_rows / tally.num_rows if tally.num_rows else None
-        records.append({"measure": PAIR, "mode": mode, "against": against, **settings[mode], **values})
-    return records
+    costs = {name: tally.solvers.get(name, SolverTally()).values() for pair in pairs for name in pair}
+    return [
+        {"measure": PAIR, "mode": mode, "against": against, **settings[mode], **pair.values(), **costs[mode]}
+        | {"against_f_evaluations_per_token": costs[against]["f_evaluations_per_token"]}
+        | {"nonfinite_share": tally.num_nonfinite_rows / tally.num_rows if tally.num_rows else None}
+        for (mode, against), pair in zip(pairs, tally.pairs, strict=True)
+    ]
 
 
 def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: int) -> list[Record]:
@@ -150,7 +149,8 @@ def compare_modes(
 
     def read(outputs: Any, batch: Batch) -> Any:
         # Nothing is counted here: a batch that does not fit is tried again in halves.
-        return (outputs, compare(outputs, pairs)) if is_finite(outputs) else None
+        is_finite = all(bool(torch.isfinite(output.states).all()) for output in outputs.values())
+        return (outputs, compare(outputs, pairs)) if is_finite else None
 
     def words() -> str:
         shares = {"|".join(key): pair.values()["token_agreement"] for key, pair in zip(pairs, tally.pairs, strict=True)}
@@ -188,16 +188,18 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, lis
 
 @dataclass(frozen=True)
 class ModeOutput:
-    """Hidden states (B, L, D), or logits (B, L, V) where `head` is None; the solver's statistics, None if explicit."""
+    """Hidden states (B, L, D) and what makes logits of them, or logits (B, L, V) and the identity.
+
+    stats: the solver's statistics, None if explicit.
+    """
 
     states: Tensor
-    head: nn.Module | None
+    head: nn.Module
     stats: Any
 
     def logits(self, positions: slice) -> Tensor:
         """fp32 logits at some positions."""
-        states = self.states[:, positions]
-        return (states if self.head is None else self.head(states)).float()
+        return self.head(self.states[:, positions]).float()
 
 
 def all_modes(model: Any, modes: Sequence[ModeConfig], input_ids: Tensor) -> dict[str, ModeOutput]:
@@ -219,15 +221,12 @@ def all_modes(model: Any, modes: Sequence[ModeConfig], input_ids: Tensor) -> dic
 def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> ModeOutput:
     """One pass over all tokens, or one for each of them with the cache of those before."""
     is_own = isinstance(model, ImplicitForCausalLM)
-    inner = model.base if is_own else model
-    head = model.lm_head if is_own else None
-    key = "last_hidden_state" if is_own else "logits"
+    inner, head, key = (model.base, model.lm_head, "last_hidden_state") if is_own else (model, nn.Identity(), "logits")
     if not is_by_token:
         out = inner(input_ids=input_ids)
         return ModeOutput(getattr(out, key), head, getattr(out, "solver_stats", None))
     cache, states = None, []
-    for position in range(input_ids.shape[1]):
-        token = input_ids[:, position : position + 1]
+    for token in input_ids.split(1, dim=1):
         out = inner(input_ids=token, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         states.append(getattr(out, key))
@@ -313,11 +312,6 @@ def compare(outputs: Mapping[str, ModeOutput], pairs: Sequence[Pair]) -> list[Pa
         for (mode, reference), tally in zip(pairs, found, strict=True):
             tally.add(logits[mode], logits[reference])
     return found
-
-
-def is_finite(outputs: Mapping[str, ModeOutput]) -> bool:
-    """Whether no mode has a NaN or infinite state."""
-    return all(bool(torch.isfinite(output.states).all()) for output in outputs.values())
 
 
 QUANTILES = {"median": 0.5, "q90": 0.9}

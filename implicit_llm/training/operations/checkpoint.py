@@ -277,7 +277,12 @@ class CheckpointStore:
         if checkpoint.path != self.final:
             faults.point("checkpoint.before_finish")
             if checkpoint.path.parent == self.kept:
-                _copy(checkpoint.path, self.final)
+                num_bytes = sum(file.stat().st_size for file in checkpoint.path.iterdir())
+                with new_directory(self.final, num_bytes) as directory:
+                    faults.point("checkpoint.before_copy")
+                    shutil.copytree(checkpoint.path, directory, dirs_exist_ok=True)
+                faults.point("checkpoint.after_copy")
+                read_checkpoint(self.final)
             else:
                 commit_directory(checkpoint.path, self.final)
             faults.point("checkpoint.after_finish")
@@ -337,12 +342,3 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
         f"{checkpoint.path}: belongs to another identity, {found['fingerprint'][:16]} and not "
         f"{identity['fingerprint'][:16]}: {what}; move it away and start again"
     )
-
-
-def _copy(source: Path, target: Path) -> Checkpoint:
-    """Copy a checkpoint to another place, where it appears whole."""
-    with new_directory(target, sum(file.stat().st_size for file in source.iterdir())) as directory:
-        faults.point("checkpoint.before_copy")
-        shutil.copytree(source, directory, dirs_exist_ok=True)
-    faults.point("checkpoint.after_copy")
-    return read_checkpoint(target)

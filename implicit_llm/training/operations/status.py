@@ -28,11 +28,8 @@ class SpeedMeter:
     """Rates over all ranks since the last report."""
 
     def __init__(self, precision: str, device: torch.device, world_size: int) -> None:
-        self._device = device
-        self._peak: float | None = None
-        if device.type == "cuda":
-            of_one = peak_flops(torch.cuda.get_device_name(device), precision)
-            self._peak = None if of_one is None else of_one * world_size
+        self._device, name = device, torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._peak = (peak_flops(name, precision) or 0.0) * world_size
         self.start(Totals())
 
     def start(self, totals: Totals) -> None:
@@ -48,7 +45,7 @@ class SpeedMeter:
         seconds = max(time.monotonic() - then, 1e-9)
         rate = (totals.flops - flops) / seconds
         values = {"tokens_per_s": (totals.tokens - tokens) / seconds, "flops_per_s": rate}
-        if self._peak is not None:
+        if self._peak:
             values["mfu"] = rate / self._peak
         if self._device.type == "cuda":
             values["memory_gib"] = torch.cuda.max_memory_allocated(self._device) / 2**30
@@ -56,30 +53,22 @@ class SpeedMeter:
         return values
 
 
-# Dense TFLOP/s of the data sheets: (part of the device's name, of 16-bit formats, of fp32).
-# The first name that fits counts.
-_PEAKS: tuple[tuple[str, float, float], ...] = (
-    (r"H100 PCIe", 756.0, 51.2),
-    (r"H100 NVL", 835.0, 60.0),
-    (r"\bG?H[12]00\b", 989.4, 66.9),
-    (r"\bA100\b", 312.0, 19.5),
-    (r"\bV100-PCIE", 112.0, 14.0),
-    (r"\bV100\b", 125.0, 15.7),
-    (r"\bMI300X\b", 1307.4, 163.4),
-)
-_HAS_NO_BF16 = re.compile(r"\bV100\b")
+# Dense TFLOP/s of the data sheets, of the first name that fits a part of the device's.
+_PEAKS: dict[str, dict[str, float]] = {
+    r"H100 PCIe": {"bf16": 756.0, "fp16": 756.0, "fp32": 51.2},
+    r"H100 NVL": {"bf16": 835.0, "fp16": 835.0, "fp32": 60.0},
+    r"\bG?H[12]00\b": {"bf16": 989.4, "fp16": 989.4, "fp32": 66.9},
+    r"\bA100\b": {"bf16": 312.0, "fp16": 312.0, "fp32": 19.5},
+    r"\bV100-PCIE": {"fp16": 112.0, "fp32": 14.0},
+    r"\bV100\b": {"fp16": 125.0, "fp32": 15.7},
+    r"\bMI300X\b": {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4},
+}
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """FLOP/s that the device could do in matrix products of `precision` (fp32, bf16, fp16), or None."""
-    for pattern, half, full in _PEAKS:
-        if re.search(pattern, device_name):
-            if precision == "fp32":
-                return 1e12 * full
-            if precision == "bf16" and _HAS_NO_BF16.search(device_name):
-                return None
-            return 1e12 * half
-    return None
+    peaks = next((peaks for pattern, peaks in _PEAKS.items() if re.search(pattern, device_name)), {})
+    return 1e12 * peaks[precision] if precision in peaks else None
 
 
 # The solver's health is warned of when, as a mean over so many steps, more than this share of the tokens is not

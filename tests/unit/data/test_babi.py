@@ -555,7 +555,7 @@ def test_a_wrong_text_configuration_leaves_nothing_behind(tmp_path: Path, config
     assert not (tmp_path / "out").exists()
 
 
-def test_the_script_of_the_page_prints_the_rows_of_the_page(
+def test_the_script_of_the_page_prints_the_sequences_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "catbabi.md").read_text(encoding="utf-8")

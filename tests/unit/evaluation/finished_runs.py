@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
@@ -90,6 +91,24 @@ def evaluate(stage: ModuleType, folder: Path, name: str, config: dict[str, Any],
     """The run directory of the evaluation."""
     run_stage(request(folder / "evaluate", "evaluate", name, config, inputs), stage.run)
     return folder / "evaluate"
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> list[Any]:
+    """Let the `number`-th call of the function raise KeyboardInterrupt; the list gets the arguments of every call."""
+    function, calls = getattr(owner, name), []
+
+    def stopped(*given: Any, **options: Any) -> Any:
+        calls.append((*given, *options.values()))
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return function(*given, **options)
+
+    monkeypatch.setattr(owner, name, stopped)
+    return calls
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return Manifest.read(run_dir / "manifest.json").summary
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:

@@ -26,19 +26,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import implicit_llm
+from implicit_llm.evaluation import lm_eval_harness
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
-from implicit_llm.evaluation.lm_eval_harness import command_line
-from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
-from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
+from implicit_llm.evaluation.kinds.lm_eval import TaskError, load_tasks
+from implicit_llm.evaluation.lm_eval_harness import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import finish, records, request
+from tests.unit.evaluation.finished_runs import finish, records, request, summary
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB = 257
@@ -287,8 +286,7 @@ def test_every_task_is_asked_in_every_mode_and_recorded_with_what_makes_it_compa
     assert record["harness_version"].startswith("0.")
     assert len(record["task_hash"]) == 64
     assert 1 < record["f_evaluations_per_token"] <= 4
-    headline = Manifest.read(implicit_run / "manifest.json").summary["metrics"]
-    assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
+    assert summary(implicit_run)["metrics"]["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
 
 
 def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:
@@ -342,7 +340,7 @@ def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(t
     settings = f"pretrained={trained},tokenizer={tokenizer},eval_mode=blockwise,eval_max_iter=4,eval_block_len=8"
     words = ["--model", "hf", "--model_args", settings, "--tasks", ",".join(LOCAL_TASKS), "--batch_size", "4"]
     words += ["--limit", "8", "--include_path", str(LOCAL_FOLDER), "--output_path", str(out), "--log_samples"]
-    command_line.main(words)
+    lm_eval_harness.main(words)
     (written,) = out.rglob("results_*.json")
     theirs = json.loads(written.read_text())
     inputs, config = {"model": trained, "tokenizer": tokenizer}, config_of(limit=8, modes=MODES[1:])
@@ -364,7 +362,7 @@ def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path
     words = ["--model", "hf", "--model_args", f"pretrained={train(tmp_path)},tokenizer={tokenizer}", "--limit", "2"]
     words += ["--tasks", "local_cloze", "--include_path", str(LOCAL_FOLDER), "--use_cache", str(tmp_path / "answers")]
     with pytest.raises(StaleAnswers, match=r"--use_cache: .* another model, or this one with other solver settings"):
-        command_line.main(words)
+        lm_eval_harness.main(words)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path
     ],
 )
 def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
-    assert command_line.without_padding(given) == handed_over
+    assert lm_eval_harness.without_padding(given) == handed_over
 
 
 class Reader(LM):

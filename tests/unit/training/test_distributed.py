@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.training.distributed import WrongWorld, require_world
+from implicit_llm.training.distributed import WrongWorld, join_world
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 from tests.limits import wait_until
@@ -143,11 +143,11 @@ def test_a_stop_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path,
 
 def test_another_number_of_processes_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORLD_VARIABLE, "1")
-    require_world()
+    join_world("cpu")
     monkeypatch.setenv(WORLD_VARIABLE, "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(WrongWorld, match=r"4 processes .*, 1 train together; give the rule .*: .*SLURM_JOB_ID=7"):
-        require_world()
+        join_world("cpu")
 
 
 DEADLINE_S = 400

@@ -19,8 +19,7 @@ from implicit_llm.training.model import ModelError, build_model
 from implicit_llm.training.optimizer import learning_rate
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.training import Runtime, ScheduleConfig, TrainConfig
-from implicit_llm_contracts.errors import ConfigError, Preempted
-from implicit_llm_contracts.runs.faults import FaultInjected
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError
 from implicit_llm_contracts.runs.manifest import sha256_of
 from tests.refusals import refused
@@ -33,12 +32,12 @@ from tests.unit.training.small_runs import (
     LSTM,
     UNROLLED,
     Undisturbed,
-    inject,
     logged,
     make_rows,
     outcome,
     train,
     train_config,
+    train_until,
     work_of,
 )
 
@@ -116,10 +115,8 @@ def test_a_language_model_learns_and_resumes_inside_an_accumulation_bit_for_bit(
 ) -> None:
     config, parts = config_of(LM, model), tmp_path / "parts" / "only"
     # Four micro-batches a step: the 19th is the third of step 5.
-    with inject(f"train.micro_step:raise@{micro_step}"), pytest.raises(FaultInjected):
-        train(parts, config, text, micro_batch_size=2, save_steps=3)
-    with inject("train.after_step:sigterm@3"), pytest.raises(Preempted):  # an epoch ends within step 7
-        train(parts, config, text, micro_batch_size=2)
+    train_until(f"train.micro_step:raise@{micro_step}", parts, config, text, micro_batch_size=2, save_steps=3)
+    train_until("train.after_step:sigterm@3", parts, config, text, micro_batch_size=2)  # an epoch ends within step 7
     train(parts, config, text, micro_batch_size=2)
     whole, points = undisturbed_text.of(config, micro_batch_size=2)
     assert outcome(parts) == (whole, points)
@@ -131,8 +128,7 @@ def test_questions_among_ignored_positions_are_what_is_learned_and_counted(tmp_p
     config = config_of(QA, {**IMPLICIT, "dropout": 0.0})
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, questions, micro_batch_size=2)
-    with inject("train.micro_step:raise@19"), pytest.raises(FaultInjected):
-        train(parts, config, questions, micro_batch_size=2, save_steps=2)
+    train_until("train.micro_step:raise@19", parts, config, questions, micro_batch_size=2, save_steps=2)
     train(parts, config, questions, micro_batch_size=2)
     assert outcome(parts) == outcome(whole)
     points = logged(whole)

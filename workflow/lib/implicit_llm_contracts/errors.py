@@ -34,11 +34,12 @@ class Preempted(Exception):
 
 
 def failure_class_of(error: BaseException) -> str | None:
-    """The class of a failure, by which it is decided whether to start again; None when the process was told to end."""
+    """The class of a failure, by which it is decided whether to start again; None when it is not known."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
         return "oom"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return "quota"
-    return str(getattr(error, "failure_class", "bug"))
+    found: str | None = getattr(error, "failure_class", "bug")
+    return found

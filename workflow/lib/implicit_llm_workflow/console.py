@@ -11,14 +11,16 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from implicit_llm_contracts import __version__
+from implicit_llm_contracts.runs import launched
 from implicit_llm_workflow.commands.evaluate import evaluate
 from implicit_llm_workflow.commands.experiments import accept, estimate, explain, gc, init, list_, prefetch, run, status
 from implicit_llm_workflow.commands.jobs import job, preflight, train
 from implicit_llm_workflow.commands.results import compare, lineage, missing, mlflow, report, verify
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
-from implicit_llm_workflow.launching.launch import end, tell_who_started_this
+from implicit_llm_workflow.launching.launch import end
 from implicit_llm_workflow.project_dirs import require_own_package
+from implicit_llm_workflow.results.listing import models
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
@@ -68,8 +70,8 @@ _PANELS: dict[str, dict[str, Any]] = {
     },
     "Results": {"report": report, "missing": missing, "compare": compare, "lineage": lineage, "verify": verify},
     "Models and machines": {"evaluate": evaluate, "mlflow": mlflow, "preflight": preflight},
+    "": {"job": job, "train": train},  # the rules call them, for one job each; `--help` does not list them
 }
-_OF_RULES = {"job": job, "train": train}  # the rules call them, for one job each; `--help` does not list them
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):
@@ -77,9 +79,7 @@ for _panel, _commands in _PANELS.items():
             for _inner in _command.registered_commands:
                 _inner.cls = Command
         else:
-            app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
-for _name, _command in _OF_RULES.items():
-    app.command(_name, cls=Command, hidden=True)(_command)
+            app.command(_name, cls=Command, rich_help_panel=_panel, hidden=not _panel)(_command)
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except typer.Abort:
         sys.exit(EXIT_FAILURE)
     except Exception as error:
-        tell_who_started_this(error)
+        launched.report_failure(error)
         if is_debug:
             traceback.print_exc()
             end(EXIT_FAILURE)
@@ -149,10 +149,8 @@ def _tell(error: Any, words: list[str]) -> int:
 
 def _instead(words: list[str]) -> str:
     """What else to type, where the words name an experiment or a trained model."""
-    from implicit_llm_workflow.results.listing import models
-
     command, name = (words[0], words[-1]) if words else ("", "")
-    if name in experiment_names() and command in (name, *_OF_RULES):
+    if name in experiment_names() and command in (name, *_PANELS[""]):
         return f"; to run the experiment, type `implicit-llm run {name}`"
     model = next((one for one in models() if one.name == name), None)
     if model is None:

@@ -1,21 +1,32 @@
 """Tables without lines, and numbers, times and sizes as people read them in a narrow column."""
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 MISSING = "-"
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
-def plain_table(*headings: str, whole: Collection[str] = (), right: Collection[str] = (), **options: Any) -> Table:
-    """A table without lines. Cells are folded, except in the columns `whole`; those of `right` are numbers."""
+def plain_table(
+    *headings: str,
+    rows: Iterable[Iterable[RenderableType]] = (),
+    whole: Collection[str] = (),
+    right: Collection[str] = (),
+    **options: Any,
+) -> Table:
+    """A table without lines. Texts are shown as they are, and folded, except in the columns `whole`; those of `right`
+    are numbers."""
     table = Table(box=None, pad_edge=False, **options)
     for heading in headings:
         justify: Any = "right" if heading in right else "left"
-        table.add_column(heading, overflow="fold", no_wrap=heading in whole, justify=justify)
+        table.add_column(Text(heading), overflow="fold", no_wrap=heading in whole, justify=justify)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

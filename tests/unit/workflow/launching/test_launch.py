@@ -16,13 +16,14 @@ import torch
 from implicit_llm.device import NoGpu, choose_device
 from implicit_llm.evaluation.frame import load_model
 from implicit_llm.models.mamba2 import chunked_scan, ssd
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.runs.launched import Death, ProcessEnd, judge
 from implicit_llm_workflow.launching import launch, preflight
 from implicit_llm_workflow.launching.launch import Allocation, LaunchError, require_nodes
 from implicit_llm_workflow.launching.preflight import Preflight, PreflightFailed
 from tests.unit.workflow.experiments import run
 
-NODES = Allocation("7", 2, "n[1-2]", 16)
+NODES = Allocation("7", 2, 16)
 
 
 def end(rank: int, code: int, failure_class: str | None = "bug") -> ProcessEnd:
@@ -62,7 +63,7 @@ def test_of_many_ends_the_one_that_is_the_reason_counts(
 
 def test_slurm_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert Allocation.current() is None
+    assert Allocation.current() == Allocation("", 1, None)
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5", "SLURM_JOB_CPUS_PER_NODE": "32(x4),24"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -72,10 +73,10 @@ def test_slurm_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "given", "message"),
-    [(2, None, "there are 1 here"), (4, NODES, "there are 2 here"), (1, NODES, "there are 2 here")],
+    [(2, Allocation(), "there are 1 here"), (4, NODES, "there are 2 here"), (1, NODES, "there are 2 here")],
 )
-def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation | None, message: str) -> None:
-    require_nodes(1, None)
+def test_fewer_or_more_nodes_are_refused(nodes: int, given: Allocation, message: str) -> None:
+    require_nodes(1, Allocation())
     require_nodes(2, NODES)
     with pytest.raises(LaunchError, match=message) as caught:
         require_nodes(nodes, given)
@@ -89,13 +90,13 @@ def test_srun_starts_one_agent_on_each_node_beside_the_step_it_is_called_in(
     words = launch._srun(job, cpus=16)
     all_cpus = "--cpus-per-task=16"  # of a node, which its processes share
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", all_cpus} <= {*words}
-    assert launch.NodeJob.of_json(words[-1], node=1) == replace(job, node=1)
+    assert fill(launch.NodeJob, json.loads(words[-1]), "node") == job
 
 
 def test_what_a_killed_attempt_left_between_nodes_is_deleted_by_the_next_one(tmp_path: Path) -> None:
-    with launch._folder(tmp_path, 2, NODES) as path:
+    with launch._folder(tmp_path, NODES) as path:
         (path / "end-0.json").write_text("{}")
-        with launch._folder(tmp_path, 2, NODES) as again:
+        with launch._folder(tmp_path, NODES) as again:
             assert again == path
             assert list(path.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
@@ -116,15 +117,14 @@ def test_a_process_is_told_when_it_is_ready_however_early_the_signal_came() -> N
     with launch.LauncherSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR2)
-        process = subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
-        told: list[int] = []
+        with subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True) as process:
+            said: list[str] = []
 
-        def tell() -> None:
-            if not told and process.stdout.readline():
-                told.append(process.pid)
-                process.send_signal(signal.SIGUSR2)
+            def ready() -> set[int]:
+                said.append(process.stdout.readline())  # empty once the process has ended
+                return {process.pid}
 
-        assert launch.wait(process, stop, tell) == 75
+            assert launch.wait([process], stop, ready) == [75]
     assert stop.received == signal.SIGTERM
 
 
@@ -139,14 +139,18 @@ def test_a_process_of_several_ends_though_its_clean_up_would_wait_for_ever(
     assert (done.returncode, said in done.stdout + done.stderr) == (code, True)
 
 
-def test_a_second_ctrl_c_leaves_no_process() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    with launch.LauncherSignals() as stop:
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            launch.wait(process, stop, lambda: signal.raise_signal(signal.SIGINT))
-    assert stop.received == signal.SIGINT
-    assert process.wait(timeout=60) == -signal.SIGKILL
+def test_a_second_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def interrupted(processes: list[subprocess.Popen[str]], stop: launch.LauncherSignals, ready: object) -> None:
+        started.extend(processes)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(launch, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch._run_on_nodes([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert started[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ import pytest
 
 from implicit_llm_workflow.file_digests import Remembered
 from implicit_llm_workflow.planning import code_digest as digests
-from implicit_llm_workflow.planning import project_sources
 from implicit_llm_workflow.planning.code_digest import (
     CodeChanged,
     CodeRecord,
     JobCode,
+    Project,
+    SourceError,
+    SourceModule,
     changed_files,
-    code_digest,
     code_now,
+    file_digests,
     job_code,
     job_digest,
     job_sources,
@@ -30,8 +32,8 @@ from implicit_llm_workflow.planning.code_digest import (
     record_path,
     require_submitted_code,
     resource_digests,
+    total_digest,
 )
-from implicit_llm_workflow.planning.project_sources import Project, SourceError, SourceModule
 from implicit_llm_workflow.project_dirs import REPORT
 from tests.unit.workflow.experiments import ExperimentFile
 
@@ -81,7 +83,8 @@ def library(tmp_path: Path) -> Path:
 def digest(library: Path, stage: str = "data", kept: Path | None = None) -> str:
     """As a new process computes it, with what an earlier one left in `kept`."""
     cache = Remembered(kept)
-    found = code_digest(f"library.{stage}.stage", Project({"library": library}, cache), ["library.runs"])
+    sources = reached_sources(f"library.{stage}.stage", Project({"library": library}, cache), ["library.runs"])
+    found = total_digest(file_digests(sources))
     cache.save()
     return found
 
@@ -177,7 +180,7 @@ def test_what_other_code_found_does_not_count(library: Path, tmp_path: Path, mon
     first = digest(library, kept=tmp_path / "kept")
     monkeypatch.setattr(digests, "tree_text", lambda tree: "something else")
     assert digest(library, kept=tmp_path / "kept") == first
-    monkeypatch.setattr(project_sources, "_finders", lambda: b"of other code")
+    monkeypatch.setattr(digests, "_finders", lambda: b"of other code")
     assert digest(library, kept=tmp_path / "kept") != first
 
 

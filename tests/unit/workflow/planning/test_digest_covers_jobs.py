@@ -21,12 +21,12 @@ from implicit_llm_workflow.planning.code_digest import (
     OF_IMPLICIT,
     PACKAGES,
     PLUMBING,
+    SourceModule,
     job_code,
     job_sources,
     require_submitted_code,
 )
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.planning.project_sources import SourceModule
 from implicit_llm_workflow.project_dirs import LIBRARY, package_dir
 from tests.unit.data.text_samples import write_corpus
 

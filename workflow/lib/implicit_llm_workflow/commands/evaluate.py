@@ -5,8 +5,6 @@ The options of a kind are the fields of its dataclass that the table of kinds de
 result again.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -14,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -36,18 +34,20 @@ from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import trained_models
-
-if TYPE_CHECKING:
-    from implicit_llm_workflow.node import Node
-    from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.listing import ABOUT
+from implicit_llm_workflow.text import number_text, plain_table
 
 MODES_PANEL = "How an implicit model is solved"
 # What the name of a mode says besides its `eval_mode`.
-_OWN = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
-ROOT = Path("results") / "by-hand"
+_OWN: dict[str, dict[str, Any]] = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
+ROOT = options.RESULTS / "by-hand"
 SHOWN_DIGITS = 8
 RELEASED_SHARD = 131_072  # sequences of a file of the data set that is made from one of the authors' generator
 TOKENIZER = "tokenizer"
@@ -150,35 +150,27 @@ def make_command(name: str) -> Callable[..., None]:
 
 def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
     """Options of the evaluation itself; what is not given is in no identity, so they have no defaults."""
-    found = options.field_options(kind.config, kind.settings, "Options")
+    found = options.field_options(kind.config, kind.settings, "Options", has_defaults=False)
     if kind.has_modes:
-        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)
+        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL, has_defaults=False)
         found |= {
-            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
             for key, hint in (("mode", Mode), ("sweep", Sweep))
         }
-    renamed = (option.replace(name=_option_name(key), default=None) for key, option in found.items())
-    return {option.name: option for option in renamed}
-
-
-def _option_name(field: str) -> str:
-    return field.removeprefix("eval_")
+    return found
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
     """The modes with these names, all with the settings that were given."""
-    of_blocks = {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}
-    if of_blocks and "blockwise" not in names:
+    of_mode = {**_OWN, "blockwise": {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}}
+    if of_mode["blockwise"] and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
-    return [
-        {"name": name, "eval_mode": name, **shared, **_OWN.get(name, {}), **(of_blocks if name == "blockwise" else {})}
-        for name in names
-    ]
+    return [{"name": name, "eval_mode": name, **shared, **of_mode.get(name, {})} for name in names]
 
 
 def _swept(option: str) -> tuple[str, list[Any]]:
     """("eval_max_iter", [1, 2]) of "max-iter=1,2"."""
-    fields = {_option_name(field).replace("_", "-"): field for field in get_type_hints(SweepConfig)}
+    fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:
         raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, fields)}")
@@ -187,8 +179,7 @@ def _swept(option: str) -> tuple[str, list[Any]]:
 
 def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """What was given of these fields, by field."""
-    given = {name: values[_option_name(name)] for name in names if values[_option_name(name)] is not None}
-    return {name: _parsed(config, name, value) for name, value in given.items()}
+    return {name: _parsed(config, name, values[name]) for name in names if values[name] is not None}
 
 
 def _parsed(config: type, field: str, value: Any) -> Any:
@@ -199,8 +190,7 @@ def _parsed(config: type, field: str, value: Any) -> Any:
 def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
     """Return the evaluation's identity; its name ends in the first digits of its fingerprint."""
     model = inputs["model"]
-    if PLUGINS in model.config:
-        config[PLUGINS] = model.config[PLUGINS]
+    config |= {PLUGINS: model.config[PLUGINS]} if PLUGINS in model.config else {}
     code = job_digest(job_code("evaluate", config, model.config.get("model")))
     upstream = {role: manifest.fingerprint for role, manifest in inputs.items()}
     identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
@@ -225,29 +215,20 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
     if found is None:
         return []
     plan, run = found
-    evaluations = [node for node in plan.nodes.values() if node.config.get("kind") == kind]
-    keys = {key for node in evaluations if node.upstream.get("model") == run for key in node.upstream.values()} - {run}
-    nodes = {key: node for key, node in plan.nodes.items() if key in keys and node.stage == "data"}
-    by_length = {node.config.get("length", 0): node for node in reversed(nodes.values())}
-    wanted = [
-        node for node in nodes.values() if node.config.get("length", 0) in (lengths or [min(by_length, default=0)])
-    ]
+    of_run = [it for it in plan.nodes.values() if it.config.get("kind") == kind and it.upstream.get("model") == run]
+    keys = {key for node in of_run for key in node.upstream.values()}
+    nodes = [node for key, node in plan.nodes.items() if key in keys and node.stage == "data"]
+    known = sorted({node.config.get("length", 0) for node in nodes})
+    wanted = [node for node in nodes if node.config.get("length", 0) in (lengths or known[:1])]
     for node in wanted:
         _make(plan, node)
-    if len(by_length) > 1 and not lengths:
-        typer.echo(
-            f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, sorted(by_length)))}", err=True
-        )
+    if len(known) > 1 and not lengths:
+        typer.echo(f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, known))}", err=True)
     return [plan.run_dir(node) for node in wanted]
 
 
 def _run_of(model: Path) -> tuple[Plan, str] | None:
     """The plan of the experiment that has trained a model, and the key of the training phase."""
-    from implicit_llm_workflow.experiment_files.experiment import load_experiment
-    from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-    from implicit_llm_workflow.planning.plan import Plan
-    from implicit_llm_workflow.results.listing import ABOUT
-
     about = read_object(_packaged(model) / ABOUT)
     parts = model.resolve().parts
     if about:
@@ -323,11 +304,7 @@ def _of_released_words(path: Path) -> Path:
         "file": str(path.resolve()),
         "sha256": FileDigests(ROOT / ".digests.json")(path),
     }
-    config = as_config(fill(WordProblemConfig, given, f"--data {path}"))
-    identity = Identity("data", path.stem, config, job_digest(job_code("data", config)), {})
-    run_dir = ROOT / "data" / path.stem
-    run_job(run_dir, identity.to_json(), None, {})
-    return run_dir
+    return _made("data", path.stem, as_config(fill(WordProblemConfig, given, f"--data {path}")), None, {})
 
 
 def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Manifest]:
@@ -351,10 +328,15 @@ def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Ma
         "sha256": safe_digests(path, FileDigests(ROOT / ".digests.json")) | dict(map(_digest, digests)),
     }
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
-    identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
-    run_dir = ROOT / "checkpoint" / name
-    run_job(run_dir, identity.to_json(), log, {"downloads": downloads_folder()})
+    run_dir = _made("checkpoint", name, config, log, {"downloads": downloads_folder()})
     return run_dir, Manifest.read(run_dir / MANIFEST)
+
+
+def _made(stage: str, name: str, config: dict[str, Any], log: Path | None, runtime: dict[str, Any]) -> Path:
+    """The run directory of a job without inputs, below results/by-hand/, after the job."""
+    identity = Identity(stage, name, config, job_digest(job_code(stage, config)), {})
+    run_job(ROOT / stage / name, identity.to_json(), log, runtime)
+    return ROOT / stage / name
 
 
 def _digest(option: str) -> tuple[str, str]:
@@ -366,21 +348,16 @@ def _digest(option: str) -> tuple[str, str]:
 
 def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
     """Print the numbers, a line for each record, and the path of their file."""
-    from implicit_llm_workflow.text import plain_table
-
     files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
     path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
-    table = plain_table("data", "mode", "length", *columns.values(), right=columns.values())
-    for record in json.loads(path.read_bytes())["records"]:
-        table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
-    options.show(table)
+    shown = {"data": "data", "mode": "mode", "length": "length", **columns}
+    rows = ([_text(record.get(key)) for key in shown] for record in json.loads(path.read_bytes())["records"])
+    options.show(plain_table(*shown.values(), rows=rows, right=columns.values()))
     typer.echo(path)
 
 
 def _text(value: Any) -> str:
     """What is not known is a dash, never a zero."""
-    from implicit_llm_workflow.text import number_text
-
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     return value if isinstance(value, str) else number_text(value, 5)
@@ -407,6 +384,6 @@ def harness(context: typer.Context) -> None:
             tokenizer=results/miniature/data/text-tokenizer \\
             pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
     """
-    from implicit_llm.evaluation.lm_eval_harness.command_line import main
+    from implicit_llm.evaluation.lm_eval_harness import main
 
     main(context.args)

@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.run_directory import is_done, work_directory
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
+from implicit_llm_workflow.commands.options import OptionError, field_options, given, option_of, with_options
 from implicit_llm_workflow.launching.launch import launch
 from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, require_submitted_code, stage_module
@@ -106,7 +106,7 @@ def run_job(
         command = "job" if is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
     if idle := [name for name in runtime if name not in OPTIONS_OF_JOB.get(stage, runtime)]:
-        raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
+        raise OptionError(f"{option_of(idle[0])}: does nothing in a job of the stage {stage}; remove it")
     if stage == "data" and "threads" in runtime:
         os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # of the tokenizers
     kinds = Kinds.read(plugin_paths(config), f"{stage}/{wanted.name}")

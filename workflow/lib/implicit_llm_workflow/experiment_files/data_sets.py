@@ -1,6 +1,5 @@
 """The data sets of an experiment file: a class for each kind, with its fields, their defaults and its jobs."""
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -303,24 +302,19 @@ class LanguageModel(_DataSet):
         upstream = {"tokenizer": tokenizer.key}
         about = (self.vocab_size, self.test_fraction, self.seed, self.validation_fraction)
         first = as_config(TokenShardConfig(self.corpus, 0, self.num_shards, *about))
-        for shard in range(self.num_shards):
-            yield Node("data", f"{self.name}-{_shard_role(shard)}", {**first, "shard": shard}, upstream)
+        for shard, role in enumerate(self._shards):
+            yield Node("data", f"{self.name}-{role}", {**first, "shard": shard}, upstream)
+
+    @cached_property  # every job that reads the text reads its thousands of shards
+    def _shards(self) -> dict[str, str]:
+        """The keys of the jobs that tokenise the shares of the text, by the role of each for the job that reads it."""
+        roles = (f"shard-{shard:05d}" for shard in range(self.num_shards))
+        return {role: f"data/{self.name}-{role}" for role in roles}
 
     def _stream_node(
         self, split: Literal["train", "test", "validation"], length: int, tokens: int | None = None
     ) -> Node:
-        config = as_config(TokenStreamConfig(split, length, tokens))
-        return Node("data", f"{self.name}-{split}", config, _shard_keys(self.name, self.num_shards))
-
-
-@functools.cache  # every job that reads text asks for its thousands of shards
-def _shard_keys(data: str, num_shards: int) -> Mapping[str, str]:
-    roles = map(_shard_role, range(num_shards))
-    return {role: f"data/{data}-{role}" for role in roles}
-
-
-def _shard_role(shard: int) -> str:
-    return f"shard-{shard:05d}"
+        return Node("data", f"{self.name}-{split}", as_config(TokenStreamConfig(split, length, tokens)), self._shards)
 
 
 @dataclass(frozen=True)

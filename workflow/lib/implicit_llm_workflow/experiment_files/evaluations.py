@@ -17,12 +17,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
-from implicit_llm_workflow.experiment_files.yaml_files import (
-    fill_entry,
-    matches,
-    read_yaml,
-    selected,
-)
+from implicit_llm_workflow.experiment_files.yaml_files import matches, read_yaml, selected
 from implicit_llm_workflow.project_dirs import REPORT, package_dir
 
 SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
@@ -130,8 +125,3 @@ class Peer:
         if self.evaluations is None:
             return evaluation.settings.kind in ONE_MODE_KINDS and evaluation.sweep is None
         return matches(evaluation.name, self.evaluations)
-
-
-def build_peer(name: str, item: Mapping[str, Any], source: str) -> Peer:
-    """A peer from its values. Raises: ConfigError that starts with `source`, the file."""
-    return fill_entry(Peer, name, item, f"{source}: peers.{name}")

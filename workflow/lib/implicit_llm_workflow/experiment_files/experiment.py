@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from implicit_llm_contracts.config.fill import fill
-from implicit_llm_contracts.config.values import SOME, Name, RunName, matching
+from implicit_llm_contracts.config.values import DISTINCT, SOME, Name, RunName, Text, matching
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION, ReportConfig
 from implicit_llm_report.registry import figures_with
 from implicit_llm_workflow.experiment_files.data_sets import DataSet, build_data_set
-from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation, build_peer
-from implicit_llm_workflow.experiment_files.excerpts import Excerpt
+from implicit_llm_workflow.experiment_files.evaluations import Evaluation, Peer, build_evaluation
 from implicit_llm_workflow.experiment_files.runs import Override, Run, RunBuilder, expand_grids
 from implicit_llm_workflow.experiment_files.yaml_files import (
     ConfigFiles,
@@ -32,6 +31,39 @@ _ExcerptName = Annotated[
     str,
     matching(r"(figure|table)_[a-z0-9_]+", "figure_ or table_ with lower-case letters, digits and underscores"),
 ]
+
+
+_Shown = Annotated[tuple[Text, ...], DISTINCT]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source of an excerpt's numbers: these evaluations of these models, both as patterns of names.
+
+    Without evaluations it is the training of the runs itself.
+    """
+
+    evaluations: tuple[Text, ...]
+    runs: Annotated[tuple[Text, ...], SOME] = ("*",)
+
+    def has(self, run: str, evaluation: str | None) -> bool:
+        """Whether it takes this evaluation of this model, or (None) its training."""
+        is_mine = matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
+        return is_mine and matches(run, self.runs)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """`title`: what it is in the paper; `figures` and `tables`: what it shows of the report, by their names there.
+
+    `from`: where its numbers come from. The models behind them and their training come along.
+    """
+
+    name: str
+    title: Text
+    from_: Annotated[tuple[Origin, ...], SOME]
+    figures: _Shown = ()
+    tables: _Shown = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +136,7 @@ def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experimen
     evaluations = {
         name: build_evaluation(name, kinds.marked(item), source, kinds) for name, item in file.evaluations.items()
     }
-    peers = {name: build_peer(name, item, source) for name, item in file.peers.items()}
+    peers = {name: fill_entry(Peer, name, item, f"{source}: peers.{name}") for name, item in file.peers.items()}
     excerpts = {
         name: fill_entry(Excerpt, name, item, f"{source}: excerpts.{name}") for name, item in file.excerpts.items()
     }
@@ -157,22 +189,19 @@ def _check_evaluations(experiment: Experiment) -> None:
     """An evaluation that meets no run is a mistake, not an empty table."""
     done = {item.name for model in experiment.models for item in experiment.evaluations_of(model)}
     for name, item in experiment.evaluations.items():
-        if name in done:
-            continue
-        run = "implicit run" if item.sweep else "run"
-        raise ConfigError(
-            f"{experiment.source}: evaluations.{name}: no {run} called {' or '.join(item.runs)} has "
-            f"{' or '.join(item.kind.data)} data, which kind {item.settings.kind} is for; correct `runs`, or remove "
-            f"the evaluation; runs are {', '.join(experiment.runs)}"
-        )
+        if name not in done:
+            run = "implicit run" if item.sweep else "run"
+            raise ConfigError(
+                f"{experiment.source}: evaluations.{name}: no {run} called {' or '.join(item.runs)} has "
+                f"{' or '.join(item.kind.data)} data, which kind {item.settings.kind} is for; correct `runs`, or "
+                f"remove the evaluation; runs are {', '.join(experiment.runs)}"
+            )
 
 
 def _check_splits(experiment: Experiment) -> None:
     for model in experiment.models:
-        if any(experiment.data[model.data].validation_nodes()):
-            continue
         for item in experiment.evaluations_of(model):
-            if item.split == VALIDATION:
+            if item.split == VALIDATION and not any(experiment.data[model.data].validation_nodes()):
                 raise ConfigError(
                     f"{experiment.source}: evaluations.{item.name}.split: data.{model.data}, which {model.name} was "
                     f"trained on, has no {VALIDATION} sets; add its key {VALIDATION}, or leave the run out by `runs`"

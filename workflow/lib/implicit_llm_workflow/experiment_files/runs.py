@@ -144,27 +144,27 @@ class Run:
 _Layers = Sequence[tuple[Override, str]]  # changes, each with its key; the later win
 
 
+@dataclass(frozen=True)
 class RunBuilder:
     """Makes the runs of one experiment file; `shared` are the changes for all of them."""
 
-    def __init__(self, shared: Override, data: Mapping[str, DataSet], files: ConfigFiles, kinds: Kinds) -> None:
-        self._shared = shared
-        self._data = data
-        self._files = files
-        self._kinds = kinds
+    shared: Override
+    data: Mapping[str, DataSet]
+    files: ConfigFiles
+    kinds: Kinds
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
         """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
-        names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self._files.source}: runs.{run.name}")}
-        check_keys(self._shared.curriculum, names, f"{self._files.source}: override.curriculum")
+        names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self.files.source}: runs.{run.name}")}
+        check_keys(self.shared.curriculum, names, f"{self.files.source}: override.curriculum")
 
     def build(self, item: RunEntry) -> Run:
         """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
-        where = f"{self._files.source}: runs.{item.name}"
-        if item.data not in self._data:
-            raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self._data)}")
-        data = self._data[item.data]
-        layers = [(self._shared, f"{self._files.source}: override"), (item.override, f"{where}.override")]
+        where = f"{self.files.source}: runs.{item.name}"
+        if item.data not in self.data:
+            raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self.data)}")
+        data = self.data[item.data]
+        layers = [(self.shared, f"{self.files.source}: override"), (item.override, f"{where}.override")]
         task = self._task(item, where, layers)
         if task.task != data.kind:
             raise ConfigError(
@@ -187,7 +187,7 @@ class RunBuilder:
         return Run(item.name, item.data, jobs, starts, item.seeds)
 
     def _model(self, item: RunEntry, where: str, layers: _Layers) -> dict[str, Any]:
-        values, path = self._files.read("models", item.model, f"{where}.model")
+        values, path = self.files.read("models", item.model, f"{where}.model")
         model = fill_model(values, path)
         overrides = [key for changes, key in layers if changes.model]
         if isinstance(model, PretrainedModel) and overrides:
@@ -200,16 +200,12 @@ class RunBuilder:
         return fields
 
     def _task(self, item: RunEntry, where: str, layers: _Layers) -> TaskConfig:
-        values, path = self._files.read("tasks", item.task, f"{where}.task")
-        steps = [(values, path)]
-        for changes, key in layers:
-            if changes.task:
-                steps.append((overlay(steps[-1][0], changes.task), f"{key}.task"))
-        return _last_of(steps, self._fill_task)
+        first = self.files.read("tasks", item.task, f"{where}.task")
+        return _with_changes(first, [(changes.task, f"{key}.task") for changes, key in layers], self._fill_task)
 
     def _fill_task(self, values: Mapping[str, Any], at: str) -> TaskConfig:
         found = fill(TaskConfig, values, at)
-        labels = selected(self._kinds.tasks, "task", values, at).labels
+        labels = selected(self.kinds.tasks, "task", values, at).labels
         if labels not in (None, found.labels):
             raise ConfigError(f"{below(at, 'labels')}: task {found.task} has labels {labels!r}; give that")
         return found
@@ -219,26 +215,28 @@ class RunBuilder:
         phases, found = self._curriculum(item, where), []
         check_keys(item.override.curriculum, [name for name, _, _ in phases], f"{where}.override.curriculum")
         for name, phase, at in phases:
-            steps: _Steps = [(phase, at)]
-            for changes, key in layers:
-                if name in changes.curriculum:
-                    changed = _changed_phase(steps[-1][0], changes.curriculum[name])
-                    steps.append((changed, f"{key}.curriculum.{name}"))
-            found.append(_last_of(steps, lambda values, at: fill_phase(self._kinds.marked(values), at)))
+            changes = [(of_all.curriculum.get(name, {}), f"{key}.curriculum.{name}") for of_all, key in layers]
+            found.append(_with_changes((phase, at), changes, self._fill_phase))
         return found
+
+    def _fill_phase(self, values: Mapping[str, Any], at: str) -> PhaseEntry:
+        return fill_phase(self.kinds.marked(values), at)
 
     def _curriculum(self, item: RunEntry, where: str) -> list[tuple[str, dict[str, Any], str]]:
         """Each phase in the curriculum's file as it is there, with its name and its place."""
-        values, path = self._files.read("curricula", item.curriculum, f"{where}.curriculum")
+        values, path = self.files.read("curricula", item.curriculum, f"{where}.curriculum")
         phases = fill(CurriculumFile, values, path).phases
         return [(str(phase.get("name")), phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
 
 
-_Steps = list[tuple[Mapping[str, Any], str]]  # values, each with the place that made them of the one before
+_Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with the place where they are
 
 
-def _last_of(steps: _Steps, fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
-    """What the last values make. Raises: ConfigError that names the first place that is wrong."""
+def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
+    """What the values with all changes make. Raises: ConfigError that names the first place that is wrong."""
+    steps = [first]
+    for changed, at in changes:
+        steps.append((_changed(steps[-1][0], changed), at))
     try:
         return fill_one(*steps[-1])
     except ConfigError:
@@ -247,12 +245,12 @@ def _last_of(steps: _Steps, fill_one: Callable[[Mapping[str, Any], str], T]) -> 
         raise
 
 
-def _changed_phase(phase: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A phase with changes; a solver of another mode replaces the old one, since the settings of the modes differ."""
-    old, new = phase.get("solver"), changes.get("solver")
+def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values with changes; a solver of another mode replaces the old one, since the settings of the modes differ."""
+    old, new = values.get("solver"), changes.get("solver")
     if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("mode", old.get("mode")) != old.get("mode"):
-        return {**phase, **changes}
-    return overlay(phase, changes)
+        return {**values, **changes}
+    return overlay(values, changes)
 
 
 def _check_solvers(model: Mapping[str, Any], phases: Iterable[PhaseConfig], item: RunEntry, where: str) -> None:

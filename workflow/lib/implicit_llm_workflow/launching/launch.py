@@ -32,7 +32,14 @@ from typing import Any, NoReturn
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import launched
-from implicit_llm_contracts.runs.launched import FOLDER_VARIABLE, NODE_VARIABLE, WORLD_VARIABLE, Death, LaunchFolder
+from implicit_llm_contracts.runs.launched import (
+    FOLDER_VARIABLE,
+    NODE_VARIABLE,
+    WORLD_VARIABLE,
+    Death,
+    LaunchFolder,
+    ProcessEnd,
+)
 
 MODULE = "implicit_llm_workflow.launching.launch"
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -101,14 +108,6 @@ class NodeJob:
         }
         return {name: str(value) for name, value in values.items()}
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def of_json(cls, text: str, node: int) -> NodeJob:
-        """The part of another node in the same job."""
-        return fill(cls, {**json.loads(text), "node": node}, "node")
-
 
 class LauncherSignals:
     """Context in which stop signals are only noted; afterwards they do what they did before.
@@ -116,16 +115,12 @@ class LauncherSignals:
     A Ctrl-C (SIGINT) after the first of them raises KeyboardInterrupt, as it does in the training processes.
     """
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+    received: signal.Signals | None = None
 
     def __enter__(self) -> LauncherSignals:
         is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
-        for number in STOP_SIGNALS:
-            if number == signal.SIGINT and is_in_background:
-                continue
-            self._previous[number] = signal.signal(number, self._receive)
+        numbers = STOP_SIGNALS[:-1] if is_in_background else STOP_SIGNALS
+        self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -139,27 +134,39 @@ class LauncherSignals:
 
 
 def supervise(job: NodeJob) -> int:
-    """Run the node's processes to their end; a stop signal reaches each of them once, as SIGUSR2, when it is ready.
+    """Run the node's processes to their end; a stop signal reaches each of them when it is ready.
 
     Returns: 0, or 1 when a process ended badly, which ends the others; the folder holds the reasons.
     """
-    folder, told = LaunchFolder(job.folder), set[int]()
+    folder = LaunchFolder(job.folder)
     with LauncherSignals() as stop, _processes(job) as processes:
-        while True:
-            for pid in folder.announced(job.node) - told if stop.received is not None else ():
-                told.add(pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)
-            codes = [process.poll() for process in processes]
-            if any(codes):
-                break
-            if None not in codes:
-                return 0
-            time.sleep(LOOK_EVERY_S)
+        codes = wait(processes, stop, lambda: folder.announced(job.node))
+        if not any(codes):
+            return 0
         host = socket.gethostname()
-        deaths = [Death(job.rank(number), code, host) for number, code in enumerate(codes) if code]
-        folder.record_deaths(job.node, deaths)
+        folder.record_deaths(
+            job.node, [Death(job.rank(number), code, host) for number, code in enumerate(codes) if code]
+        )
     return 1
+
+
+def wait(
+    processes: Sequence[subprocess.Popen[Any]], stop: LauncherSignals, ready: Callable[[], set[int]]
+) -> list[int | None]:
+    """Wait until all processes have ended, or one has ended badly; their exit codes, None for those that still run.
+
+    `ready`: pids that take a stop signal by now. Each of them gets one in all, as SIGUSR2.
+    """
+    told = set[int]()
+    while True:
+        for pid in ready() - told if stop.received is not None else ():
+            told.add(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+        codes = [process.poll() for process in processes]
+        if any(codes) or None not in codes:
+            return codes
+        time.sleep(LOOK_EVERY_S)
 
 
 @contextmanager
@@ -197,78 +204,56 @@ def _prepare(parent: int) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-def wait(process: subprocess.Popen[Any], stop: LauncherSignals, tell: Callable[[], None]) -> int:
-    """Wait for the end of a process, calling `tell` again and again once a stop signal has come; kills it on errors."""
-    try:
-        while True:
-            if stop.received is not None:
-                tell()
-            try:
-                return process.wait(timeout=LOOK_EVERY_S)
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        if process.poll() is None:
-            process.kill()
-
-
-# Of the step that srun would start in, not of the one that it starts.
+# Slurm sets these for the step that srun is called in. The step that it starts must not inherit them.
 _OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """`cpus_per_node`: of the node with the fewest; None where Slurm does not say."""
+    """What Slurm gave to this job; outside of Slurm this one machine.
 
-    job_id: str
-    num_nodes: int
-    nodelist: str
-    cpus_per_node: int | None
+    `cpus_per_node`: of the node with the fewest; None where Slurm does not say.
+    """
+
+    job_id: str = ""
+    num_nodes: int = 1
+    cpus_per_node: int | None = None
 
     @classmethod
-    def current(cls) -> Allocation | None:
-        """The allocation in which this process runs; None outside of Slurm."""
-        job_id = os.environ.get("SLURM_JOB_ID")
-        if job_id is None:
-            return None
+    def current(cls) -> Allocation:
+        """The allocation in which this process runs."""
+        if "SLURM_JOB_ID" not in os.environ:
+            return cls()
         cpus_per_node = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        return cls(
-            job_id,
-            int(os.environ.get("SLURM_JOB_NUM_NODES", "1")),
-            os.environ.get("SLURM_JOB_NODELIST", ""),
-            min(map(int, cpus_per_node), default=None),
-        )
-
-    def first_node(self) -> str:
-        """Raises: LaunchError."""
-        try:
-            done = subprocess.run(
-                ["scontrol", "show", "hostnames", self.nodelist], capture_output=True, text=True, timeout=60, check=True
-            )
-            return done.stdout.split()[0]
-        except (OSError, IndexError, subprocess.SubprocessError) as error:
-            raise LaunchError(
-                f"scontrol cannot name the nodes of this job ({error}); {shown_slurm_variables()}"
-            ) from error
+        num_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        return cls(os.environ["SLURM_JOB_ID"], num_nodes, min(map(int, cpus_per_node), default=None))
 
 
-def require_nodes(nodes: int, allocation: Allocation | None) -> None:
+def first_node() -> str:
+    """The first node of this job. Raises: LaunchError."""
+    command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.split()[0]
+    except (OSError, IndexError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"scontrol cannot name the nodes of this job ({error}); {shown_slurm_variables()}") from error
+
+
+def require_nodes(nodes: int, allocation: Allocation) -> None:
     """Raises: LaunchError when a job of several nodes, or of several processes, has not got exactly these nodes."""
-    given = 1 if allocation is None else allocation.num_nodes
-    if given != nodes:
+    if allocation.num_nodes != nodes:
         raise LaunchError(
-            f"--nodes {nodes}: there are {given} here; give sbatch or salloc, or the rule by its resource `nodes`, the "
-            f"same number, and run the workflow with a cluster profile: {shown_slurm_variables()}"
+            f"--nodes {nodes}: there are {allocation.num_nodes} here; give sbatch or salloc, or the rule by its "
+            f"resource `nodes`, the same number, and run the workflow with a cluster profile: {shown_slurm_variables()}"
         )
 
 
 class Ended(Exception):
     """The processes did not reach the end of the job; what the job's process has to say and to exit with."""
 
-    def __init__(self, message: str, exit_code: int, failure_class: str | None) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.failure_class = failure_class
+    def __init__(self, end: ProcessEnd) -> None:
+        super().__init__(end.message)
+        self.exit_code, self.failure_class = end.code, end.failure_class
 
 
 def launch(
@@ -280,22 +265,13 @@ def launch(
     """
     allocation = Allocation.current()
     require_nodes(nodes, allocation)
-
-    with _folder(run_dir, nodes, allocation) as path:
-        several = allocation if nodes > 1 else None
-        host = "127.0.0.1" if several is None else several.first_node()
+    with _folder(run_dir, allocation) as path:
+        host = "127.0.0.1" if nodes == 1 else first_node()
         job = NodeJob(path, 0, nodes, processes_per_node, worker, host, _free_port(), threads_per_process)
-        code = supervise(job) if several is None else _run_on_nodes(_srun(job, several.cpus_per_node))
+        code = supervise(job) if nodes == 1 else _run_on_nodes(_srun(job, allocation.cpus_per_node))
         end = LaunchFolder(path).verdict(code)
     if end.code != 0:
-        raise Ended(end.message, end.code, end.failure_class)
-
-
-def tell_who_started_this(error: Exception) -> None:
-    """Write down why this process fails where its launcher, or else the executor, looks for it."""
-    is_told = "SUBMITIT_JOB_STATUS" in os.environ or "IMPLICIT_LLM_LAUNCH_FOLDER" in os.environ
-    if is_told and getattr(error, "failure_class", "") is not None:
-        launched.report_failure(error)
+        raise Ended(end)
 
 
 def end(code: int) -> NoReturn:
@@ -314,16 +290,15 @@ def end(code: int) -> NoReturn:
 def _run_on_nodes(command: Sequence[str]) -> int:
     """Run srun to its end; it hands SIGUSR2 on to the node agents, which take it once if Slurm sends it as well."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
-    with LauncherSignals() as stop:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-        told: list[int] = []
-
-        def tell() -> None:
-            if not told:
-                told.append(process.pid)
-                process.send_signal(signal.SIGUSR2)
-
-        return wait(process, stop, tell)
+    with (
+        LauncherSignals() as stop,
+        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True) as process,
+    ):
+        try:
+            wait([process], stop, lambda: {process.pid})
+        finally:
+            process.kill()  # after an error; one that has ended stays as it is
+    return process.returncode
 
 
 def _srun(job: NodeJob, cpus: int | None) -> list[str]:
@@ -332,22 +307,21 @@ def _srun(job: NodeJob, cpus: int | None) -> list[str]:
     command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
     # Without the first a node's processes would share the CPUs of a single task.
     command += ["--cpu-bind=none", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
-    return [*command, sys.executable, "-m", MODULE, job.to_json()]
+    return [*command, sys.executable, "-m", MODULE, json.dumps(asdict(job), default=str)]
 
 
 @contextmanager
-def _folder(run_dir: Path, nodes: int, allocation: Allocation | None) -> Iterator[Path]:
+def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
     """An empty folder that all nodes see, deleted afterwards.
 
     Across nodes it is below the run directory and named after the Slurm job: what a killed attempt of it left goes.
     """
-    if nodes == 1 or allocation is None:
-        with tempfile.TemporaryDirectory(prefix="implicit-llm-") as name:
-            yield Path(name)
-        return
-    path = (run_dir / f".launch-{allocation.job_id}").absolute()
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    if allocation.num_nodes == 1:
+        path = Path(tempfile.mkdtemp(prefix="implicit-llm-"))
+    else:
+        path = (run_dir / f".launch-{allocation.job_id}").absolute()
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
     try:
         yield path
     finally:
@@ -363,7 +337,7 @@ def _free_port() -> int:
 
 def main(arguments: list[str]) -> int:
     """Run the processes of a node under srun, which tells the node's number; the exit code."""
-    job = NodeJob.of_json(arguments[0], node=int(os.environ["SLURM_NODEID"]))
+    job = fill(NodeJob, {**json.loads(arguments[0]), "node": int(os.environ["SLURM_NODEID"])}, "node")
     if int(os.environ.get("SLURM_NTASKS", job.nodes)) != job.nodes:
         error = LaunchError(f"{job.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")
         LaunchFolder(job.folder).record_end(error, rank=-1 - job.node)

@@ -55,11 +55,10 @@ class Preflight:
     def environment(self) -> dict[str, Any]:
         """Versions of what training imports, and where this library is."""
         versions = {package: _version(package) for package in PACKAGES}
-        for package, version in versions.items():
-            if version is None:
-                raise self._failed(
-                    f"{package} is not installed for {sys.executable}; install this project there: pip install -e ."
-                )
+        if lacking := [package for package, version in versions.items() if version is None]:
+            raise self._failed(
+                f"{lacking[0]} is not installed for {sys.executable}; install this project there: pip install -e ."
+            )
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:

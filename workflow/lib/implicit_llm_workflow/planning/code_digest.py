@@ -16,24 +16,25 @@ The digest follows from `files`, so a record always matches its name. The workfl
 it starts the first one; results that are older than these records have none.
 """
 
+from __future__ import annotations
+
 import ast
 import functools
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from implicit_llm_contracts.config.flops import FAMILY_NAMES, MAMBA2
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.plugins import BUILTIN, Kinds, plugin_paths, read_plugin
 from implicit_llm_contracts.runs.atomic import read_object, write_json
 from implicit_llm_workflow.file_digests import Remembered
-from implicit_llm_workflow.planning.project_sources import Imported, Project, SourceError, SourceModule
 from implicit_llm_workflow.project_dirs import LIBRARY, REPORT, package_dir
 
 PLUMBING = (
@@ -62,6 +63,134 @@ class CodeChanged(UserError):
     """The code on disk is not the code with which the job was planned."""
 
 
+class SourceError(UserError):
+    """A source file of the project cannot be read or parsed."""
+
+
+class Imported(NamedTuple):
+    """One import statement's target: a dotted name, and the names taken from it (None for a plain `import`)."""
+
+    module: str
+    names: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class SourceModule:
+    """One module of the project. `package` is what its relative imports start from."""
+
+    module: str
+    path: Path
+    is_package: bool
+    cache: Remembered = field(default_factory=lambda: Remembered(None), compare=False)
+
+    @cached_property
+    def content(self) -> bytes:
+        """Raises: SourceError."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read ({error.strerror}); check the installation") from error
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Raises: SourceError that names file and line."""
+        try:
+            return ast.parse(self.content, filename=str(self.path))
+        except SyntaxError as error:
+            raise SourceError(f"{self.path}:{error.lineno}: is not valid Python ({error.msg}); correct it") from error
+
+    @property
+    def package(self) -> str:
+        return self.module if self.is_package else self.module.rpartition(".")[0]
+
+    @cached_property
+    def imports(self) -> tuple[Imported, ...]:
+        """Every import that can run, those inside functions included; not those for type checkers alone."""
+        return tuple(Imported(*item) for item in self.find("imports", lambda: list(self._find_imports())))
+
+    def find(self, what: str, look: Callable[[], Any]) -> Any:
+        """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""
+        state = hashlib.sha256(_finders() + self.content).hexdigest()
+        return self.cache.find(f"{self.module} {self.is_package} {what}", state, look)
+
+    def _find_imports(self) -> Iterator[Imported]:
+        for node in _running_nodes(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (Imported(alias.name, None) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield Imported(self._absolute(node), tuple(alias.name for alias in node.names))
+            elif isinstance(node, ast.Call) and _name_of(node.func) == "import_module":
+                yield from self._named_by(node.args)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        packages = self.package.split(".")
+        return ".".join([*packages[: len(packages) - node.level + 1], *([node.module] if node.module else [])])
+
+    def _named_by(self, arguments: list[ast.expr]) -> Iterator[Imported]:
+        """importlib.import_module("a.b") and import_module(".b", __package__)."""
+        if arguments and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, str):
+            name = arguments[0].value
+            yield Imported(self.package + name if name.startswith(".") else name, None)
+
+
+@functools.cache
+def _finders() -> bytes:
+    """This file, on which findings depend too."""
+    return Path(__file__).read_bytes()
+
+
+class Project:
+    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
+
+    plugins: tuple[str, ...] = ()  # modules that are single files
+
+    def __init__(self, roots: dict[str, Path], cache: Remembered | None = None) -> None:
+        self._roots = roots
+        self.cache = cache or Remembered(None)
+        self._found: dict[str, SourceModule | None] = {}
+
+    def with_plugins(self, paths: Iterable[Path]) -> Project:
+        """The same packages with these files, each a module of its own."""
+        files = {path.stem: path.with_suffix("") for path in paths}
+        found = Project(self._roots | files, self.cache)
+        found.plugins = tuple(files)
+        return found
+
+    def source(self, module: str) -> SourceModule | None:
+        """The module's source, None when it is no module of the project."""
+        if module not in self._found:
+            self._found[module] = self._find(module)
+        return self._found[module]
+
+    def _find(self, module: str) -> SourceModule | None:
+        top, *rest = module.split(".")
+        if top not in self._roots:
+            return None
+        base = self._roots[top].joinpath(*rest)
+        for path, is_package in ((base / "__init__.py", True), (base.with_name(f"{base.name}.py"), False)):
+            if path.is_file():
+                return SourceModule(module, path, is_package, self.cache)
+        return None
+
+
+def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and _name_of(child.test) == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield other
+                yield from _running_nodes(other)
+            continue
+        yield child
+        yield from _running_nodes(child)
+
+
+def _name_of(node: ast.expr) -> str:
+    """The last word of a name with or without dots."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 @dataclass(frozen=True)
 class JobCode:
     """The code that a job can run: `module` and the files `plugins` with all their imports, except `left_out`."""
@@ -74,14 +203,15 @@ class JobCode:
 @functools.cache
 def job_digest(code: JobCode) -> str:
     """Digest of the code that a job can run. Raises: SourceError when some is missing or no valid Python."""
-    digest = code_digest(code.module, _project(code.plugins), code.left_out)
+    digest = total_digest(file_digests(job_sources(code)))
     _library().cache.save()
     return digest
 
 
 def job_sources(code: JobCode) -> dict[str, SourceModule]:
     """The modules behind `job_digest`, by name and in its order. Raises: SourceError."""
-    return dict(sorted(reached_sources(code.module, _project(code.plugins), code.left_out).items()))
+    project = _library().with_plugins(map(Path, code.plugins)) if code.plugins else _library()
+    return dict(sorted(reached_sources(code.module, project, code.left_out).items()))
 
 
 @functools.cache
@@ -89,10 +219,6 @@ def _library() -> Project:
     """One for all stages, which share most of what they import."""
     folders = {name: package_dir(name) for name in PACKAGES}
     return Project(folders, Remembered(folders[LIBRARY] / "__pycache__" / "code-digests"))
-
-
-def _project(plugins: tuple[str, ...]) -> Project:
-    return _library().with_plugins(map(Path, plugins)) if plugins else _library()
 
 
 def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
@@ -114,12 +240,6 @@ def job_code(
     return JobCode(stage_module(stage, config, kinds), _left_out(model or {}), tuple(map(str, plugin_paths(config))))
 
 
-def possible_codes(module: str, plugins: tuple[str, ...]) -> set[JobCode]:
-    """The codes of all jobs that run this module, one for each kind of model."""
-    models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
-    return {JobCode(module, _left_out(model), plugins) for model in models}
-
-
 def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str, ...] = ()) -> None:
     """Load all code that the stage's module can run, then check that one of its digests is the identity's.
 
@@ -130,7 +250,8 @@ def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str
         if source not in sys.modules:
             with suppress(Exception):  # kernels for another device, say: what cannot be loaded here is not run here
                 importlib.import_module(source)
-    if code not in map(job_digest, possible_codes(module, plugins)):
+    models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
+    if code not in {job_digest(JobCode(module, _left_out(model), plugins)) for model in models}:
         raise CodeChanged(
             f"{name}: the code was changed since the job was planned (digest {code[:12]} then); run the workflow again "
             "to plan with this code, or bring the old code back to resume from what was saved"
@@ -142,11 +263,6 @@ def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
     others = [folder for other, folder in OF_FAMILY.items() if family in OF_FAMILY and other != family]
     unsolved = OF_IMPLICIT if model.get("is_implicit") is False else ()
     return (*PLUMBING, *others, *unsolved)
-
-
-def code_digest(entry: str, project: Project, excluded: Iterable[str]) -> str:
-    """sha256 (hexadecimal) over the modules that `entry` reaches, by name; and the resource files of their packages."""
-    return total_digest(file_digests(reached_sources(entry, project, excluded)))
 
 
 def file_digests(sources: Mapping[str, SourceModule]) -> dict[str, str]:
@@ -168,8 +284,19 @@ def total_digest(digests: Mapping[str, str]) -> str:
 
 
 def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
-    """sha256 of each resource file of the modules' packages, by name."""
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _resources(sources)}
+    """sha256 of templates and the like beside the modules, by name; the library's own folder belongs to all stages."""
+    files: dict[str, Path] = {}
+    packages: dict[str, Path] = {}
+    for source in sources:
+        folder = source.path.parent
+        if not source.package:  # a plugin, which names the files that it reads
+            files |= {f"{source.module}/{name}": folder / name for name in read_plugin(source.path).files}
+        elif source.package != LIBRARY:
+            packages[source.package] = folder
+    for package, folder in packages.items():
+        paths = [path for path in folder.rglob("*") if path.suffix in RESOURCE_SUFFIXES and path.is_file()]
+        files |= {f"{package}/{path.relative_to(folder).as_posix()}": path for path in paths}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
 
 
 def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, SourceModule]:
@@ -178,11 +305,12 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> di
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
     kept: dict[str, SourceModule] = {}
     packages_seen: set[str] = set()
+    left_out = tuple(f"{package}." for package in excluded)
     waiting = [entry, *project.plugins]
     while waiting:
         module = waiting.pop()
         source = project.source(module)
-        if source is None or module in kept or module in packages_seen or _is_below(module, excluded):
+        if source is None or module in kept or module in packages_seen or f"{module}.".startswith(left_out):
             continue
         if source.is_package:
             packages_seen.add(module)
@@ -216,24 +344,6 @@ def _exported_from(package: SourceModule, name: str, project: Project) -> Iterat
             yield from _defining_modules(Imported(imported.module, (name,)), project)
             return
     yield package.module
-
-
-def _is_below(module: str, packages: Iterable[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def _resources(sources: Iterable[SourceModule]) -> Iterator[tuple[str, Path]]:
-    """Templates and the like beside the modules; the library's own folder belongs to all stages."""
-    sources = list(sources)
-    for source in sources:
-        if not source.package:  # a plugin, which names the files that it reads
-            for name in read_plugin(source.path).files:
-                yield f"{source.module}/{name}", source.path.parent / name
-    packages = {source.package: source.path.parent for source in sources if source.package not in ("", LIBRARY)}
-    for package, folder in packages.items():
-        for path in folder.rglob("*"):
-            if path.suffix in RESOURCE_SUFFIXES and path.is_file():
-                yield f"{package}/{path.relative_to(folder).as_posix()}", path
 
 
 def tree_text(value: object) -> str:

@@ -13,12 +13,12 @@ from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_report.registry import Entry, figures_with, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
 from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_MODE_KINDS, Peer
-from implicit_llm_workflow.experiment_files.excerpts import check_shown
-from implicit_llm_workflow.experiment_files.experiment import Experiment
+from implicit_llm_workflow.experiment_files.experiment import Excerpt, Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
+from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.file_digests import safe_digests
 from implicit_llm_workflow.node import Node
-from implicit_llm_workflow.planning.staleness import PAGES
+from implicit_llm_workflow.planning.staleness import EXCERPT, PAGES
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
@@ -83,11 +83,32 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
     config |= {"jobs": jobs, "data": dict(_data_parts(experiment))}
     report = Node("report", "report", config, {role: node.key for role, node in shown.items()})
     yield report
-    excerpts = experiment.excerpts.values()
-    check_shown(excerpts, report_figures(experiment), report_tables(experiment), experiment.source)
     nodes = {node.key: node for node in shown.values()}
-    for excerpt in excerpts:
-        yield excerpt.node(report, nodes)
+    for excerpt in experiment.excerpts.values():
+        at = f"{experiment.source}: excerpts.{excerpt.name}"
+        check_keys(excerpt.figures, report_figures(experiment), f"{at}.figures")
+        check_keys(excerpt.tables, report_tables(experiment), f"{at}.tables")
+        yield _excerpt_node(excerpt, report, nodes)
+
+
+def _excerpt_node(excerpt: Excerpt, report: Node, nodes: Mapping[str, Node]) -> Node:
+    """The job of an excerpt: that of the report with fewer inputs."""
+    jobs, behind = report.config["jobs"], set[str]()
+    for role, key in report.upstream.items():
+        if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in excerpt.from_):
+            behind.update(_with_models(key, nodes))
+    upstream = {role: key for role, key in report.upstream.items() if key in behind}
+    shown = {"title": excerpt.title, "figures": list(excerpt.figures), "tables": list(excerpt.tables)}
+    config = {**report.config, **shown, "jobs": {role: job for role, job in jobs.items() if role in upstream}}
+    return Node(EXCERPT, excerpt.name, config, upstream)
+
+
+def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
+    """A job, and the models that it evaluates or goes on from with all phases of their training."""
+    yield key
+    for role in ("model", "start"):
+        if role in nodes[key].upstream:
+            yield from _with_models(nodes[key].upstream[role], nodes)
 
 
 def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:

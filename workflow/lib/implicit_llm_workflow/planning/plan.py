@@ -16,7 +16,6 @@ from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
-from implicit_llm_workflow.experiment_files.excerpts import STAGE as EXCERPT
 from implicit_llm_workflow.experiment_files.experiment import Experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.file_digests import FileDigests
@@ -24,6 +23,7 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import JobCode, job_code, job_digest, record_code
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
 from implicit_llm_workflow.planning.staleness import (
+    EXCERPT,
     PAGES,
     Acceptance,
     Status,
@@ -174,19 +174,16 @@ class Plan:
         """Declared manifests of the nodes, without those of freed results, which count as done."""
         return [self.manifest(node) for node in nodes if not self.statuses[node.key].is_freed]
 
-    def read_by(self, node: Node, role: str | None = None) -> list[Node]:
-        """Jobs whose manifests are the inputs of the node's rule, of one role or of all.
+    def read_by(self, node: Node) -> list[Node]:
+        """Jobs whose manifests are the inputs of the node's rule.
 
         Snakemake takes an ancient file for old only where it is there. So a fresh result must not see one that is made
         again, nor a page one that was freed, of which it reads the small files.
         """
-        found = [self.nodes[key] for name, key in node.upstream.items() if role in (None, name)]
+        found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
-            return [item for item in found if self._is_seen(item)]
-        return [item for item in found if not (node.stage in PAGES and self.statuses[item.key].is_freed)]
-
-    def _is_seen(self, node: Node) -> bool:
-        return self.statuses[node.key].state == "fresh" and self.statuses[node.key].is_declared
+            return [self.nodes[key] for key, it in found.items() if it.state == "fresh" and it.is_declared]
+        return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
         """What Snakemake will do for these targets: each job of its graph whose result is not fresh."""

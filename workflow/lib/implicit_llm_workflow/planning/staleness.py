@@ -79,7 +79,8 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
 
 LOST = "its manifest was deleted"
 SHOWN_DIFFERENCES = 3
-PAGES = ("report", "excerpt")  # stages that read the small files of a result alone, which are kept
+EXCERPT = "excerpt"
+PAGES = ("report", EXCERPT)  # stages that read the small files of a result alone, which are kept
 _SMALL = (".json", ".jsonl")
 
 

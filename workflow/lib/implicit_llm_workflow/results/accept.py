@@ -49,28 +49,27 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         usual = plan.settle(key, wanted)
         if key not in chosen:
             return usual
-        status = plan.statuses[key]
-        recorded = status.recorded
+        recorded = plan.statuses[key].recorded
         if recorded is None or recorded.fingerprint == usual.fingerprint:
             if chosen[key]:
-                raise NotAcceptable(f"{key}: {status.why or 'is fresh'}, so that there is nothing to accept")
+                why_not = plan.statuses[key].why or "is fresh"
+                raise NotAcceptable(f"{key}: {why_not}, so that there is nothing to accept")
             return usual
         changed = _require_other_code_alone(plan, key, recorded, wanted)
-        acceptance = Acceptance(
+        found[key] = Acceptance(
             recorded.fingerprint, wanted.fingerprint, recorded.code, wanted.code, changed, when, why
         )
-        identity = with_code_of(acceptance, wanted)
+        identity = with_code_of(found[key], wanted)
         if identity is None:
             verify = f"implicit-llm verify {plan.argument} {shlex.quote(key)}"
             raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `{verify}`")
-        found[key] = acceptance
         return identity
 
     plan.identify(settle)
     return found
 
 
-def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
+def take_back(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     """Take back the acceptances of the chosen jobs; which of them had one. Raises: NotAcceptable if none had."""
     files = {key: path for key in chosen if (path := plan.root / key / ACCEPTED).exists()}
     if not files:
@@ -82,8 +81,7 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
     """Take back the requests to compute the chosen jobs again; which had one. Raises: NotAcceptable if none had."""
-    works = {key: Path(plan.manifest(plan.nodes[key])).parent for key in chosen}
-    found = {key: work for key, work in works.items() if (work / AGAIN).exists()}
+    found = {key: work for key in chosen if ((work := Path(plan.work[key])) / AGAIN).exists()}
     if not found:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
     for work in found.values():

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -235,24 +234,21 @@ def view(columns: Sequence[ComparedColumn]) -> Iterator[RenderableType]:
     sizes = [len(column.results) for column in columns]
     labels = [it.label if size == 1 else f"{it.label} ({size} seeds)" for it, size in zip(columns, sizes, strict=True)]
     if rows := differences(columns):
-        yield _table("what differs", labels, [(row.shown, *row.values) for row in rows])
+        yield plain_table("what differs", *labels, rows=[(row.shown, *row.values) for row in rows])
     else:
         yield Text("nothing differs: config, code and inputs are equal")
     numbers = number_rows(columns)
     shown = [row for row in numbers if SWEPT not in row.name]
     for section, group in groupby(shown, lambda row: row.section):
-        cells = [(row.name, *(spread_text(values, number_text) for values in row.values)) for row in group]
+        cells = [[row.name, *_cells(row)] for row in group]
         yield Text()
-        yield _table(section, labels, cells, is_right=True)
+        yield plain_table(section, *labels, rows=cells, right=labels)
     if swept := len(numbers) - len(shown):
         yield Text(f"\n{swept} numbers of sweeps are in --json", style="dim")
 
 
-def _table(title: str, labels: list[str], rows: Iterable[tuple[str, ...]], *, is_right: bool = False) -> Table:
-    table = plain_table(title, *map(escape, labels), right=[*map(escape, labels)] if is_right else ())
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+def _cells(row: NumberRow) -> list[str]:
+    return [spread_text(values, number_text) for values in row.values]
 
 
 def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
@@ -274,10 +270,10 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
         order = {f"evaluation {name}": place for place, name in enumerate(plan.experiment.evaluations)}
         rows.sort(key=lambda row: order.get(row.section, -1))  # as the file has them, which begins with the protocol
         if rows:
+            labels = [column.label for column in columns]
             names = [f"{row.name} (training)" if row.section == AT_END else row.name for row in rows]
-            shown = [[spread_text(values, number_text) for values in row.values] for row in rows]
-            cells = [(name, *texts) for name, texts in zip(names, shown, strict=True)]
-            yield _table(data, [column.label for column in columns], cells, is_right=True)
+            cells = [[name, *_cells(row)] for name, row in zip(names, rows, strict=True)]
+            yield plain_table(data, *labels, rows=cells, right=labels)
 
 
 def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from implicit_llm_workflow.estimates.cost import CostModel, total_text
+from implicit_llm_workflow.estimates import CostModel, total_text
 from implicit_llm_workflow.planning.code_digest import JobCode, changes_since
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.job_states import STATES, CodeChange, JobView, observe
+from implicit_llm_workflow.results.job_states import CodeChange, JobView, observe, state_text
 from implicit_llm_workflow.text import plain_table
 
 MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
@@ -35,8 +35,8 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
 
     found = []
     for key, job in observe(plan, reached).items():
-        digests = job.result.difference.code if job.result.difference is not None else None
-        change = code_change(plan.code(job.node), *digests) if digests is not None else None
+        difference = job.result.difference
+        change = code_change(plan.code(job.node), *difference.code) if difference and difference.code else None
         cost = costs.recorded(job.node) if job.has_result else costs.of(job.node)
         found.append(replace(job, runs=key in running, code=change, cost=cost))
     return found
@@ -61,19 +61,17 @@ def headline(jobs: Sequence[JobView]) -> str:
 
 def running_table(jobs: Iterable[JobView]) -> Table:
     """A row for each job that runs; many of a stage with the same reason share one."""
-    table = plain_table("job", "state", "why", "takes", whole=("state",))
+    rows: list[tuple[str, Text, str, str]] = []
     groups: dict[tuple[str, str, str], list[JobView]] = {}
     for job in jobs:
         if job.runs:
             groups.setdefault((job.node.stage, job.state, job.result.why), []).append(job)
     for (_, state, why), alike in groups.items():
-        rows = [(job.node.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
+        found = [(job.node.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
         if len(alike) > MAX_ALIKE:
-            rows = [(f"{alike[0].node.key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
-        style = STATES[state]
-        for name, takes in rows:
-            table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(why), takes)
-    return table
+            found = [(f"{alike[0].node.key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
+        rows += [(name, state_text(state), why, takes) for name, takes in found]
+    return plain_table("job", "state", "why", "takes", rows=rows, whole=("state",))
 
 
 def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
@@ -100,7 +98,20 @@ def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
     """Each job by itself, and the sums over those that run."""
     running = [job for job in jobs if job.runs]
     return {
-        "jobs": [_job_values(job) for job in jobs],
+        "jobs": [
+            {
+                "job": job.node.key,
+                "stage": job.node.stage,
+                "state": job.state,
+                "why": job.result.why,
+                "runs": job.runs,
+                "difference": job.result.difference,
+                "accepted": None if job.result.accepted is None else job.result.accepted.why,
+                "code": job.code,
+                "cost": job.cost,
+            }
+            for job in jobs
+        ],
         "total": {
             "jobs": len(running),
             **{
@@ -109,19 +120,4 @@ def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
             },
             "unknown": sum(job.cost.hours is None for job in running),
         },
-    }
-
-
-def _job_values(job: JobView) -> dict[str, Any]:
-    result = job.result
-    return {
-        "job": job.node.key,
-        "stage": job.node.stage,
-        "state": job.state,
-        "why": result.why,
-        "runs": job.runs,
-        "difference": result.difference,
-        "accepted": None if result.accepted is None else result.accepted.why,
-        "code": job.code,
-        "cost": job.cost,
     }

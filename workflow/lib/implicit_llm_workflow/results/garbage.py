@@ -40,10 +40,9 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     A fingerprint is in use if a manifest names it as its own or as an input, so a stale result keeps its lineage. Run
     directories in which a process works are left out, also those that another machine has lately written to.
     """
+    recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
-    for status in plan.statuses.values():
-        if status.recorded is not None:
-            used |= {status.recorded.fingerprint, *status.recorded.upstream.values()}
+    used.update(*({manifest.fingerprint, *manifest.upstream.values()} for manifest in recorded))
     names = {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used}
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
@@ -84,12 +83,12 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
     """Delete the larger files of a finished job and keep its manifest. Returns: how many files, and their bytes."""
-    work = Path(plan.manifest(plan.nodes[key])).parent
+    work = Path(plan.work[key])
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
-    for freed in (*(Path(plan.manifest(plan.nodes[name])).parent for name in pointing), work) if files else ():
+    for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
         write_json(freed / FREED, about)  # first: what a kill leaves half deleted is freed as well
         with suppress(FileNotFoundError):
             (freed / MANIFEST).replace(freed / COMMIT)  # equal; an old result has only the first

@@ -6,18 +6,17 @@ Needs no experiment file: the inputs of a result are found by fingerprint among 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
     DECLARED,
@@ -74,7 +73,7 @@ class Result:
 
     @property
     def mlflow_run_id(self) -> str | None:
-        return mlflow_id(work_directory(self.run_dir, self.fingerprint))
+        return _mlflow_id(work_directory(self.run_dir, self.fingerprint))
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -123,7 +122,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
     Raises: NoLineage, also where the job has not finished.
     """
     works = [work for run_dir in run_directories(results) for work in run_dir.glob(f"{WORK}/*/")]
-    found = next((work for work in works if mlflow_id(work) == run_id), None)
+    found = next((work for work in works if _mlflow_id(work) == run_id), None)
     if found is None:
         raise NoLineage(
             f"{run_id}: no job below {results} is this run of MLflow; a call of Snakemake has no lineage; to search "
@@ -134,7 +133,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
     return found
 
 
-def mlflow_id(work: Path) -> str | None:
+def _mlflow_id(work: Path) -> str | None:
     """The run of a job in MLflow."""
     return read_object(work / MLFLOW).get("run_id")
 
@@ -150,37 +149,28 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
-    paths = {path.parent.name: path for path in committed_below(top.root)}
-    if is_forward:
-        return _forward(top, _record_of(artifact, top), paths.values())
-    runs: dict[str, Result] = {}
+    paths = {path.parent.name.partition(".")[0]: path for path in committed_below(top.root)}
+    runs = {top.fingerprint: top}
+    lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
     waiting = [top]
-    while waiting:
-        run = waiting.pop(0)
-        if run.fingerprint not in runs:
-            runs[run.fingerprint] = run
-            found = [paths.get(item[:FINGERPRINT_DIGITS]) for item in run.manifest.upstream.values()]
-            inputs = [Result.read(path) for path in found if path is not None]
-            waiting += [item for item in inputs if item.fingerprint in run.manifest.upstream.values()]
-    return Lineage(top, _record_of(artifact, top), runs)
+    for run in waiting:
+        for _, fingerprint in lineage.next_to(run):
+            path = paths.get(fingerprint[:FINGERPRINT_DIGITS])
+            if fingerprint not in runs and path is not None:
+                found = Result.read(path)
+                if found.fingerprint == fingerprint:
+                    runs[fingerprint] = found
+                    waiting.append(found)
+    return lineage
 
 
-def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
-    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
-    known: dict[str, Result] = {}
+def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Which results read a result, by fingerprint; damaged manifests are left out."""
     readers: dict[str, list[str]] = {}
-    for path in paths:
-        with suppress(ManifestError):
-            result = Result.read(path)
-            known[result.fingerprint] = result
-            for fingerprint in dict.fromkeys(result.manifest.upstream.values()):
-                readers.setdefault(fingerprint, []).append(result.fingerprint)
-    runs, waiting = {top.fingerprint: top}, [top.fingerprint]
-    for fingerprint in waiting:
-        new = [reader for reader in readers.get(fingerprint, ()) if reader not in runs]
-        runs |= {reader: known[reader] for reader in new}
-        waiting += new
-    return Lineage(top, artifact, runs, readers)
+    for manifest in filter(None, map(Manifest.find, paths)):
+        for fingerprint in dict.fromkeys(manifest.upstream.values()):
+            readers.setdefault(fingerprint, []).append(manifest.fingerprint)
+    return readers
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
@@ -204,43 +194,36 @@ def tree_of(lineage: Lineage) -> Tree:
         for role, fingerprint in lineage.next_to(run):
             source, digits = lineage.runs.get(fingerprint), fingerprint[:FINGERPRINT_DIGITS]
             if source is None:
-                branch.add(f"[red]{escape(role)}: not found[/red]  {digits}")
+                branch.add(Text.assemble((f"{role}: not found", "red"), f"  {digits}"))
             elif fingerprint in seen:
-                branch.add(escape(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
+                branch.add(Text(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
             else:
-                add(branch.add(escape(_run_text(source))), source)
+                add(branch.add(Text(_run_text(source))), source)
 
     top, record = lineage.top, lineage.artifact
-    tree = branch = Tree(escape(_run_text(top)))
+    tree = branch = Tree(Text(_run_text(top)))
     if record is not None:
         sha256 = next(file.sha256 for file in top.manifest.files if file.path == record)
         name = record.rpartition(f"/{DECLARED}/")[2]
-        tree = Tree(escape(f"{name} (sha256 {sha256[:FINGERPRINT_DIGITS]})"))
+        tree = Tree(Text(f"{name} (sha256 {sha256[:FINGERPRINT_DIGITS]})"))
         branch = tree.add(branch.label)
     add(branch, top)
     return tree
 
 
-def commit_text(provenance: Mapping[str, Any]) -> str | None:
-    """The first digits of the commit; "(edited)" if files differed from it."""
-    git = provenance.get("git") or {}
-    return f"{git['commit'][:COMMIT_DIGITS]}{' (edited)' if git.get('is_dirty') else ''}" if git.get("commit") else None
-
-
 def _run_text(run: Result) -> str:
     """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for an exception."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
-    commit, about = commit_text(run.provenance), run.provenance
-    made = [f"commit {commit}" if commit else "no commit", str(about.get("device")), str(about.get("finished"))]
-    parts += made if about else ["provenance not recorded"]
-    text = "  ".join(parts)
-    return text if run.accepted is None else f"{text}\n{_acceptance_text(run.accepted)}"
-
-
-def _acceptance_text(acceptance: Acceptance) -> str:
-    changed = "what changed is not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
-    codes = f"{acceptance.recorded_code[:12]} -> {acceptance.wanted_code[:12]}"
-    return f"accepted {acceptance.when[:10]} with other code ({codes}; {changed}): {acceptance.why}"
+    about, git = run.provenance, run.provenance.get("git") or {}
+    edited = " (edited)" if git.get("is_dirty") else ""  # files differed from the commit
+    commit = f"commit {git['commit'][:COMMIT_DIGITS]}{edited}" if git.get("commit") else "no commit"
+    made = [commit, str(about.get("device")), str(about.get("finished"))]
+    text = "  ".join([*parts, *(made if about else ["provenance not recorded"])])
+    if (it := run.accepted) is None:
+        return text
+    changed = "what changed is not recorded" if it.changed is None else ", ".join(it.changed)
+    codes = f"{it.recorded_code[:12]} -> {it.wanted_code[:12]}"
+    return f"{text}\naccepted {it.when[:10]} with other code ({codes}; {changed}): {it.why}"
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:

@@ -1,18 +1,15 @@
 """What there is to run and to load: the experiments, with cost and state, and the trained models of the package."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from rich.markup import escape
 from rich.table import Table
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_workflow.estimates.cost import CostModel
+from implicit_llm_workflow.estimates import CostModel
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import Plan
@@ -80,12 +77,10 @@ def models() -> list[TrainedModel]:
 def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[Table]:
     """One of each, for people."""
     numbers = ("jobs", "done", "GPU-hours")
-    table = plain_table("experiment", *numbers, "what it is", right=numbers)
+    rows = []
     for one in experiments:
         hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
-        table.add_row(one.name, str(one.jobs), str(one.done), hours, escape(one.error or one.about))
-    yield table
-    table = plain_table("trained model", "task", "accuracy")
-    for model in models:
-        table.add_row(model.name, model.task, model.accuracy)
-    yield table
+        rows.append((one.name, str(one.jobs), str(one.done), hours, one.error or one.about))
+    yield plain_table("experiment", *numbers, "what it is", rows=rows, right=numbers)
+    trained = ((model.name, model.task, model.accuracy) for model in models)
+    yield plain_table("trained model", "task", "accuracy", rows=trained)

@@ -17,9 +17,9 @@ WITH_MISSING = "-with-missing"
 
 def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
     """What a report or an excerpt of it lacks, in the order of its inputs."""
-    missing = {role: plan.nodes[key] for role, key in page.upstream.items() if plan.statuses[key].state != "fresh"}
+    missing = {role: key for role, key in page.upstream.items() if plan.statuses[key].state != "fresh"}
     jobs = observe(plan) if missing else {}
-    return [_missing_result(plan, jobs, role, node) for role, node in missing.items()]
+    return [_missing_result(plan, jobs, role, plan.nodes[key]) for role, key in missing.items()]
 
 
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, dict[str, str]]:

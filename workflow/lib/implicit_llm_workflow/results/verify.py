@@ -16,7 +16,6 @@ from implicit_llm_contracts.runs.run_directory import COMMIT, DECLARED, FREED, W
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import pointed_to
-from implicit_llm_workflow.text import size_text
 
 MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
 
@@ -65,14 +64,6 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
     return broken
 
 
-def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> Iterator[str]:
-    """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file."""
-    size = size_text(sum(file.record.size for file in files))
-    yield f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken"
-    for item in broken:
-        yield f"broken {item.path}: {item.why} (job {item.job})"
-
-
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
     """Shell commands that make the broken files of these jobs again, on the way to the targets (none: all jobs).
 
@@ -86,10 +77,8 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
 
 def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
     """The targets' jobs; before a stream of tokens the jobs of its shards, to whose files it points."""
-    keys: dict[str, None] = {}
-    for target in targets:
-        node = plan.find(target)
-        keys |= dict.fromkeys([*pointed_to(plan.nodes, node.key), node.key])
+    found = [plan.find(target).key for target in targets]
+    keys = dict.fromkeys(name for key in found for name in (*pointed_to(plan.nodes, key), key))
     return [plan.nodes[key] for key in keys]
 
 
@@ -109,13 +98,10 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
         raise ManifestError(f"differs from its copy {original or work / COMMIT}", path)
     is_published, is_freed = _are_equal(path, run_dir / MANIFEST), (work / FREED).exists()
     for record in manifest.files:
-        file = run_dir / record.path
-        places = [file]
-        if is_published and file.is_relative_to(work / DECLARED):
-            places.append(run_dir / file.relative_to(work / DECLARED))
-        for place in places:
-            if place.exists() or not is_freed:
-                yield RecordedFile(job, place, record)
+        places = [run_dir / record.path]
+        if is_published and places[0].is_relative_to(work / DECLARED):
+            places.append(run_dir / places[0].relative_to(work / DECLARED))
+        yield from (RecordedFile(job, place, record) for place in places if place.exists() or not is_freed)
 
 
 def run_dir_of(manifest: Path) -> Path:

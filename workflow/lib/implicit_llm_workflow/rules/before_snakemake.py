@@ -1,38 +1,58 @@
-"""What the profiles call before Snakemake reads an experiment or a profile by itself, and names neither file nor key.
+"""Checks of the config files and profiles of a call, in which Snakemake ignores mistakes or names neither file nor key.
 
-Each function ends the process with one line for what the user can put right.
+The profiles call the functions that need no rules before Snakemake reads an experiment or a profile by itself. Each
+ends the process with one line for what the user can put right.
 """
 
-import argparse
+import ast
+import re
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT, experiment_path, read_yaml, shown_path
-from implicit_llm_workflow.rules.snakemake_driver import profile_in_use, profiles_in_use
-from implicit_llm_workflow.rules.snakemake_internals import profile_file, read_profile
+from implicit_llm_workflow.rules.snakemake_internals import (
+    command_line,
+    executor_in_use,
+    profile_file,
+    profile_in_use,
+    read_profile,
+    settings_of_rules,
+)
+from implicit_llm_workflow.rules.snakemake_rules import HARDWARE
 from implicit_llm_workflow.site import fill_site
+from snakemake_executor_plugin_submitit.request import NUMBERS, SNAKEMAKES, UNDERSTOOD
+
+_READ = re.compile(r"\bresources\.(\w+)")
+_EXECUTORS = ("local", "touch", "dryrun", "submitit")  # those of other plugins may read further resources
+_OPTIONS = get_type_hints(Runtime)  # our rules pass them on by their names
+_NUMBERS = NUMBERS | {"threads", "processes_per_node", "batch_size", "disk_mb"}
+_WORD = re.compile(r"(['\"]?)([A-Za-z_][\w.-]*|)\1")  # no number and no expression
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
+def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
+    """End the process with the message of an error that the user can cure: Snakemake would show where it was raised."""
     try:
         yield
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        say(f"error: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        say("interrupted before the first job")
+        sys.exit(128 + signal.SIGINT)
 
 
 def check_config_files() -> None:
     """Read the files of `--configfile` as the commands of the project read them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--configfile", "--configfiles", nargs="+", type=Path, default=[])
-    with _in_one_line():
-        for path in parser.parse_known_args(sys.argv[1:])[0].configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
+    with errors_in_one_line(_say):
+        for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
                 raise ConfigError(
                     f"{path}: no such config file; --configfile takes every word up to the next option, so type "
@@ -41,23 +61,30 @@ def check_config_files() -> None:
             read_yaml(shown_path(path))
 
 
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
 def check_profile() -> None:
     """Check the options in the profiles of this call: Snakemake ignores some, and shows its whole usage for others."""
-    for profile in profiles_in_use():
-        if (path := profile_file(profile)) is None:  # none, which Snakemake knows too
-            continue
-        with _in_one_line():
-            written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
-            names, taken, refusal = read_profile(profile, path)
-            for key in written:
-                if key not in names:
-                    raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
-                if refusal is None and key not in taken:
-                    raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
-            if refusal is not None:
-                raise ConfigError(f"{path}: {refusal}")
-            if "set-resources" in taken and any(word.split("=")[0] == "--set-resources" for word in sys.argv):
-                raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
+    with errors_in_one_line(_say):
+        for profile in command_line().profile or ():
+            if (path := profile_file(profile)) is not None:  # otherwise Snakemake says so
+                _check_options(profile, path)
+
+
+def _check_options(profile: str, path: Path) -> None:
+    written = [key for key in read_yaml(path) if not key.startswith(_TEMPLATE)]
+    names, taken, refusal = read_profile(profile, path)
+    for key in written:
+        if key not in names:
+            raise ConfigError(f"{path}: Snakemake has no option '{key}'; {nearest(key, names)}")
+        if refusal is None and key not in taken:
+            raise ConfigError(f"{path}: {key}: its value would have no effect; give one of the option's kind")
+    if refusal is not None:
+        raise ConfigError(f"{path}: {refusal}")
+    if "set-resources" in taken and any(word.split("=")[0] == "--set-resources" for word in sys.argv):
+        raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
 
 
 _TEMPLATE = ("?", "__")  # keys of the template language begin so
@@ -69,5 +96,42 @@ def check_site(names: dict[str, Any]) -> None:
     """Check the block of profiles/cluster, or of the copy of it that is in use; `names` is where its keys end up."""
     block = {name: value for name, value in names.items() if name not in _OTHER_NAMES and not name.startswith("_")}
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
-    with _in_one_line():
+    with errors_in_one_line(_say):
         fill_site(block, where)
+
+
+def check_rule_settings(workflow: Any, profile: str | None) -> None:
+    """Raises: ConfigError for a rule that is not there, a resource that nothing reads, or a value that is not taken."""
+    where = profile or "command line"
+    rules = {rule.name for rule in workflow.rules}
+    asked = {name for rule in workflow.rules for name in rule.resources} | UNDERSTOOD
+    read = {name for rule in workflow.rules for name in _READ.findall(str(rule.shellcmd))}
+    known = {HARDWARE, "threads", *read, *UNDERSTOOD, *workflow.global_resources}
+    for option, rule, name, value in settings_of_rules(workflow):
+        at = f"{where}: {option}" if rule is None else f"{where}: {option}.{rule}"
+        if rule is not None and rule not in rules:
+            raise ConfigError(f"{where}: {option}: there is no rule {rule!r}; {nearest(rule, rules)}")
+        if name not in known | SNAKEMAKES and executor_in_use() in _EXECUTORS:
+            raise ConfigError(f"{at}: nothing reads the resource {name!r}; {nearest(name, known)}")
+        if allowed := not_taken(name, value):
+            at = at if name == "threads" else f"{at}.{name}"
+            raise ConfigError(f"{at}: {value!s:.60} is not allowed; give {allowed}")
+    for name in workflow.global_resources:
+        if name not in asked | SNAKEMAKES:
+            raise ConfigError(f"{where}: resources: no rule asks for {name!r}; {nearest(name, asked)}")
+
+
+def not_taken(name: str, value: Any) -> str | None:
+    """What may be given for a resource, if this value may not; expressions are left to Snakemake, job by job."""
+    text, hint = str(value), _OPTIONS.get(name)
+    with suppress(ValueError, SyntaxError):  # of an expression or a word
+        if not isinstance(ast.literal_eval(text), str | int | float):
+            return "one number or text"
+    word = _WORD.fullmatch(text)
+    choices = ("on", "off") if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
+    if choices:
+        is_taken = word is None or word[2] in choices
+        return None if is_taken else f"one of {', '.join(map(repr, choices))}, in quotes"
+    least = 1 if name == "threads" else 0
+    is_wrong = word is not None if isinstance(value, str) else isinstance(value, int) and value < least
+    return f"a whole number of at least {least}" if is_wrong and (hint or name in _NUMBERS) else None

@@ -14,8 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -39,13 +39,14 @@ from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
-from implicit_llm_workflow.rules.rule_settings import check_rule_settings
+from implicit_llm_workflow.rules.before_snakemake import check_rule_settings, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
     does_run_jobs,
     forced_outputs,
     give_config_file,
     outputs_to_make,
+    profile_in_use,
     starts_jobs_here,
 )
 
@@ -79,7 +80,7 @@ class Driver:
         Returns: targets that are readable paths, with the declared path of each. An unknown target or another driver
         ends the process.
         """
-        with errors_in_one_line(self._logger):
+        with errors_in_one_line(self._logger.error):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
             check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
@@ -117,7 +118,7 @@ class Driver:
         numbers may change; its job runs now, or in the next call if this one does not reach it.
         """
         if not self._call.touch:
-            with errors_in_one_line(self._logger):
+            with errors_in_one_line(self._logger.error):
                 withdraw(self._plan, self._forced, outputs_to_make(self._workflow))
         make_mlflow_store(self._plan.root.parent, self._logger)
 
@@ -195,19 +196,6 @@ def _mlflow(module: list[str], logger: logging.Logger) -> None:
         )
 
 
-@contextmanager
-def errors_in_one_line(logger: logging.Logger) -> Iterator[None]:
-    """End the process with the message of an error that the user can cure: Snakemake would show where it was raised."""
-    try:
-        yield
-    except UserError as error:
-        logger.error(f"error: {error}")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        logger.error("interrupted before the first job")
-        sys.exit(128 + signal.SIGINT)
-
-
 def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[str, str]:
     """See that a rule makes each requested target; Snakemake's own refusal does not say what there is.
 
@@ -254,7 +242,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
-    from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
+    from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
     if call.configfile or name in call.targets or not starts_jobs_here(call):
@@ -320,16 +308,3 @@ def announce() -> None:
     os.environ[VARIABLE] = json.dumps(about)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)  # of a container or a shell: a job would count itself among others
-
-
-def profile_in_use() -> str | None:
-    """The profile of this call of Snakemake, which does not tell its Snakefile; the last of several."""
-    return next(reversed(profiles_in_use()), None)
-
-
-def profiles_in_use() -> list[str]:
-    """The profiles of this call of Snakemake, of which a later one goes before an earlier one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--profile", action="append")
-    given = parser.parse_known_args(sys.argv[1:])[0].profile
-    return given or [profile for profile in [os.environ.get("SNAKEMAKE_PROFILE")] if profile]

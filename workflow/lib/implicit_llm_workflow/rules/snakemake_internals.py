@@ -31,6 +31,11 @@ def command_line() -> argparse.Namespace:
     return get_argument_parser().parse_known_args(sys.argv[1:])[0]
 
 
+def profile_in_use() -> str | None:
+    """The profile of this call of Snakemake, or of its environment: the last of several, which wins."""
+    return (command_line().profile or [None])[-1]
+
+
 def profile_file(profile: str) -> Path | None:
     """The file of a profile that is given by its folder or its name."""
     from snakemake.cli import get_profile_dir

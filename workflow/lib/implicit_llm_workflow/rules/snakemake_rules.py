@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.estimates.hardware import STATE_BYTES
+from implicit_llm_workflow.estimates import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
 from implicit_llm_workflow.node import Node
@@ -29,9 +30,6 @@ _NAME_WILDCARDS = {
     "report": (),
     "excerpt": ("excerpt",),
 }
-# Which of them tells the kind of a job.
-_KIND_WILDCARD = {"data": -1, "train": 0, "evaluate": -1}
-
 HARDWARE = "hardware"  # the resource by which a profile gives a rule a class of machines
 
 _FUNCTION = TypeVar("_FUNCTION", bound=Callable[..., Any])
@@ -75,6 +73,7 @@ def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
     return function
 
 
+@dataclass
 class RuleInputs:
     """Input functions for the rules of the stages; `ancient` is Snakemake's.
 
@@ -84,18 +83,17 @@ class RuleInputs:
     A job in a process of its own has no inputs: those were there when its driver started it.
     """
 
-    def __init__(self, plan: Plan, ancient: Callable[[str], str], *, is_driver: bool = True) -> None:
-        self._plan = plan
-        self._ancient = ancient
-        self._is_driver = is_driver
-        self.forced: set[str] = set()
+    plan: Plan
+    ancient: Callable[[str], str]
+    is_driver: bool = True
+    forced: set[str] = field(default_factory=set)
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:
         """Names hold no slash, so that a path has one reading."""
         names = dict.fromkeys(("data", "run", "phase", "evaluation", "peer", "hardware", "excerpt"), r"[A-Za-z0-9._-]+")
         digits = f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}"
-        return {"config": re.escape(self._plan.experiment.name), "fingerprint": digits, **names}
+        return {"config": re.escape(self.plan.experiment.name), "fingerprint": digits, **names}
 
     def names(self, stage: str, *kinds: str, is_others: bool = False) -> str:
         """A wildcard constraint for jobs of these kinds: what data or evaluation is called, or a run of training jobs.
@@ -105,8 +103,8 @@ class RuleInputs:
         thousands of names in it takes seconds. `is_others`: for jobs of all other kinds.
         """
         found = {
-            node.name.split("/")[_KIND_WILDCARD[stage]]
-            for node in self._plan.nodes.values()
+            node.name.split("/")[0 if stage == "train" else -1]
+            for node in self.plan.nodes.values()
             if node.stage == stage and (node.config.get("kind", node.config.get("task")) in kinds) != is_others
         }
         patterns = {_NUMBER.sub("[0-9]+", re.escape(name)) for name in found}
@@ -115,38 +113,38 @@ class RuleInputs:
     def node(self, stage: str, wildcards: Any) -> Node:
         """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
         parts = [getattr(wildcards, wildcard) for wildcard in _NAME_WILDCARDS[stage]]
-        return self._plan.find("/".join([stage, *parts]))
+        return self.plan.find("/".join([stage, *parts]))
 
-    def upstream(self, stage: str, role: str | None = None) -> Callable[[Any], list[str]]:
-        """An input function: manifests of the nodes that a job reads from, of one role or of all."""
+    def upstream(self, stage: str) -> Callable[[Any], list[str]]:
+        """An input function: manifests of the nodes that a job reads from."""
 
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
-            if not self._is_driver:
+            if not self.is_driver:
                 return []
-            node, plan = self.node(stage, wildcards), self._plan
-            found = [self._marked(item) for item in plan.read_by(node, role)]
+            node, plan = self.node(stage, wildcards), self.plan
+            found = [self._marked(item) for item in plan.read_by(node)]
             return [*found, plan.run_dir(node).as_posix()] if plan.statuses[node.key].is_looked_at else found
 
         return manifests
 
     def _marked(self, node: Node) -> str:
-        manifest = self._plan.manifest(node)
-        is_made_now = node.key in self.forced or self._plan.statuses[node.key].is_looked_at
-        return manifest if is_made_now else self._ancient(manifest)
+        manifest = self.plan.manifest(node)
+        is_made_now = node.key in self.forced or self.plan.statuses[node.key].is_looked_at
+        return manifest if is_made_now else self.ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
         """Return an input function: the preflight of the hardware class of the job's rule, if the profile names one."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
-            if not self._is_driver:
+            if not self.is_driver:
                 return []
             node = self.node(stage, wildcards)
             # A fresh job has no preflight as input: Snakemake would rerun the job once that file is made.
-            is_fresh = self._plan.statuses[node.key].state == "fresh" and node.key not in self.forced
+            is_fresh = self.plan.statuses[node.key].state == "fresh" and node.key not in self.forced
             hardware = None if is_fresh else resource_of(workflow, rule_of(node), HARDWARE)
-            return [self._ancient(f"{self._plan.root}/.preflight/{hardware}.json")] if hardware else []
+            return [self.ancient(f"{self.plan.root}/.preflight/{hardware}.json")] if hardware else []
 
         return report
 
@@ -165,7 +163,7 @@ class RuleInputs:
 
         def largest(wildcards: Any) -> int:
             sizes = [0]
-            for node in self._plan.nodes.values():
+            for node in self.plan.nodes.values():
                 if node.stage == "train":
                     with suppress(UncountedModel):
                         sizes.append(STATE_BYTES * num_parameters(node.config["model"]))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -26,9 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
-
-from snakemake_executor_plugin_submitit.processes import start_ticks
 
 PROGRAMS = {
     "munged": "munge",
@@ -174,14 +172,11 @@ class SlurmCluster:
         self._wait("nodes", lambda: self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split().__len__() >= 4)
 
     def _stop(self, daemon: str) -> None:
-        with suppress(OSError, ValueError):
-            pid = int((self.root / "run" / f"{daemon}.pid").read_text())
-            os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while start_ticks(pid) is not None:
-                if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
-                time.sleep(0.05)
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            process = psutil.Process(int((self.root / "run" / f"{daemon}.pid").read_text()))
+            process.terminate()
+            for alive in psutil.wait_procs([process], timeout=10)[1]:
+                alive.kill()
 
     def _succeeds(self, *command: str) -> bool:
         return subprocess.run(command, env=self.env, capture_output=True, timeout=30, check=False).returncode == 0

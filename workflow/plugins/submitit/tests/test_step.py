@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
@@ -166,6 +167,17 @@ def in_background(step: JobStep, is_so: Callable[[], bool], number: signal.Signa
         thread.join()
 
 
+def slurm_signals(found: Callable[[], list[psutil.Process]], number: signal.Signals, ready: Path) -> Callable[[], bool]:
+    """Return a test of whether the file is there, which then sends a signal to these processes too."""
+
+    def is_there() -> bool:
+        if ready.exists():
+            processes.kill(found(), number)
+        return ready.exists()
+
+    return is_there
+
+
 HANDLES = """\
 import pathlib, signal, sys, time
 pathlib.Path("python-is-there").touch()
@@ -261,15 +273,11 @@ def test_a_signal_that_slurm_sent_to_all_processes_is_not_sent_again(tmp_path: P
     """With ProctrackType=proctrack/linuxproc; neither Snakemake nor the shell, here `bash`, may die of it."""
     (tmp_path / "train.py").write_text(HANDLES.format(before=""))
     step = make_step(tmp_path, f"bash -c 'true; {sys.executable} train.py'")
-
-    def send_to_all() -> bool:
-        is_there = (tmp_path / "handler-is-there").exists()
-        if is_there:
-            processes.kill(processes.descendants(os.getpid())[1:], signal.SIGUSR2)
-        return is_there
-
+    to_all = slurm_signals(
+        lambda: processes.descendants(os.getpid())[1:], signal.SIGUSR2, tmp_path / "handler-is-there"
+    )
     with pytest.raises(Requeued):
-        in_background(step, send_to_all, signal.SIGUSR2)
+        in_background(step, to_all, signal.SIGUSR2)
     assert (tmp_path / "got").read_text() == "1"
 
 
@@ -277,15 +285,12 @@ def test_a_signal_that_slurm_sent_to_all_processes_is_not_sent_again(tmp_path: P
 def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANDLES.format(before="").replace("SIGUSR2", "SIGTERM"))
     step = make_step(tmp_path, f"true; {sys.executable} train.py")
-
-    def send_to_shell() -> bool:
-        is_there = (tmp_path / "handler-is-there").exists()
-        if is_there:
-            (attempt,) = read_attempts(step.files.attempts)
-            processes.kill(processes.descendants(attempt["pid"]), signal.SIGTERM)
-        return is_there
-
-    in_background(step, send_to_shell, signal.SIGTERM)
+    to_shell = slurm_signals(
+        lambda: processes.descendants(read_attempts(step.files.attempts)[0]["pid"]),
+        signal.SIGTERM,
+        tmp_path / "handler-is-there",
+    )
+    in_background(step, to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()
     assert read_json(step.files.outcome(1))["failure_class"] == "preempted"
 

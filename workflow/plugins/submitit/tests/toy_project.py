@@ -133,14 +133,15 @@ class ToyProject:
         self.wait_until(lambda: len(self.steps()) > num_steps)
         return driver
 
-    def run(self, *options: str, code: int = 0, **config: Any) -> str:
-        """Run a driver to its end, which must be this exit code; what it printed."""
+    def run(self, *options: str, code: int = 0, says: tuple[str, ...] = (), **config: Any) -> str:
+        """Run a driver to its end, which must be this exit code; what it printed, with all of `says` in it."""
         self.start(*options, **config)
-        return self.finish(code)
+        return self.finish(*says, code=code)
 
-    def finish(self, code: int = 0) -> str:
+    def finish(self, *says: str, code: int = 0) -> str:
         ended, said = self.drivers[-1].wait(timeout=300), self.said()
         assert ended == code, said
+        assert [text for text in says if text not in said] == [], said
         return said
 
     @property

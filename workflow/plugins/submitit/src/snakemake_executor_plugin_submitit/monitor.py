@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import psutil
@@ -29,11 +30,13 @@ LAST_LINES = 30
 OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
 
 
+@dataclass
 class Monitor:
-    def __init__(self, queue: SlurmQueue, lost_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.queue = queue
-        self.lost_after_s = lost_after_s
-        self._clock = clock
+    """`clock` in seconds, for tests."""
+
+    queue: SlurmQueue
+    lost_after_s: float
+    clock: Callable[[], float] = time.monotonic
 
     def look(self, jobs: Sequence[Job]) -> list[End | None]:
         """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
@@ -59,8 +62,8 @@ class Monitor:
             job.doubt = None
             return None
         if job.doubt is None or job.doubt[0] != state:
-            job.doubt = (state, self._clock())
-        if self._clock() - job.doubt[1] < settle_s:
+            job.doubt = (state, self.clock())
+        if self.clock() - job.doubt[1] < settle_s:
             return None
         if job.slurm == UNKNOWN:
             return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")

@@ -15,6 +15,7 @@ import signal
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -126,18 +127,18 @@ def sentinel() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
+@dataclass
 class Relay:
     """Passes a signal on to the processes of a job, once to each that catches it, however late it begins to do so.
 
     `root`: the first process; `status`: the job's status file; `watched`: a sentinel.
     """
 
-    def __init__(self, root: int, status: Path, watched: subprocess.Popen[bytes]) -> None:
-        self.root = root
-        self.status = status
-        self.watched = watched
-        self._signalled: set[psutil.Process] = set()
-        self._is_first = True
+    root: int
+    status: Path
+    watched: subprocess.Popen[bytes]
+    _signalled: set[psutil.Process] = field(default_factory=set)
+    _is_first: bool = True
 
     def members(self) -> list[psutil.Process]:
         """The job's processes, also orphans, without the tasks of further steps, which Slurm signals itself."""

@@ -173,10 +173,12 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
 
 
 def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK")
+    further = {"SRUN_CPUS_PER_TASK": cpus} if cpus else {}  # since Slurm 22.05 a step gets one CPU without it
     return subprocess.Popen(
         ["bash", "-c", script(step)],
         cwd=step.workdir,
-        env=environment(step),
+        env={**os.environ, **further, STATUS_VARIABLE: str(step.files.status)},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -275,12 +277,6 @@ def in_container(step: JobStep) -> str:
     gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without its driver each only warns
     options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]
     return shlex.join(["apptainer", "exec", *options, image, "bash", "-c", command])
-
-
-def environment(step: JobStep) -> dict[str, str]:
-    cpus = os.environ.get("SLURM_CPUS_PER_TASK")
-    further = {"SRUN_CPUS_PER_TASK": cpus} if cpus else {}  # since Slurm 22.05 a step gets one CPU without it
-    return {**os.environ, **further, STATUS_VARIABLE: str(step.files.status)}
 
 
 def job_id() -> str:

@@ -222,16 +222,12 @@ def clean(folder: Path, days: int) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
     """Write atomically and durably: a submission must be on record even if this machine crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(tmp, "xb") as file:
-            file.write(content)
+        with open(tmp, "x", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(tmp, path)

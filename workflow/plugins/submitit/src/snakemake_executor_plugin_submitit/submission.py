@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,18 @@ class NotSubmitted(Exception):
     """The job cannot be submitted; the message says why, and what to do."""
 
 
+@dataclass
 class Dispatcher:
-    """`log`: Snakemake's, so that the user sees which jobs were taken over; it does not format arguments."""
+    """`log`: Snakemake's, so that the user sees which jobs were taken over; it does not format arguments.
 
-    def __init__(self, settings: ExecutorSettings, folder: Path, queue: SlurmQueue, log: logging.Logger) -> None:
-        self.log = log
-        self.settings = settings
-        self.folder = folder
-        self.queue = queue
-        self.jobs: dict[int, Job] = {}  # those that Snakemake waits for, by id(job)
+    `jobs`: those that Snakemake waits for, by id(job).
+    """
+
+    settings: ExecutorSettings
+    folder: Path
+    queue: SlurmQueue
+    log: logging.Logger
+    jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
         """Take over the jobs or submit them. Yields: each job, with the reason if it failed."""

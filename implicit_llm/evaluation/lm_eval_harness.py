@@ -1,4 +1,6 @@
-"""The language model that the harness asks: its HFLM, without padding that counts, with a solver and its cost.
+"""The language model that the harness asks, and the harness's own command line with it.
+
+The model is HFLM without padding that counts, with a solver and its cost.
 
 HFLM pads the requests of a batch on the right and hides nothing from the model. Tokens that come later cannot move an
 exact fixed point, but they share the residual by which a sequence or block stops, so that the number of iterations, and
@@ -9,14 +11,19 @@ Prompts to go on from are padded on the left with a mask, which is as if they we
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
+import argparse
 import logging
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
@@ -25,9 +32,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory
+from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
 from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm_contracts.config.evaluation import ModeConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
@@ -92,15 +100,12 @@ class ImplicitLM(HFLM):
                 "eos_token, or name the run directory of a data set's tokenizer as tokenizer=DIR in --model_args"
             )
         solver = solver_of(self.model)
-        if settings:
-            if solver is None:
-                raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
-            if "eval_tol" in settings:
-                settings["tol"] = settings.pop("eval_tol")
-            self.model.solver = solver = replace(solver, **settings)
         if solver is not None:
-            is_trained = solver.eval_mode == AS_TRAINED
-            self.batches.is_fixed = (solver.stop if is_trained else solver.eval_stop) == "batch"
+            mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
+            self.model.solver = mode.solver(solver)
+            self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
+        elif settings:
+            raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
         self.where = NAME
         self.cost = RequestCost()
 
@@ -118,15 +123,8 @@ class ImplicitLM(HFLM):
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
         """Work as in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
-        is_hidden = disable_tqdm or not wants_bar()
-        by_task: dict[str | None, list[int]] = {}
-        for index, request in enumerate(requests):
-            by_task.setdefault(request.task_name, []).append(index)
-        answers: dict[int, Answer] = {}
-        for indices in by_task.values():
-            mine = super().loglikelihood([requests[index] for index in indices], disable_tqdm=is_hidden)
-            answers |= dict(zip(indices, mine, strict=True))
-        return [answers[index] for index in range(len(requests))]
+        ask = partial(super().loglikelihood, disable_tqdm=disable_tqdm or not wants_bar())
+        return _in_groups(requests, lambda request: str(request.task_name), ask)
 
     def _loglikelihood_tokens(
         self,
@@ -135,20 +133,16 @@ class ImplicitLM(HFLM):
         override_bs: int | None = None,
     ) -> list[Answer]:
         """Answers to (key, context, continuation), asked in groups of equal length, the longest first."""
-        by_length: dict[int, list[int]] = {}
-        for index, (_, context, continuation) in enumerate(requests):
-            length = min(len(context) + len(continuation), self.max_length + 1)  # longer ones are cut on the left
-            by_length.setdefault(length, []).append(index)
-            check_tokens(self.model, max(*context, *continuation, -1), f"{self.where}: tokenizer")
-        answers: dict[int, Answer] = {}
-        with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
-            for length in sorted(by_length, reverse=True):
-                indices = by_length[length]
-                answers |= dict(zip(indices, self._answers([requests[index] for index in indices]), strict=True))
-                bar.update(len(indices))
-        return [answers[index] for index in range(len(requests))]
+        highest = max((token for _, *parts in requests for part in parts for token in part), default=-1)
+        check_tokens(self.model, highest, f"{self.where}: tokenizer")
 
-    def _answers(self, requests: list[tuple[Any, list[int], list[int]]]) -> list[Answer]:
+        def shortness(request: tuple[Any, list[int], list[int]]) -> int:
+            return -min(len(request[1]) + len(request[2]), self.max_length + 1)  # longer ones are cut on the left
+
+        with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
+            return _in_groups(requests, shortness, partial(self._answers, bar=bar))
+
+    def _answers(self, requests: list[tuple[Any, list[int], list[int]]], bar: tqdm) -> list[Answer]:
         """Answers to requests of one length; NaN where the iteration diverged. Raises: EvaluationOutOfMemory."""
         cost = self.cost.solver
         while True:
@@ -161,12 +155,10 @@ class ImplicitLM(HFLM):
                 answers = [(math.nan, False)] * len(requests)
                 break
             except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.batches.halve(self.where, error)
-                torch.cuda.empty_cache()
+                self.batches.halve(error, self.where)
         self.cost.num_nonfinite += sum(not math.isfinite(logprob) for logprob, _ in answers)
         self.cost.num_requests += len(answers)
+        bar.update(len(answers))
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -213,6 +205,18 @@ class RequestCost:
     solver: SolverTally = field(default_factory=SolverTally)
 
 
+def _in_groups(
+    requests: Sequence[Any], key: Callable[[Any], Any], answer: Callable[[list[Any]], list[Answer]]
+) -> list[Answer]:
+    """Answers in the order of the requests, of which those with equal keys are asked together, in the order of keys."""
+    order = sorted(range(len(requests)), key=lambda index: key(requests[index]))
+    answers: dict[int, Answer] = {}
+    for _, group in groupby(order, key=lambda index: key(requests[index])):
+        indices = list(group)
+        answers |= zip(indices, answer([requests[index] for index in indices]), strict=True)
+    return [answers[index] for index in range(len(requests))]
+
+
 OWN_CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 
@@ -231,15 +235,15 @@ def model_folder(path: Path) -> Path:
 def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
     """The tokenizer `given`, or that of the model: Hugging Face's class around a tokenizer.json, or the model's own.
 
-    `given` is a run directory, a folder, a file or a name on the hub. Raises: TokenizerMissing.
+    `given` is the run directory of a tokenizer, a folder, a file or a name on the hub. Raises: TokenizerMissing.
     """
     path = Path(given or model)
     if (path / MANIFEST).is_file():
-        return run_tokenizer(Input(path, Manifest.read(path / MANIFEST)))
-    if path.is_file():
-        return _from_file(path, END_OF_TEXT)
-    if (path / TOKENIZER_FILE).is_file() and not (path / OWN_CONFIG).is_file():
-        return _from_file(path / TOKENIZER_FILE, END_OF_TEXT)
+        run = Input(path, Manifest.read(path / MANIFEST))
+        return _from_file(run.work / TOKENIZER_FILE, run.manifest.summary.get("end_of_text_id"))
+    file = path if path.is_file() else path / TOKENIZER_FILE
+    if file.is_file() and not (path / OWN_CONFIG).is_file():
+        return _from_file(file, END_OF_TEXT)
     try:
         return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else str(given or model))
     except (OSError, ValueError, KeyError) as error:
@@ -248,14 +252,6 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
             "tokenizer, such as results/miniature/data/text-tokenizer: with `evaluate lm-eval` as --data DIR, with "
             "`lm-eval` as tokenizer=DIR in --model_args"
         ) from error
-
-
-def run_tokenizer(run: Input) -> Any:
-    """The tokenizer that a data job made. Raises: TokenizerMissing."""
-    path = run.work / TOKENIZER_FILE
-    if not path.is_file():
-        raise TokenizerMissing(f"{path}: is not there; give the run directory of a data set's tokenizer")
-    return _from_file(path, run.manifest.summary.get("end_of_text_id"))
 
 
 def _from_file(path: Path, end_of_text: str | int | None) -> Any:
@@ -272,3 +268,32 @@ def _from_file(path: Path, end_of_text: str | int | None) -> Any:
         )
     tokenizer.eos_token = token
     return tokenizer
+
+
+SUB_COMMANDS = ("ls", "validate")
+PADDING_MODELS = ("hf", "hf-auto", "huggingface")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the harness with `arguments`, as `lm-eval` would; its output goes to stdout."""
+    sys.argv = ["lm-eval", *without_padding(arguments)]
+    cli_evaluate()
+
+
+def without_padding(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the model that never pads where the harness's own would be taken, by name or by default.
+
+    A model that is named in a file (--config) stays as it is.
+    """
+    words = list(arguments)
+    if not words or words[0] in SUB_COMMANDS:
+        return words
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--config", "-C")
+    named, _ = parser.parse_known_args(words)
+    if named.model in PADDING_MODELS:
+        log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", named.model, NAME)
+    elif named.model is not None or named.config is not None:
+        return words
+    return [*words, "--model", NAME]  # the last one counts

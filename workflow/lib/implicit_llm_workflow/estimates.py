@@ -1,6 +1,7 @@
 """Estimate what a job takes: its time in an earlier run, or else FLOPs at a measured or an assumed throughput.
 
-A table for people and JSON for machines have the training jobs of an experiment.
+The throughputs are facts of workflow/config/estimate/hardware.yaml: cards and measured training steps. A table for
+people and JSON for machines have the training jobs of an experiment.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,21 +12,112 @@ from typing import Any, Literal, get_args
 
 from rich.table import Table
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done, work_directory
-from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
+from implicit_llm_workflow.experiment_files.models import model_fields
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, PROJECT_DIR
 from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
+HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
+FEW_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond it like the measured free phases
+STATE_BYTES = 12  # of a checkpoint, per parameter: the weights and AdamW's two moments in fp32
+SAME_SIZE = 0.1  # models of a family whose numbers of parameters differ by less have the same throughput
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
+UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU. `peak_tflops` by precision; `utilisation`: share of the peak assumed where no step was measured."""
+
+    name: str
+    peak_tflops: Mapping[str, float]
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A timed training step of a library configuration; `f_evaluations` of a token, those with gradient included."""
+
+    model: str
+    solver: Mapping[str, Any] | None
+    card: str
+    precision: str
+    length: int
+    tokens_per_s: float
+    f_evaluations: float
+    commit: str
+    date: str
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        return model_fields(self.model, str(HARDWARE_FILE))
+
+    def is_like(self, model: Mapping[str, Any], solver: Mapping[str, Any] | None) -> bool:
+        """Whether a job with this model and solver has the same family, size and phase."""
+        ratio = num_parameters(model) / num_parameters(self.fields)
+        is_same_family = model.get("model_type") == self.fields["model_type"]
+        return is_same_family and abs(ratio - 1) < SAME_SIZE and _phase(solver) == _phase(self.solver)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The content of the file."""
+
+    cards: Mapping[str, Card]
+    scaling_efficiency: float
+    smallest_parameters: float
+    steps: tuple[MeasuredStep, ...]
+
+    def card(self, name: str) -> Card:
+        """Raises: ConfigError that names the nearest card."""
+        if name not in self.cards:
+            raise ConfigError(f"{HARDWARE_FILE}: cards: there is no {name!r}; {nearest(name, self.cards)}")
+        return self.cards[name]
+
+    def speed(
+        self, model: Mapping[str, Any], solver: Mapping[str, Any] | None, precision: str, card: str
+    ) -> tuple[float, str] | None:
+        """Model FLOPs per second of one GPU, and where the number comes from: the measured step of such a job on this
+        card, or else the assumed share of the card's peak.
+
+        None for an unknown card and one that lacks the precision, and for models so small that their FLOPs say nothing
+        about their time.
+        """
+        facts = self.cards.get(card)
+        peak_tflops = None if facts is None else facts.peak_tflops.get(precision)
+        if facts is None or peak_tflops is None or num_parameters(model) < self.smallest_parameters:
+            return None
+        for step in self.steps:
+            if (step.card, step.precision) == (card, precision) and step.is_like(model, solver):
+                per_token = training_flops(step.fields, step.length, step.solver, step.f_evaluations)
+                return per_token * step.tokens_per_s, f"measured on {card}, commit {step.commit}"
+        share = facts.utilisation
+        return share * peak_tflops * 1e12, f"{share:.0%} of the peak of {card}, assumed"
+
+
+def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
+    """Raises: ConfigError."""
+    return fill(Hardware, read_yaml(path), str(path))
+
+
+def _phase(solver: Mapping[str, Any] | None) -> str:
+    """ "explicit"; "bounded" for few iterations, such as (4+1) or 4 unrolled; "free" for many."""
+    if solver is None:
+        return "explicit"
+    return "bounded" if max_evaluations(solver) <= FEW_EVALUATIONS else "free"
 
 
 @dataclass(frozen=True)
@@ -70,7 +162,6 @@ class Cost:
 
 
 UNKNOWN = Cost(None, None, None, "not known")
-UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
@@ -78,7 +169,9 @@ class CostModel:
     """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the profile assigns."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
+        """Raises: ConfigError for a wanted card that the facts lack."""
         self._plan, self._card, self._gpus = plan, card, gpus
+        self._name = None if card is None else self.hardware.card(card).name
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -99,8 +192,8 @@ class CostModel:
     def whole(self, node: Node) -> Cost:
         """Return what the job takes from its beginning, by an earlier run of it or of another seed if there is one."""
         for words, manifest, cost in self._earlier(node):
-            wanted = self._card is None or self.hardware.card(self._card).name.startswith(cost.device or "-")
-            if wanted and cost.hours is not None:
+            is_wanted = self._name is None or self._name.startswith(cost.device or "-")
+            if is_wanted and cost.hours is not None:
                 return _scaled(cost, manifest.config, node.config, words)
         return self._modelled(node) if node.stage == "train" else UNKNOWN
 
@@ -128,24 +221,21 @@ class CostModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Card and number of GPUs of a training job. Raises: ConfigError for a wanted card that the facts lack."""
+        """Card and number of GPUs of a training job."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
-        card, gpus = self._card or card, self._gpus or gpus
-        if self._card is not None:
-            self.hardware.card(self._card)
-        batch_size = node.config["batch_size"]
-        return card, max(size for size in range(1, gpus + 1) if batch_size % size == 0)
+        sizes = range(1, (self._gpus or gpus) + 1)
+        return self._card or card, max(size for size in sizes if node.config["batch_size"] % size == 0)
 
     def _modelled(self, node: Node) -> Cost:
         config, flops, (card, gpus) = node.config, self.work(node).flops, self.place(node)
-        if flops is None:
+        solver, precision = config["phase"]["solver"], config["precision"]
+        speed = None if flops is None else self.hardware.speed(config["model"], solver, precision, card)
+        if flops is None or speed is None:
             return UNKNOWN
-        speed = self.hardware.speed(config["model"], config["phase"]["solver"], config["precision"], card)
-        if speed is None:
-            return UNKNOWN
+        flops_per_s, basis = speed
         share = self.hardware.scaling_efficiency if gpus > 1 else 1.0
-        return Cost("gpu", flops / speed.flops_per_s / share / 3600, card, speed.basis)
+        return Cost("gpu", flops / flops_per_s / share / 3600, card, basis)
 
     def _f_evaluations(self, node: Node) -> float:
         """Return those of the finished job, or of another seed, with the same solver; else the most that it may do."""
@@ -176,13 +266,11 @@ class CostModel:
 
 def total_text(costs: Iterable[Cost]) -> str:
     """The sum for each kind of processor, and how many jobs have no known cost."""
-    costs, parts = list(costs), []
-    for unit in get_args(Unit):
-        if known := [cost.hours for cost in costs if cost.unit == unit and cost.hours is not None]:
-            parts.append(Cost(unit, sum(known), None, "").text)
-    if unknown := sum(cost.hours is None for cost in costs):
-        parts.append(f"{unknown:,} of unknown cost")
-    return " and ".join(parts) or "nothing"
+    costs = list(costs)
+    sums = {unit: _total(cost.hours for cost in costs if cost.unit == unit) for unit in get_args(Unit)}
+    parts = [Cost(unit, hours, None, "").text for unit, hours in sums.items() if hours is not None]
+    unknown = sum(cost.hours is None for cost in costs)
+    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
@@ -211,7 +299,6 @@ def _sequences(config: Mapping[str, Any]) -> int:
     return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])
 
 
-GB = 1e9
 NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "disk GB")
 
 
@@ -246,9 +333,10 @@ def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
 
 def training_table(jobs: list[JobEstimate]) -> Table:
     """A row for each phase of a run, its seeds together, and the total."""
-    table = plain_table("run", *NUMBERS, whole=("run", *NUMBERS), right=NUMBERS)
-    for name in dict.fromkeys(job.name for job in jobs):
-        table.add_row(name, *_cells([job for job in jobs if job.name == name]))
+    rows = [
+        [name, *_cells([job for job in jobs if job.name == name])] for name in dict.fromkeys(job.name for job in jobs)
+    ]
+    table = plain_table("run", *NUMBERS, rows=rows, whole=("run", *NUMBERS), right=NUMBERS)
     sums = _sums(jobs)
     table.add_row("all runs", "", sums["tokens"], "", sums["flops"], sums["hours"], "", sums["disk"], style="bold")
     return table
@@ -286,10 +374,12 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 def _cells(jobs: list[JobEstimate]) -> list[str]:
     """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
     job, sums = jobs[0], _sums(jobs)
+    unique = job.work.unique_tokens
+    passes = "" if unique is None else f" (each {job.work.tokens / unique:.3g} x {_short(unique)})"
     place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
-        sums["tokens"] + _passes(job.work),
+        sums["tokens"] + passes,
         f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
@@ -298,19 +388,13 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
     ]
 
 
-def _passes(work: Work) -> str:
-    """How often each job reads its tokens, where these are limited."""
-    unique = work.unique_tokens
-    return "" if unique is None else f" (each {work.tokens / unique:.3g} x {_short(unique)})"
-
-
 def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
     disk = _total(job.work.disk_bytes for job in jobs)
     return {
         "tokens": _short(sum(job.work.tokens for job in jobs)),
         "flops": number_text(_total(job.work.flops for job in jobs), 3),
         "hours": number_text(_total(job.cost.hours for job in jobs), 3),
-        "disk": number_text(None if disk is None else disk / GB, 2),
+        "disk": number_text(None if disk is None else disk / 1e9, 2),
     }
 
 
