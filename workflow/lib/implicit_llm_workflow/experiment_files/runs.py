@@ -233,7 +233,7 @@ _Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with th
 
 
 def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
-    """What the values with all changes make. Raises: ConfigError that names the first place that is wrong."""
+    """Fill the values with all changes. Raises: ConfigError that names the first place that is wrong."""
     steps = [first]
     for changed, at in changes:
         steps.append((_changed(steps[-1][0], changed), at))
@@ -246,7 +246,7 @@ def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable
 
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values with changes; a solver of another mode replaces the old one, since the settings of the modes differ."""
+    """Merge changes into values; a solver of another mode replaces the old one, since its settings differ."""
     old, new = values.get("solver"), changes.get("solver")
     if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("mode", old.get("mode")) != old.get("mode"):
         return {**values, **changes}

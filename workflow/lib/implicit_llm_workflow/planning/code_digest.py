@@ -390,7 +390,7 @@ class CodeRecord:
 
 
 def code_now(code: JobCode) -> CodeRecord:
-    """What a job can run, as it is on disk. Raises: SourceError."""
+    """Read what a job can run, as it is on disk. Raises: SourceError."""
     sources = job_sources(code)
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
     return CodeRecord(code.module, file_digests(sources), parts)
@@ -405,7 +405,7 @@ def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCo
 
 
 def read_code_record(root: Path, digest: str) -> CodeRecord | None:
-    """What was recorded of the code with this digest; None where nothing was, or not of this code."""
+    """Read the record of the code with this digest; None where there is none, or it is of other code."""
     try:
         record = CodeRecord(**read_object(record_path(root, digest)))
         return record if record.digest == digest else None
@@ -414,7 +414,7 @@ def read_code_record(root: Path, digest: str) -> CodeRecord | None:
 
 
 def changes_since(root: Path, digest: str, code: JobCode) -> tuple[str, ...] | None:
-    """What differs on disk from the code with this digest; None where that was not recorded. Raises: SourceError."""
+    """Name what differs on disk from the code with this digest; None if it was not recorded. Raises: SourceError."""
     record = read_code_record(root, digest)
     return None if record is None else tuple(changed_files(record, code_now(code)))
 
@@ -424,7 +424,7 @@ def record_path(root: Path, digest: str) -> Path:
 
 
 def changed_files(old: CodeRecord, new: CodeRecord) -> list[str]:
-    """What differs: "module (function, CONSTANT)", "name (new)", "name (gone)", or the name of a resource file.
+    """Return what differs: "module (function, CONSTANT)", "name (new)", "name (gone)", or the name of a resource file.
 
     A module whose parts are all equal has them in another order, and is named alone.
     """

@@ -60,7 +60,7 @@ class Plan:
 
     @cached_property
     def identities(self) -> dict[str, Identity]:
-        """What each job is asked to make; of a result that was accepted with other code, what it is."""
+        """The identity that each job must have; of a result accepted with other code, the one it was made with."""
         return self.identify(self.settle)
 
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
@@ -87,7 +87,7 @@ class Plan:
         return self._accepted
 
     def code(self, node: Node) -> JobCode:
-        """What the node's job can run."""
+        """The code that the node's job can run."""
         source = self.nodes[node.upstream[MODEL_ROLE]] if MODEL_ROLE in node.upstream else node
         return job_code(node.stage, node.config, source.config.get("model"), self.experiment.kinds)
 
@@ -139,7 +139,7 @@ class Plan:
         return self.root / ".jobs" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 
     def identity_text(self, node: Node) -> str:
-        """What a job is told: its identity, and the run directory of everything that it reads."""
+        """The text that a job is given: its identity, and the run directory of everything that it reads."""
         directories = {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
         return self.identities[node.key].to_json(directories)
 
@@ -186,7 +186,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """What Snakemake will do for these targets: each job of its graph whose result is not fresh."""
+        """The jobs that Snakemake runs for these targets: those of its graph whose result is not fresh."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached
@@ -201,7 +201,7 @@ class Plan:
 
     @property
     def driver_lock(self) -> Path:
-        """What the Snakemake that works on the experiment holds."""
+        """The lock file that the Snakemake which works on the experiment holds."""
         return self.root / ".driver.lock"
 
     @property

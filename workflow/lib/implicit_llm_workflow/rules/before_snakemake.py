@@ -122,7 +122,7 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """What may be given for a resource, if this value may not; expressions are left to Snakemake, job by job."""
+    """Return what a resource takes if it does not take this value; expressions are left to Snakemake, job by job."""
     text, hint = str(value), _OPTIONS.get(name)
     with suppress(ValueError, SyntaxError):  # of an expression or a word
         if not isinstance(ast.literal_eval(text), str | int | float):

@@ -202,8 +202,8 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
     Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
     target and with all that have a name, or with the path to type after an option that takes no readable one.
     """
-    options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize}
-    options["-f"] = call.targets if call.force else ()
+    forced = call.targets if call.force else ()
+    options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize, "-f": forced}
     if not call.targets and not any(options.values()):
         return {}
     readable = {name: path for node in plan.nodes.values() for name, path in plan.outputs(node).items()}
