@@ -90,8 +90,8 @@ def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
     page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
     for shown, row, key, precision in (
         ("training step, ms", "training", "ms", None),
-        ("evaluation in fp32, ms a block", "evaluation", "ms_a_block", "fp32"),
-        ("evaluation in bf16, ms a block", "evaluation", "ms_a_block", "bf16"),
+        ("evaluation in fp32, ms per block", "evaluation", "ms_a_block", "fp32"),
+        ("evaluation in bf16, ms per block", "evaluation", "ms_a_block", "bf16"),
     ):
         found = [line[key] for line in measured if (line["row"], line.get("precision")) == (row, precision)]
         assert [float(cell) for cell in cells(page, shown) if cell] == [digits(value) for value in found]
