@@ -45,7 +45,7 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens; a positive `tokens` keeps the first ones, as transformers <= 5.20 expects.
+        """Remove the last `-tokens` tokens or, if `tokens` is positive (transformers <= 5.20), all but the first ones.
 
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """

@@ -118,7 +118,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def total_loss(
         self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the cross entropy summed over the labels, in fp32 (fp64 for a fp64 model), and the logits (B, L, V).
+        """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
         Without `return_logits`, the logits are None and never in memory all at once.
         """

@@ -70,7 +70,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Return whether the module that is saved beside a model has this class; it lacks the classes of users."""
+        """Return whether the module that is saved with a model has this class: it has only those of this package."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 An implicit model applies the same weights dozens of times in one pass. Normalising them (and casting them under
 autocast) in every iteration would waste time, so a layer calls `effective_weight()` once and passes the tensors to each
-iteration. This bypasses the modules, so a layer does it only if `touched_module` finds none, and otherwise calls its
+iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise calls the
 modules.
 
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
@@ -89,7 +89,7 @@ class NormedWeight(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw weight (times init_scale) and bias from PyTorch's uniform +-1/sqrt(fan in), and set g to ||v||."""
+        """Draw weight and bias uniformly within +-1/sqrt(fan in) as PyTorch does; scale the weight; set g to ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
@@ -146,7 +146,10 @@ class _ComputedWeight(Tensor):
 
 
 def gain_of(weight: Tensor) -> Tensor:
-    """Return the norm over all dimensions except the first (kept with length 1): the g for which v equals `weight`."""
+    """Return the norm over all dimensions except the first; these dimensions stay, with length 1.
+
+    With this norm as the gain g, and with v = `weight`, the normalised weight g v / ||v|| is `weight` itself.
+    """
     return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
 
 
@@ -165,8 +168,7 @@ class Injection(nn.Module):
 class Layer(nn.Module):
     """A causal residual layer h + branch; `mixed` computes the branch from the norm of h.
 
-    A layer does not add its own branch, because one kernel adds it and computes the next norm, which costs little more
-    than the norm alone.
+    A layer does not add its own branch, because the kernel of the next norm can add it at little extra cost.
     rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
         may then provide it in that dtype.
     """

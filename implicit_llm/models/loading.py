@@ -37,7 +37,7 @@ def import_package_of(fields: Mapping[str, Any]) -> None:
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Turn any loading error in this context into a one-line ModelConfigError: not a causal language model."""
+    """Turn any loading error in this context into a ModelConfigError whose message is one line."""
     try:
         yield
     except ModelConfigError:

@@ -1,4 +1,4 @@
-"""Import the classes of the package implicit-llm; `trust_remote_code=True` finds them by this file beside a model."""
+"""Import the classes of the package implicit-llm, so that `trust_remote_code=True` finds them in a model's folder."""
 
 from implicit_llm import (
     ImplicitLlama3Config,

@@ -33,11 +33,11 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @property
     def solver(self) -> SolverConfig | None:
-        """The settings by which the fixed point is computed; None for explicit models. They are saved with the model.
+        """The solver settings, which are saved with the model; None for explicit models.
 
         Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names.
         """
-        return self.config.solver  # type: ignore[return-value]  # it also accepts a dict, which it converts
+        return self.config.solver  # type: ignore[return-value]  # the field also accepts a dict and converts it
 
     @solver.setter
     def solver(self, solver: SolverConfig | dict[str, Any]) -> None:

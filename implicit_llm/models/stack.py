@@ -197,8 +197,8 @@ class StackInput:
 def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
     """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module`.
 
-    This happens in a reentrant checkpoint that starts from z = 0. Such a checkpoint differentiates only its arguments;
-    z is its only argument, and a closure captures weights and injection.
+    An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
+    argument z, but weights and injection reach it through a closure.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return
