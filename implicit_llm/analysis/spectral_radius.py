@@ -31,10 +31,10 @@ def spectral_radius(model: ImplicitModel, x: StackInput, z_BLD: Tensor, *, num_p
 
 
 def growth_per_product(product: Callable[[Tensor], Tensor], like_BX: Tensor, num_products: int) -> Tensor:
-    """Run power iteration from random vectors; return the growth (B), a geometric mean over the last half of products.
+    """Run power iteration from random vectors; return the geometric mean growth (B) over the second half of products.
 
-    like_BX: an example of the vectors' shape, dtype and device. The mean is needed because the growth of single steps
-    oscillates if the leading eigenvalues are a complex pair.
+    A mean is needed because the growth of single steps oscillates if the leading eigenvalues are a complex pair.
+    like_BX: an example of the vectors' shape, dtype and device.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     v_BX = torch.randn(like_BX.shape, generator=generator, dtype=like_BX.dtype).to(like_BX.device)

@@ -1,8 +1,8 @@
 """Write model cards for Hugging Face: a YAML head, which the hub reads, and a page for people.
 
-A card contains facts that are known when a model is saved, but nothing that differs between equal runs: no time, host
-or device. It contains no name of a run either, because a name belongs to an experiment and not to a run's identity.
-The code digest treats cards as plumbing: a new wording retrains nothing, and saved models keep their cards.
+A model card contains facts that are known when a model is saved, but nothing that differs between equal runs: no time,
+host or device. It contains no name of a run either, because a name belongs to an experiment, not to a run's identity.
+The code digest treats model cards as plumbing: a new wording retrains nothing, and saved models keep their old texts.
 `saved_card` is for a model that a user saves: it explains how to load the model, but not how it was trained.
 """
 
@@ -32,7 +32,7 @@ PAPER = {
 
 
 def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
-    """Return a card: a YAML head, and the template (a file of this folder) filled with `values`.
+    """Return a model card: a YAML head, and the template (a file of this folder) filled with `values`.
 
     head: fields in addition to those of every model card.
     Raises: jinja2.UndefinedError for a missing value.
@@ -83,7 +83,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts about a model in its card.
+    """The facts about a model that its model card shows.
 
     family: Mamba2, Llama, or the model type of Hugging Face. sizes: the SIZES of the configuration. solver: None for an
     explicit model.
@@ -109,7 +109,7 @@ class ModelFacts:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the solver's settings that are set; empty for an explicit model."""
+        """Return the solver settings that are not None; they are empty for an explicit model."""
         values = {} if self.solver is None else self.solver.to_dict()
         return {key: value for key, value in values.items() if value is not None}
 
@@ -119,7 +119,7 @@ class ModelFacts:
 
     @property
     def tags(self) -> list[str]:
-        """Return the tags of the card's head; the arXiv tag makes the hub show the paper."""
+        """Return the tags in the head of the model card; the arXiv tag makes the hub show the paper."""
         own = ["implicit-llm", self.variant, "arxiv:2502.07827"] if self.is_ours else []
         return [self.family.lower(), *own]
 
@@ -140,12 +140,12 @@ def solver_words(solver: SolverConfig | None) -> str:
 
 
 def saved_card(model: Any) -> str:
-    """Return the card of `model`, without a licence, because the author of the model chooses it."""
+    """Return the model card of `model`, without a licence, because the author of the model chooses it."""
     return render_card("saved.md.j2", ModelFacts.of(model), {})
 
 
 def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], layout: str) -> str:
-    """Return the card of a model that was trained elsewhere and imported by the job with this fingerprint.
+    """Return the model card of a model that was trained elsewhere and imported by the job with this fingerprint.
 
     source: the origin of the files. layout: their format.
     """
@@ -164,7 +164,7 @@ DATA, START = "data", "start"
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
-    """Return the card of `model`, which the run of `context` trained; `summary` is that of the run's manifest."""
+    """Return the model card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
     task = context.kinds.tasks[config["task"]]
     data = context.inputs[DATA].manifest
@@ -190,7 +190,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         TEMPLATE,
         facts,
         values,
-        license="unknown" if pretrained else "apache-2.0",  # a fine-tuned model has the base model's
+        license="unknown" if pretrained else "apache-2.0",  # a fine-tuned model has its base model's licence
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=None if dataset is None else [dataset],

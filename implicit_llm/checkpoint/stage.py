@@ -3,8 +3,8 @@
 The settings name a folder or a model of the hub:
 
 {"path": "models/pythia-70m"}                      in the folder of fetched files, or else in the working directory
-{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision, or main>/, to which
-                                                   `implicit-llm prefetch` fetched it
+{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision, or main>/ of that folder, where
+                                                   `implicit-llm prefetch` stores it
 """
 
 from __future__ import annotations
