@@ -1,6 +1,6 @@
 """Provide the lm-eval harness with our language models, and run the harness's own command line with them.
 
-The class for models extends HFLM by the solver and its cost, and its batches have no padding that affects results.
+The model class extends HFLM: it sets the solver, counts the solver's cost, and prevents padding from affecting results.
 
 HFLM pads the requests of a batch on the right and does not mask the padding. Later tokens cannot change an exact fixed
 point, but they contribute to the residual by which a sequence or block stops. The number of iterations would then
@@ -61,13 +61,13 @@ class StaleAnswers(UserError):
 
 @register_model(NAME)
 class ImplicitLM(HFLM):
-    """A causal model of Hugging Face in the harness, where its name is `--model implicit`.
+    """A causal model of Hugging Face for the harness, which selects it by `--model implicit`.
 
     Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase.
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
-        `batch_size`: is halved when memory runs out; "auto" starts with max_batch_size. `kernels`: auto, torch or
-        triton. Other options are those of HFLM.
+        `batch_size`: the number of requests per forward pass, which is halved when memory runs out; "auto" starts with
+        max_batch_size. `kernels`: auto, torch or triton. Other options are those of HFLM.
     Raises: SolverSettingError, TokenizerMissing.
     """
 
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def without_padding(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--model implicit`, if they name the harness's Hugging Face model or none.
+    """Return the arguments with `--model implicit` added if they name no model, or the harness's own one, which pads.
 
     A model that a file (--config) names is not changed.
     """

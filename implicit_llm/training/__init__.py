@@ -1,1 +1,1 @@
-"""Train one curriculum phase per job, which resumes bit for bit from committed checkpoints."""
+"""Train one curriculum phase per job; a job resumes bit for bit from its committed checkpoints."""

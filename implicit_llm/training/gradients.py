@@ -63,7 +63,7 @@ class _Backward:
         self._buckets, self._dtype = buckets, dtype
         self._num_missing = [len(bucket) for bucket in buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []
-        # The hook of a weight that several steps use is called once, when its gradient has the parts of all steps.
+        # If several steps use a weight, its hook runs once, after the gradients of all these steps have been summed.
         self._hooks = [
             leaf.register_post_accumulate_grad_hook(partial(self._complete, number))
             for number, bucket in enumerate(buckets)

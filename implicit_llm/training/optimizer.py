@@ -10,7 +10,7 @@ from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConf
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bool = False) -> optim.Optimizer:
-    """Return AdamW for all trainable parameters, fused if the device can do that, with weight decay on matrices only.
+    """Return AdamW for all trainable parameters, fused if the device supports it, with weight decay on matrices only.
 
     is_sharded: whether each process stores the moments of a part of the parameters only, updates this part and sends it
         to the other processes (ZeRO stage 1).

@@ -20,7 +20,7 @@ class StateMismatch(UserError):
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's own parameters and persistent buffers by name, not copies; a tied one occurs once."""
+    """Return parameters and persistent buffers by name, without copying them; tied ones occur once."""
     seen: set[int] = set()
     tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

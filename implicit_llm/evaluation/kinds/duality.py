@@ -293,9 +293,9 @@ class PairTally:
 
 @dataclass
 class DualityTally:
-    """The results over the first `num_rows` sequences: one tally per pair, in the order of `pairs_of`, and costs.
+    """The results over the first `num_rows` sequences.
 
-    solvers: the solver's work in each mode.
+    pairs: one tally for each pair of modes, in the order of `pairs_of`. solvers: the solver's work in each mode.
     """
 
     pairs: list[PairTally]
@@ -313,7 +313,7 @@ class DualityTally:
 
 
 def compare(outputs: Mapping[str, ModeOutput], pairs: Sequence[Pair]) -> list[PairTally]:
-    """Compare the pairs of modes on one batch, for some of the positions at a time."""
+    """Compare the pairs of modes on one batch; to limit memory, compute logits for a slice of positions at a time."""
     found = [PairTally() for _ in pairs]
     batch, length = next(iter(outputs.values())).states.shape[:2]
     for part in pieces(length, batch * len(outputs)):

@@ -102,7 +102,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return None if the result of a request was not finite, or for "N/A", the harness's unknown standard error."""
+    """Return the value; None if it is "N/A" (an unknown standard error) or if a result of a request was not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
@@ -151,7 +151,7 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
     """Return a manager that has these tasks. Raises: TaskError.
 
-    Indexing the harness's own 14,000 tasks takes seconds, so it is skipped if the folder has all tasks.
+    The harness's own 14,000 tasks are indexed only if the folder lacks a task, because this takes seconds.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

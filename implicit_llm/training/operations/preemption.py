@@ -35,8 +35,8 @@ class StopRequest:
         return self.received is not None
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
-            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is for the foreground
+        if threading.current_thread() is threading.main_thread():  # the only thread with signal handlers
+            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not for it
             heard = [number for number in SIGNALS if not (number == signal.SIGINT and is_in_background)]
             self._previous = {number: signals.handle(number, self._receive) for number in heard}
             folder = LaunchFolder.of_this_process()

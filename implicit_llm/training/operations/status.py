@@ -1,7 +1,7 @@
 """Report on a phase while it trains: metrics as text, speeds, and warnings about the solver.
 
-Speeds are measured from one report to the next, without synchronising the device. The model FLOPs utilisation divides
-them by the device's peak, which is known only for the devices listed here.
+Speeds are measured from one report to the next, without synchronising the device. The model FLOPs utilisation is the
+FLOP/s divided by the device's peak, which is known only for the devices listed here.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def shown(values: Mapping[str, float]) -> str:
-    """Return the most important metrics as one line, those first that must be visible in a narrow terminal."""
+    """Return the most important metrics as one line; those that a narrow terminal must show come first."""
     return ", ".join(f"{it.head} {it.text(values[key])}" for key, it in METRICS.items() if it.head and key in values)
 
 
@@ -33,7 +33,7 @@ class SpeedMeter:
         self.start(Totals())
 
     def start(self, totals: Totals) -> None:
-        """Start to measure at these totals."""
+        """Start a measurement at these totals."""
         self._before = (totals.tokens, totals.flops, time.monotonic())
 
     def read(self, totals: Totals) -> dict[str, float]:
@@ -80,7 +80,7 @@ _QUIET_WINDOWS = 10  # between the first alarm and the second; each later pause 
 
 
 class SolverAlarm:
-    """An alarm on the solver's means over a window of steps, in the log and as the event `solver_alarm`."""
+    """An alarm that logs a warning and an event `solver_alarm` if solver metrics are too high over many steps."""
 
     def __init__(self, journal: Journal) -> None:
         self._rows: deque[Mapping[str, float]] = deque(maxlen=ALARM_STEPS)
@@ -89,7 +89,10 @@ class SolverAlarm:
         self._pause_steps = _QUIET_WINDOWS * ALARM_STEPS
 
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        """Add the metrics of the steps up to `step`, and warn if a mean is too high; NaN (explicit phases) is not."""
+        """Add the metrics of the steps up to `step`, and warn if a mean is too high.
+
+        The metrics are NaN in explicit and unrolled phases, which therefore never warn.
+        """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:
             return
