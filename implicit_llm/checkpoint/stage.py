@@ -1,8 +1,10 @@
-"""The stage `checkpoint`: a model that was trained elsewhere, imported so that it can be evaluated like one of ours.
+"""Run the stage `checkpoint`: import a model that was trained elsewhere, so that it can be evaluated like one of ours.
 
-{"path": "models/pythia-70m"}                     below the folder of fetched files, or else the working directory
-{"hub": "EleutherAI/pythia-70m", "revision": ...}  as `implicit-llm prefetch` fetched it:
-    models/<owner>/<name>/<revision, or main>/
+The settings name a folder or a model of the hub:
+
+{"path": "models/pythia-70m"}                      in the folder of fetched files, or else in the working directory
+{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision, or main>/ of that folder, where
+                                                   `implicit-llm prefetch` stores it
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ (config.json, safetensors, the tokenizer if there is one, a card).
+    """Write model/ with config.json, safetensors, a model card and, if the checkpoint has one, its tokenizer.
 
-    Nothing of a checkpoint is executed. One of transformers is copied as it is; other layouts are converted, in fp32.
+    No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.
     """
     wanted = context.settings(CheckpointConfig)
@@ -70,7 +72,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Whose format the config.json has. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, given its config.json. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL
@@ -91,7 +93,7 @@ def layout_of(checkpoint: CheckpointFiles) -> str:
 
 
 def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
-    """The model, every weight of which came from the checkpoint. Raises: CheckpointError."""
+    """Load the model, whose weights must all be in the checkpoint. Raises: CheckpointError."""
     folder = checkpoint.folder
     try:
         if layout == ORIGINAL:
@@ -104,12 +106,15 @@ def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
 
 
 class CheckpointError(UserError):
-    """A foreign checkpoint is missing, damaged, of a kind that is not read, or no causal language model."""
+    """A foreign checkpoint is missing, damaged, in an unsupported format, or not a causal language model."""
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The files of a checkpoint that is there; `about` is what records say of where it comes from."""
+    """The files of an existing checkpoint.
+
+    weights: the files with weights. others: further files, such as the tokenizer. about: the origin and the digests.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -142,7 +147,7 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
-    """Names of the files with weights, the index of shards included. Raises: CheckpointError."""
+    """Return the names of the files with weights, including the index of shards. Raises: CheckpointError."""
     names, path = weight_files(folder), folder / PICKLE_FILE
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if not missing:

@@ -1,4 +1,4 @@
-"""How the passes of a model are run: kernel by kernel here, from CUDA graphs in `implicit_llm.cuda_graphs`.
+"""Run the passes of a model kernel by kernel; `implicit_llm.cuda_graphs` runs them from CUDA graphs instead.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
@@ -18,11 +18,11 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 # Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
-Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), statistics if implicit
+Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), solver statistics if implicit
 
 
 class Runner:
-    """Runs the solver's part of each pass kernel by kernel. Another runner may replay it, or a whole step or token.
+    """A runner that runs the solver's part of each pass kernel by kernel.
 
     A model calls `model.base.runner`; assign another one to run its passes in another way. Models import this module,
     so their types are left open here: `model` is the one that calls, `f` its StackMap.
@@ -42,14 +42,15 @@ class Runner:
         aligned: bool,
         return_logits: bool,
     ) -> TrainingStep | None:
-        """A whole training pass with its loss, whose gradients are known; None if the model has to compute it.
+        """Run a whole training pass with loss and gradients; return None if the model has to compute the pass itself.
 
-        cache: the states before the sequences, which the pass advances; None if they start empty and leave nothing.
+        cache: the states before the sequences, which the pass advances; None if the sequences start from the empty
+            state and their last states are not needed.
         """
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """The pass of a single token, by which the cache is advanced; None if the model has to compute it."""
+        """Run the pass of a single token and advance the cache; return None if the model has to compute it itself."""
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
@@ -59,5 +60,5 @@ class Runner:
     def evaluation_pass(
         self, f: Any, embedding_BLD: Tensor, solver: SolverConfig
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Work like `solver.passes.evaluation_pass`, from z = 0."""
+        """Run `solver.passes.evaluation_pass` from z = 0."""
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)

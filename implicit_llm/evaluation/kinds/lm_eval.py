@@ -1,6 +1,6 @@
-"""Downstream tasks of the lm-eval harness: one language model on each of them, in every mode.
+"""Evaluate a language model in every mode on downstream tasks of the lm-eval harness.
 
-Nothing of the machine or the moment gets into a record.
+Records contain nothing that depends on the machine or the time.
 """
 
 import math
@@ -35,7 +35,7 @@ from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, TOKENIZER_ROLE
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json, a record for each task and mode. Raises: UserError."""
+    """Run an evaluation job: write metrics.json with a record for each task and mode. Raises: UserError."""
     config = context.settings(LmEvalConfig)
     tasks = load_tasks(config)
     evaluation = ModelEvaluation(context, config, tracked=())
@@ -48,7 +48,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _tokenizer(context: StageContext) -> Any:
-    """The model's own if it brought one, else that of the data set. Raises: TokenizerMissing."""
+    """Return the model's own tokenizer if it has one, else that of the data set. Raises: TokenizerMissing."""
     folder = model_directory(context.given(MODEL_ROLE))
     is_needed = TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file()
     return load_tokenizer(context.inputs[TOKENIZER_ROLE].dir if is_needed else None, folder)
@@ -57,7 +57,7 @@ def _tokenizer(context: StageContext) -> Any:
 def _results(
     evaluation: ModelEvaluation, lm: ImplicitLM, name: str, task: Any, config: LmEvalConfig
 ) -> dict[str, EvaluationResult]:
-    """The results of one task, by mode."""
+    """Return the results of one task, by mode."""
     documents: Any = task.eval_docs
 
     def ask(job: EvaluationJob) -> EvaluationResult:
@@ -71,10 +71,10 @@ def _results(
 
 
 def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
-    """One task's part of a record; metrics are None where one of the answers was not finite.
+    """Return one task's part of a record, in which all metrics are None if the result of a request was not finite.
 
-    `metrics` and `stderr` are by metric, with the harness's filter behind a comma unless it is "none". The hash is that
-    of the harness's own result files, over documents, prompts and targets.
+    The keys of `metrics` and `stderr` are "<metric>" or, for a filter of the harness other than "none",
+    "<metric>,<filter>". The hash over documents, prompts and targets equals that in the harness's own result files.
     """
     numbers = {key: value for key, value in results["results"][name].items() if "," in key}
     metrics, stderr = (
@@ -102,19 +102,19 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """None once an answer was not finite, and for "N/A", which the harness writes for an unknown standard error."""
+    """Return the value; None if it is "N/A" (an unknown standard error) or if a result of a request was not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
 
 class TaskError(UserError):
-    """A task is not known, or its files or its data are not what they should be."""
+    """A task is unknown, or its files or its data are missing, changed or unreadable."""
 
 
 def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
-    """The tasks in the order of `config.tasks`, seeded as the harness's command line seeds them.
+    """Load the tasks in the order of `config.tasks`, with the random seeds of the harness's command line.
 
-    Raises: TaskError; for data that is not in the cache of `datasets` it names the command that fetches it.
+    Raises: TaskError; if data is not in the cache of `datasets`, the message names the command that fetches it.
     """
     folder = None
     if config.task_path is not None:
@@ -131,7 +131,7 @@ def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
     torch.manual_seed(DEFAULT_OTHER_SEED)
     tasks = {name: _load(manager, name) for name in config.tasks}
     for task in tasks.values():
-        if task.get_config("num_fewshot") != 0:  # 0 is how a task forbids examples
+        if task.get_config("num_fewshot") != 0:  # a task that forbids examples has 0
             task.set_config(key="num_fewshot", value=config.num_fewshot)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
     return tasks
@@ -149,7 +149,10 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 
 
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
-    """Looking through the harness's own 14,000 tasks takes seconds, so it is left out where the folder has all."""
+    """Return a manager that has these tasks. Raises: TaskError.
+
+    The harness's own 14,000 tasks are indexed only if the folder lacks a task, because this takes seconds.
+    """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):
         manager = TaskManager(include_path=path, include_defaults=has_defaults)
@@ -165,7 +168,7 @@ def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
 def _load(manager: TaskManager, name: str) -> Any:
     try:
         return manager.load([name])["tasks"][name]
-    except (OSError, ValueError) as error:  # all that `datasets` and the hub raise is one of these
+    except (OSError, ValueError) as error:  # `datasets` and the hub raise only subclasses of these
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise TaskError(
             f"task {name}: its data cannot be read ({reason}); where there is a network, run `implicit-llm prefetch "
