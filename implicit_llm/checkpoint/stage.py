@@ -123,7 +123,7 @@ class CheckpointFiles:
 
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
-    """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
+    """Find the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
     folder: Path | None
     if wanted.hub is not None:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)

@@ -222,7 +222,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
-        """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
+        """Check the arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
         is_ids = inputs_embeds is None
         given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):

@@ -54,7 +54,7 @@ class Runner:
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
-        """Work like `solver.passes.training_solve`, from z = 0."""
+        """Run `solver.passes.training_solve` from z = 0."""
         return training_solve(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)
 
     def evaluation_pass(
