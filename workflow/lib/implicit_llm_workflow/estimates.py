@@ -1,7 +1,7 @@
-"""Estimate what a job takes: its time in an earlier run, or else FLOPs at a measured or an assumed throughput.
+"""Estimate the cost of a job from its earlier runs, or else from its FLOPs and a measured or assumed throughput.
 
-The throughputs are facts of workflow/config/estimate/hardware.yaml: cards and measured training steps. A table for
-people and JSON for machines have the training jobs of an experiment.
+The throughputs come from workflow/config/estimate/hardware.yaml, which describes GPUs and measured training steps. The
+estimates of an experiment's training jobs are a table for people and JSON for programs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,18 +29,18 @@ from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
-FEW_EVALUATIONS = 8  # up to here a step is like the measured (4+1), beyond it like the measured free phases
-STATE_BYTES = 12  # of a checkpoint, per parameter: the weights and AdamW's two moments in fp32
-SAME_SIZE = 0.1  # models of a family whose numbers of parameters differ by less have the same throughput
+FEW_EVALUATIONS = 8  # such steps are like the measured (4+1), those with more are like the measured free phase
+STATE_BYTES = 12  # per parameter of a checkpoint: the weights and AdamW's two moments in fp32
+SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by less
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
-MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
-UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
+MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
+UNNAMED_HOURS = 24  # GPU-hours; a longer experiment runs on this machine only if the user named it
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU. `peak_tflops` by precision; `utilisation`: share of the peak assumed where no step was measured."""
+    """A GPU model. `peak_tflops`: by precision. `utilisation`: the share of the peak to assume without measurements."""
 
     name: str
     peak_tflops: Mapping[str, float]
@@ -49,7 +49,7 @@ class Card:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A timed training step of a library configuration; `f_evaluations` of a token, those with gradient included."""
+    """A timed training step of a library configuration. `f_evaluations`: per token, including those with gradient."""
 
     model: str
     solver: Mapping[str, Any] | None
@@ -66,7 +66,7 @@ class MeasuredStep:
         return model_fields(self.model, str(HARDWARE_FILE))
 
     def is_like(self, model: Mapping[str, Any], solver: Mapping[str, Any] | None) -> bool:
-        """Whether a job with this model and solver has the same family, size and phase."""
+        """Return whether a job with this model and solver has the same model family, size and kind of phase."""
         ratio = num_parameters(model) / num_parameters(self.fields)
         is_same_family = model.get("model_type") == self.fields["model_type"]
         return is_same_family and abs(ratio - 1) < SAME_SIZE and _phase(solver) == _phase(self.solver)
@@ -74,7 +74,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The content of the file."""
+    """The content of workflow/config/estimate/hardware.yaml."""
 
     cards: Mapping[str, Card]
     scaling_efficiency: float
@@ -82,7 +82,7 @@ class Hardware:
     steps: tuple[MeasuredStep, ...]
 
     def card(self, name: str) -> Card:
-        """Raises: ConfigError that names the nearest card."""
+        """Return the GPU of this name. Raises: ConfigError, which names the nearest GPU."""
         if name not in self.cards:
             raise ConfigError(f"{HARDWARE_FILE}: cards: there is no {name!r}; {nearest(name, self.cards)}")
         return self.cards[name]
@@ -90,11 +90,11 @@ class Hardware:
     def speed(
         self, model: Mapping[str, Any], solver: Mapping[str, Any] | None, precision: str, card: str
     ) -> tuple[float, str] | None:
-        """Model FLOPs per second of one GPU, and where the number comes from: the measured step of such a job on this
-        card, or else the assumed share of the card's peak.
+        """Return the model FLOPs per second of one GPU and their source.
 
-        None for an unknown card and one that lacks the precision, and for models so small that their FLOPs say nothing
-        about their time.
+        The source is the measured step of a similar job on this GPU, or else the assumed share of the GPU's peak. The
+        result is None for an unknown GPU, for a precision without a peak, and for models so small that their FLOPs do
+        not determine their time.
         """
         facts = self.cards.get(card)
         peak_tflops = None if facts is None else facts.peak_tflops.get(precision)
@@ -109,12 +109,12 @@ class Hardware:
 
 
 def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
-    """Raises: ConfigError."""
+    """Read the throughputs of the hardware. Raises: ConfigError."""
     return fill(Hardware, read_yaml(path), str(path))
 
 
 def _phase(solver: Mapping[str, Any] | None) -> str:
-    """ "explicit"; "bounded" for few iterations, such as (4+1) or 4 unrolled; "free" for many."""
+    """Return "explicit", "bounded" for few iterations, such as (4+1) or 4 unrolled, or "free" for many."""
     if solver is None:
         return "explicit"
     return "bounded" if max_evaluations(solver) <= FEW_EVALUATIONS else "free"
@@ -122,10 +122,10 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What a training job computes and keeps; None for a model of unknown size.
+    """The computation and disk space of a training job; `flops` and `disk_bytes` are None if the model is not counted.
 
-    `f_evaluations`: of a token of a training step, those with gradient included. `unique_tokens`: different ones among
-    the tokens, where the data set limits them.
+    `f_evaluations`: per token of a training step, including those with gradient. `unique_tokens`: the size
+    of the data set if it is limited; training repeats these tokens.
     """
 
     tokens: int
@@ -137,9 +137,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """`hours`: of the GPUs that the job takes, added up, or of the job itself on a CPU; None if not known.
+    """The cost of a job.
 
-    `device`: what they were or would be spent on; `basis`: where the number comes from.
+    `hours`: the sum over the GPUs of the job, or wall time if it runs on a CPU; None if unknown. `device`: the GPU or
+    CPU for these hours. `basis`: the source of the number.
     """
 
     unit: Unit | None
@@ -153,7 +154,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """ "12 s wall time", "120 GPU-hours"; "-" where it is not known."""
+        """The hours as text, such as "12 s wall time" or "120 GPU-hours"; "-" if they are unknown."""
         if self.unit is None or self.hours is None:
             return MISSING
         if self.unit == CPU or self.hours < 0.1:
@@ -166,10 +167,10 @@ DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
 class CostModel:
-    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the profile assigns."""
+    """The costs of a plan's jobs. `card`, `gpus`: replace the GPU model and the number of GPUs of the profile."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
-        """Raises: ConfigError for a wanted card that the facts lack."""
+        """Raise ConfigError if the hardware file lacks `card`."""
         self._plan, self._card, self._gpus = plan, card, gpus
         self._name = None if card is None else self.hardware.card(card).name
 
@@ -179,18 +180,18 @@ class CostModel:
 
     @cached_property
     def site(self) -> Site:
-        """The classes of the profile in use, or of the cluster profile."""
+        """The hardware classes and rules of the profile in use, or of the cluster profile."""
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """Return the cost of the node's wanted result from now on."""
+        """Return the remaining cost of the wanted result."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """Return what the job takes from its beginning, by an earlier run of it or of another seed if there is one."""
+        """Return the cost of the whole job, from an earlier run of it or of another seed if there is one."""
         for words, manifest, cost in self._earlier(node):
             is_wanted = self._name is None or self._name.startswith(cost.device or "-")
             if is_wanted and cost.hours is not None:
@@ -199,29 +200,29 @@ class CostModel:
 
     @property
     def training_hours(self) -> float:
-        """The GPU-hours of all training jobs from their beginning, as far as they are known."""
+        """The known GPU-hours of all training jobs from their beginning."""
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
-        """Return what the existing result took."""
+        """Return the cost of the existing result."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
-        """Return what a training job computes and keeps."""
+        """Return the computation and disk space of a training job."""
         model, phase = node.config["model"], node.config["phase"]
         data = self._plan.nodes[node.upstream["data"]].config
         length, unique = int(data["length"]), data.get("tokens")
         tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
         try:
             flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
-            # The last training state, those kept for branches, and the model stay.
+            # The last training state, the states from which branches start, and the model remain on disk.
             per_parameter = STATE_BYTES * (1 + len(phase.get("keep", []))) + MODEL_BYTES
             return Work(tokens, f_evaluations, flops, per_parameter * num_parameters(model), unique)
         except UncountedModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Card and number of GPUs of a training job."""
+        """Return the GPU model and the number of GPUs of a training job."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
         sizes = range(1, (self._gpus or gpus) + 1)
@@ -238,7 +239,7 @@ class CostModel:
         return Cost("gpu", flops / flops_per_s / share / 3600, card, basis)
 
     def _f_evaluations(self, node: Node) -> float:
-        """Return those of the finished job, or of another seed, with the same solver; else the most that it may do."""
+        """Return the evaluations per token in an earlier run with the same solver, or else their upper bound."""
         solver = node.config["phase"]["solver"]
         for _, manifest, _ in self._earlier(node):
             value = manifest.summary.get("metrics", {}).get("f_evaluations")
@@ -247,14 +248,14 @@ class CostModel:
         return max_evaluations(solver)
 
     def _earlier(self, node: Node) -> Iterator[tuple[str, Manifest, Cost]]:
-        """The finished job, and that of another seed."""
+        """Yield basis, manifest and cost of the finished job, then of the first finished seed of this run."""
         for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
             if key in self._recorded:
                 yield words, *self._recorded[key]
 
     @cached_property
     def _recorded(self) -> dict[str, tuple[Manifest, Cost]]:
-        """Finished jobs, fresh or stale: by key, and by key without the seed."""
+        """The manifest and cost of finished jobs, also of stale ones, by key and by key without the seed."""
         found: dict[str, tuple[Manifest, Cost]] = {}
         for key, node in self._plan.nodes.items():
             manifest = self._plan.statuses[key].recorded
@@ -265,7 +266,7 @@ class CostModel:
 
 
 def total_text(costs: Iterable[Cost]) -> str:
-    """The sum for each kind of processor, and how many jobs have no known cost."""
+    """Return the total for each kind of processor, and the number of jobs whose cost is unknown."""
     costs = list(costs)
     sums = {unit: _total(cost.hours for cost in costs if cost.unit == unit) for unit in get_args(Unit)}
     parts = [Cost(unit, hours, None, "").text for unit, hours in sums.items() if hours is not None]
@@ -274,7 +275,7 @@ def total_text(costs: Iterable[Cost]) -> str:
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
-    """Return what the attempts of a finished job took together, as far as that was recorded."""
+    """Return the recorded cost of all attempts of a finished job together."""
     values = read_object(work_directory(run_dir, fingerprint) / PROVENANCE)
     try:
         hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]
@@ -295,7 +296,7 @@ def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: s
 
 
 def _sequences(config: Mapping[str, Any]) -> int:
-    """Sequences that a training job reads."""
+    """Return the number of sequences in the batches of a training job."""
     return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])
 
 
@@ -304,9 +305,10 @@ NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "disk GB")
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """A training job; `name` is the same for all seeds.
+    """The estimate of a training job.
 
-    `is_bound`: the solver may take fewer f-evaluations.
+    `name`: the same for all seeds. `is_bound`: whether the f-evaluations are an upper bound, which the solver may not
+    reach.
     """
 
     key: str
@@ -332,7 +334,7 @@ def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
 
 
 def training_table(jobs: list[JobEstimate]) -> Table:
-    """A row for each phase of a run, its seeds together, and the total."""
+    """Return a table with a row for each phase of a run, which sums over its seeds, and a row of totals."""
     rows = [
         [name, *_cells([job for job in jobs if job.name == name])] for name in dict.fromkeys(job.name for job in jobs)
     ]
@@ -343,7 +345,7 @@ def training_table(jobs: list[JobEstimate]) -> Table:
 
 
 def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
-    """Return a line for each assumption behind the numbers."""
+    """Yield lines that explain the columns, the sources and the assumptions of the numbers."""
     yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
@@ -359,7 +361,7 @@ def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
 
 
 def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
-    """All jobs one by one, the totals, and what the numbers rest on."""
+    """Return the estimate of each job, the totals, and the notes."""
     return {
         "training": jobs,
         "totals": {
@@ -372,7 +374,7 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 
 
 def _cells(jobs: list[JobEstimate]) -> list[str]:
-    """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
+    """Return the cells of a row for jobs that differ only in their seed: sums, except for the values per job."""
     job, sums = jobs[0], _sums(jobs)
     unique = job.work.unique_tokens
     passes = "" if unique is None else f" (each {job.work.tokens / unique:.3g} x {_short(unique)})"
@@ -399,12 +401,12 @@ def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
 
 
 def _short(count: float) -> str:
-    """207B for 207e9."""
+    """Return a short text of a count, such as 207B for 207e9."""
     unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
     return f"{count / size:.3g}{unit}"
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """The sum of the numbers that are known; None when none is."""
+    """Return the sum of the known numbers, or None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

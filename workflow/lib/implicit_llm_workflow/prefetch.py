@@ -1,7 +1,7 @@
-"""What the jobs of an experiment read from outside of it, fetched beforehand so that they need no network.
+"""Fetch the files that an experiment's jobs read from the network, so that the jobs themselves need no network.
 
-Files of the Hugging Face hub are pinned to a commit and checked by the hub's digests; `snapshot_download` resumes what
-was interrupted. While the record of a fetch is there and the sizes agree, nothing is fetched and no network is needed.
+Files of the Hugging Face hub are pinned to a commit and compared with the hub's digests. `snapshot_download` resumes an
+interrupted download. If a fetch is recorded and the sizes of its files agree, the network is not used again.
 """
 
 import glob
@@ -47,19 +47,19 @@ Outcome = tuple[str, str]  # "there", "fetched" or "failed", and a line for the 
 
 
 class FetchError(UserError):
-    """A file could not be fetched; the message says what to do by hand."""
+    """A file could not be fetched; the message says how to supply it manually."""
 
 
 @dataclass(frozen=True)
 class BabiArchive:
-    """The bAbI archive, without the files that the experiment does without."""
+    """The bAbI archive, in which the files that the experiment does not need may be missing."""
 
     missing_files: tuple[str, ...]
     url: str = BABI_URL
 
     def fetch(self, downloads: Path) -> Outcome:
-        """The archive as the jobs look for it, or the official one. Files that lie there damaged are not touched."""
-        # The digests of the members and the way they are read belong to the job that uses them.
+        """Find the archive that the jobs will use, or fetch the official one; an existing damaged file is an error."""
+        # The data job defines the digests of the archive's files and how they are read.
         from implicit_llm_data.babi.archive import ARCHIVES, BabiArchiveError, read_archive
 
         for path in filter(Path.is_file, (downloads / name for name in ARCHIVES)):
@@ -69,7 +69,7 @@ class BabiArchive:
             except BabiArchiveError as error:
                 if path.name == BABI_NAME or "is not in the archive" not in str(error):
                     raise
-                break  # whole, but with fewer files than are wanted: the official one has them all
+                break  # intact but incomplete; the official archive has all files
         path = downloads / BABI_NAME
         by_hand = f"fetch it where there is a network and put it at {path}"
         _download(self.url, path, by_hand)
@@ -84,9 +84,10 @@ class BabiArchive:
 
 @dataclass(frozen=True)
 class OnHub:
-    """The files of data, of a tokenizer, of a model that training begins with, or of the model of a peer.
+    """The files of a repository on the hub: data, a tokenizer, a model to train further, or an external baseline.
 
-    `is_vouched`: the experiment names the sha256 of the peer's pickle.
+    `peer`: the name of the baseline in the experiment. `is_vouched`: whether the experiment names the sha256 of its
+    pickle.
     """
 
     files: HubFiles
@@ -94,14 +95,13 @@ class OnHub:
     is_vouched: bool = False
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Fetch the files. For a peer, also return what to write into the experiment file, so that the job imports
-        these very files."""
+        """Fetch the files; for an external baseline, also return the lines that pin them in the experiment file."""
         files, folder, state = self.files, self.files.folder(downloads), "there"
         try:
             fetched = find_fetched(files, downloads)
             if fetched is None and (number := _usable_files(files, folder)):
                 return "there", f"{folder}: put there by hand ({number} files), not compared with the hub"
-        except FetchedFilesError:  # a part of them, or another version
+        except FetchedFilesError:  # incomplete, or another version
             fetched = None
         if fetched is None:
             state, fetched = "fetched", fetch_hub_files(files, downloads)
@@ -129,7 +129,7 @@ class LocalFile:
 
     def fetch(self, downloads: Path) -> Outcome:
         """Check that the file exists; only the user knows where it comes from."""
-        if found := local_files(self.name, downloads):  # as the jobs look for it
+        if found := local_files(self.name, downloads):  # the jobs search the same folders
             return "there", str(found[0][1])
         raise FetchError(
             f"{self.key}: {self.name} is neither below {downloads} nor below the working directory; put it there"
@@ -138,20 +138,20 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A data set of lm-eval, which goes to the cache of `datasets`."""
+    """A data set of lm-eval, which is stored in the cache of `datasets`."""
 
     dataset: str
     config: str | None = None
     revision: str | None = None
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Let `datasets` load it, which fetches what is not in its cache."""
+        """Load the data set with `datasets`, which fetches the parts that are not in its cache."""
         from datasets import DownloadMode, load_dataset
 
         name, mode = self.dataset + (f" ({self.config})" if self.config else ""), DownloadMode.REUSE_DATASET_IF_EXISTS
         try:
             load_dataset(self.dataset, self.config, revision=self.revision, download_mode=mode)
-        except Exception as error:  # of the hub, `datasets` and the network
+        except Exception as error:  # the hub, `datasets` and the network raise many kinds
             raise FetchError(
                 f"data set {name}: {first_line(error)}; run prefetch where there is a network with the same HF_HOME, "
                 "or copy that folder from there"
@@ -163,12 +163,12 @@ Need = BabiArchive | OnHub | LocalFile | EvaluationData
 
 
 def needs_of(plan: Plan) -> list[Need]:
-    """Each once, in the order of the jobs."""
+    """Return each need of the plan's jobs once, in the order of the jobs."""
     return list(dict.fromkeys(need for node in plan.nodes.values() for need in _needs(node)))
 
 
 def satisfy(need: Need, downloads: Path) -> Outcome:
-    """Fetch what is needed unless it is there; a failure is an outcome, so that the others are still fetched."""
+    """Fetch a need unless it is there; return a failure instead of raising it, so that other needs are fetched too."""
     try:
         return need.fetch(downloads)
     except UserError as error:
@@ -191,7 +191,7 @@ def _needs(node: Node) -> Iterator[Need]:
     elif stage == "checkpoint" and "hub" in config:
         files = HubFiles("model", config["hub"], config["revision"])
         yield OnHub(files, node.name, PICKLE_FILE in config["sha256"])
-    elif stage == "evaluate" and kind == LM_EVAL:  # the data of the tasks that it names, of all tasks if it names none
+    elif stage == "evaluate" and kind == LM_EVAL:  # an evaluation that names no tasks runs all
         known = read_yaml(EVALUATION_DATA_FILE)["tasks"]
         yield from (EvaluationData(**known[task]) for task in config.get("tasks") or known if task in known)
 
@@ -210,12 +210,12 @@ def _download(url: str, path: Path, by_hand: str) -> None:
     try:
         bar = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
         pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=bar)
-    except OSError as error:  # of `requests`, too
+    except OSError as error:  # includes the exceptions of `requests`
         raise FetchError(f"{url}: cannot be fetched ({first_line(error)}); {by_hand}") from error
 
 
 def _usable_files(wanted: HubFiles, folder: Path) -> int:
-    """Return how many files in the folder, which no fetch has touched, a job can use."""
+    """Return the number of files that a job can use in a folder that the user has filled."""
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if wanted.kind == "model":
         return len(paths) if CONFIG_FILE in paths else 0
@@ -226,7 +226,7 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
-    """Fetch what is missing and compare each file with the hub's digest. Raises: FetchError, StorageError."""
+    """Fetch the missing files and compare each file with the hub's digest. Raises: FetchError, StorageError."""
     from huggingface_hub import HfApi, snapshot_download
 
     api, folder = HfApi(), need.folder(downloads)
@@ -239,7 +239,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         require_space(folder, sum(missing.values()), f"{len(missing)} files of {need.kind} {need.name}")
         for record in need.all_records(downloads):
             if record == need.record(downloads) or Fetched.read(record).commit != commit:
-                record.unlink()  # its files may be replaced
+                record.unlink()  # the download may replace its files
         snapshot_download(
             need.name,
             repo_type=repo_type,
@@ -250,7 +250,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         found = api.verify_repo_checksums(need.name, repo_type=repo_type, revision=commit, local_dir=folder)
     except UserError:
         raise
-    except Exception as error:  # of the hub, its client and the network: many kinds, all the same to the user
+    except Exception as error:  # the hub, its client and the network raise many kinds
         what = (
             f"{TOKENIZER_FILE} elsewhere and put it" if need.kind == "tokenizer" else "its files elsewhere and put them"
         )
@@ -267,10 +267,10 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
 
 
 def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The tokenizer; a model's config, weights and tokenizer; or of a data set's text files those with the split in
-    their name, all if none of them says.
+    """Return the sizes of the files to fetch, by path.
 
-    Raises: FetchError when there is none.
+    These are the tokenizer, or a model's config, weights and tokenizer, or the text files of a data set whose names
+    contain the split; all text files if no name contains it. Raises: FetchError if there is no such file.
     """
     if need.kind == "model":
         found = _model_files(need, sizes)
@@ -286,7 +286,7 @@ def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
-    """Return the model's files: its safetensors, whole or in shards; only where there are none the pickle."""
+    """Return the model's files; its weights are safetensors, whole or in shards, or else the pickle."""
     choices = ([WEIGHTS_FILE], [INDEX_FILE, *filter(_SHARD.fullmatch, names)], [PICKLE_FILE])
     weights = next((files for files in choices if files[0] in names), [])
     if CONFIG_FILE not in names or not weights:

@@ -1,8 +1,7 @@
-"""The command `evaluate`, with a sub-command for each kind of evaluation.
+"""Define the command `evaluate`, which has a sub-command for each kind of evaluation.
 
-The options of a kind are the fields of its dataclass that the table of kinds describes, and those of a mode; see
-`implicit_llm_contracts/config/evaluation_kinds.py`. The evaluation is a job of its own, so that the same call finds its
-result again.
+The options of a kind are the settings that `implicit_llm_contracts/config/evaluation_kinds.py` describes, and the
+settings of an evaluation mode. The evaluation is a job with its own identity, so the same call finds its result again.
 """
 
 import inspect
@@ -45,13 +44,13 @@ from implicit_llm_workflow.results.listing import ABOUT
 from implicit_llm_workflow.text import number_text, plain_table
 
 MODES_PANEL = "How an implicit model is solved"
-# What the name of a mode says besides its `eval_mode`.
+# The settings that the name of a mode implies; other modes are named like their `eval_mode`.
 _OWN: dict[str, dict[str, Any]] = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
 ROOT = options.RESULTS / "by-hand"
 SHOWN_DIGITS = 8
-RELEASED_SHARD = 131_072  # sequences of a file of the data set that is made from one of the authors' generator
+RELEASED_SHARD = 131_072  # sequences per shard of a data set that is converted from a file of the authors' generator
 TOKENIZER = "tokenizer"
-# Everything behind `harness` belongs to it, options that this console knows under the same name included.
+# The harness receives all arguments after its name, also options that this console would understand itself.
 HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 evaluate = typer.Typer(
@@ -112,7 +111,7 @@ Sweep = Annotated[
 
 
 def make_command(name: str) -> Callable[..., None]:
-    """The function that Typer turns into the sub-command of a kind."""
+    """Return the function from which Typer builds the sub-command of a kind."""
     kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
     machine = options.field_options(JobRuntime, EVALUATION, MACHINE_PANEL)
 
@@ -129,7 +128,7 @@ def make_command(name: str) -> Callable[..., None]:
         test_sets = _test_sets(command_name, kind, data or _own_test_sets(model, name, settings.get("lengths")))
         if kind.lengths == "all" and "lengths" not in config:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
-        if kind.lengths != "shortest":  # which the job takes from the data
+        if kind.lengths != "shortest":  # the job takes the shortest length from the data
             fill(kind.config, config, f"evaluate {command_name}")
         os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
         inputs = {"model": _model(folder, sha256 or [], log), **test_sets}
@@ -142,14 +141,14 @@ def make_command(name: str) -> Callable[..., None]:
 
     options.with_options(command, {**_setting_options(kind), **machine})
     example = f"implicit-llm evaluate {command_name} {kind.example}".replace(" --", " \\\n        --")
-    # Without a paragraph before it Typer takes the indent from an example, and its lines run together.
+    # Without a paragraph before the example, Typer removes its indentation and joins its lines.
     about = "It prints the numbers and the path of their file."
     command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    {example}"
     return command
 
 
 def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
-    """Options of the evaluation itself; what is not given is in no identity, so they have no defaults."""
+    """Return the options of the evaluation; they have no defaults, so options that are not set are in no identity."""
     found = options.field_options(kind.config, kind.settings, "Options", has_defaults=False)
     if kind.has_modes:
         found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL, has_defaults=False)
@@ -161,7 +160,7 @@ def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
-    """The modes with these names, all with the settings that were given."""
+    """Return the modes with these names and the given settings; a block length applies to blockwise mode only."""
     of_mode = {**_OWN, "blockwise": {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}}
     if of_mode["blockwise"] and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
@@ -169,7 +168,7 @@ def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _swept(option: str) -> tuple[str, list[Any]]:
-    """("eval_max_iter", [1, 2]) of "max-iter=1,2"."""
+    """Return a swept field and its values: ("eval_max_iter", [1, 2]) for "max-iter=1,2"."""
     fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:
@@ -178,12 +177,12 @@ def _swept(option: str) -> tuple[str, list[Any]]:
 
 
 def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given of these fields, by field."""
+    """Return the values of the fields that were set on the command line."""
     return {name: _parsed(config, name, values[name]) for name in names if values[name] is not None}
 
 
 def _parsed(config: type, field: str, value: Any) -> Any:
-    """A value of a field; of a field with several values from text, "1,2"."""
+    """Return the value of a field; parse the text of a field that has several values, such as "1,2"."""
     return yaml.safe_load(f"[{value}]") if get_origin(options.field_type(config, field)) is tuple else value
 
 
@@ -198,18 +197,17 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
 
 
 def _packaged(model: Path) -> Path:
-    """The folder of the trained model of that name, else `model` as it is; a folder that is there comes first."""
+    """Return the folder of the package's model with this name; return `model` if it exists or no model has the name."""
     folder = trained_models() / model.name
     is_name = model.name == str(model) and not model.exists()
     return folder if is_name and (folder / CONFIG_FILE).is_file() else model
 
 
 def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:
-    """Run directories of the test sets on which the model's experiment evaluates it, which are made if need be.
+    """Return the run directories of the test sets on which the model's experiment evaluates it; make missing ones.
 
-    If there are several lengths, take the shortest, unless `lengths` names others. Return none for a model of no known
-    experiment.
-    Raises: what making the data raises.
+    `lengths`: the lengths to use; the shortest one if None. The result is empty if no known experiment trained the
+    model. Raises: all exceptions of the data jobs.
     """
     found = _run_of(model)
     if found is None:
@@ -228,7 +226,7 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
 
 
 def _run_of(model: Path) -> tuple[Plan, str] | None:
-    """The plan of the experiment that has trained a model, and the key of the training phase."""
+    """Return the plan of the experiment that trained the model and the key of the phase, or None if it is unknown."""
     about = read_object(_packaged(model) / ABOUT)
     parts = model.resolve().parts
     if about:
@@ -244,7 +242,7 @@ def _run_of(model: Path) -> tuple[Plan, str] | None:
 
 
 def _make(plan: Plan, node: Node) -> None:
-    """Make a data set and what it is made from, where its run directory does not show the wanted result."""
+    """Make a data set and its inputs, unless the run directory already shows the wanted result."""
     for key in node.upstream.values():
         _make(plan, plan.nodes[key])
     if not is_result_shown(plan.run_dir(node), Path(plan.work[node.key])):
@@ -253,7 +251,7 @@ def _make(plan: Plan, node: Node) -> None:
 
 
 def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[str, tuple[Path, Manifest]]:
-    """Folder and manifest by role, which is what the data set is called. Raises: UserError."""
+    """Return the folder and manifest of each data set by its role, which is its name. Raises: UserError."""
     kinds = " or ".join(kind.reads)
     if not folders and kind.reads != (TOKENIZER,):
         raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
@@ -275,9 +273,9 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
 
 
 def _of_released_words(path: Path) -> Path:
-    """The run directory of the data set in a file of the authors' generator, which is made if need be.
+    """Convert a file of the authors' generator into a data set, if this was not done yet; return its run directory.
 
-    Raises: OptionError for a file of another name; what making the data raises.
+    Raises: OptionError for a file name of another form; all exceptions of the data job.
     """
     from implicit_llm_data.released_words import read_words
 
@@ -308,7 +306,7 @@ def _of_released_words(path: Path) -> Path:
 
 
 def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Manifest]:
-    """A run of ours, or the checkpoint imported into one. Raises: UserError."""
+    """Return the run directory and manifest of a model; import a foreign checkpoint first. Raises: UserError."""
     if (folder / MANIFEST).is_file():
         run = Manifest.read(folder / MANIFEST)
         if run.stage not in ("train", "checkpoint"):
@@ -333,7 +331,7 @@ def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Ma
 
 
 def _made(stage: str, name: str, config: dict[str, Any], log: Path | None, runtime: dict[str, Any]) -> Path:
-    """The run directory of a job without inputs, below results/by-hand/, after the job."""
+    """Run a job without inputs and return its run directory, which is below results/by-hand/."""
     identity = Identity(stage, name, config, job_digest(job_code(stage, config)), {})
     run_job(ROOT / stage / name, identity.to_json(), log, runtime)
     return ROOT / stage / name
@@ -347,7 +345,7 @@ def _digest(option: str) -> tuple[str, str]:
 
 
 def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
-    """Print the numbers, a line for each record, and the path of their file."""
+    """Print a table with one row for each record of metrics, and the path of the metrics file."""
     files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
     path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
     shown = {"data": "data", "mode": "mode", "length": "length", **columns}
@@ -357,7 +355,7 @@ def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
 
 
 def _text(value: Any) -> str:
-    """What is not known is a dash, never a zero."""
+    """Return the text of a table cell; an unknown value is a dash, never a zero."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     return value if isinstance(value, str) else number_text(value, 5)

@@ -1,4 +1,4 @@
-"""The commands around an experiment: where it stands, what will run, what that takes, and what it leaves behind."""
+"""Define the commands of an experiment: set up, run, list, status, explain, estimate, accept, prefetch, clean up."""
 
 import os
 import shlex
@@ -59,11 +59,11 @@ go to `results/`. Type in this folder:
 
 The report is `results/demo/report/index.html`.
 """
-EXIT_FAILED = 1  # of `prefetch`
+EXIT_FAILED = 1  # exit code of `prefetch` if a file could not be fetched
 
 
 class InitError(UserError):
-    """The folder cannot be set up."""
+    """The folder could not be set up."""
 
 
 def init(
@@ -86,7 +86,7 @@ def init(
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files; a folder gets all of them or none. Returns: what was written. Raises: InitError."""
+    """Write the files of a project and return their names; write nothing if one exists already. Raises: InitError."""
     copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
     texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}
     if not (folder / "README.md").exists():  # a repository often has one
@@ -141,7 +141,7 @@ def run(
         raise options.OptionError(f"there is no {SNAKEFILE} here; type {advice}")
     typer.secho(f"$ {shlex.join(command)}", bold=True)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (no shell is the safer way)
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (safer without a shell)
 
 
 def list_(
@@ -150,7 +150,7 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash: of some jobs they are not known.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash means that those of some jobs are unknown.
 
     **Example**
 
@@ -279,8 +279,8 @@ def estimate(
     """Estimate what the training of an experiment takes: FLOPs, hours, disk.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
-    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. Which GPUs
-    train what, the profile says: that of the last run, or profiles/cluster.
+    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. The GPUs
+    of each job come from the profile of the last run, or else from profiles/cluster.
 
     **Example**
 

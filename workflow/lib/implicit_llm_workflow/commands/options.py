@@ -1,4 +1,4 @@
-"""What commands that look at an experiment have in common: their options, its plan, and how they print."""
+"""Share code between commands: declare their options, find the experiment and its plan, and print results."""
 
 import inspect
 import json
@@ -27,15 +27,15 @@ Config = Annotated[
     typer.Option(help="The experiment's file, or its name, in place of the first argument.", metavar="FILE"),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
-FIRST_EXPERIMENT = "demo"  # of a command that only reads, where none was run yet
+FIRST_EXPERIMENT = "demo"  # the default of commands that only read, before the first run
 _GLOB = set("*?[")
 _METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
 
 def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
-    """The arguments of a command: an experiment, which may be left out where it stands in brackets, and its targets.
+    """Return the argument for an experiment and its targets, which the shell completes.
 
-    The shell completes both.
+    The experiment is optional if `metavar` has it in brackets.
     """
     default = f"; the one last run here if none is given, else {FIRST_EXPERIMENT}" if metavar.startswith("[") else ""
     text = f"{help_text} EXPERIMENT: its name or file{default}.".strip()
@@ -43,17 +43,17 @@ def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
 
 
 def flag(name: str, help_text: str) -> Any:
-    """An option that takes no value; Typer would show one, `<bool>`."""
+    """Return an option that has no value; its empty metavar prevents that Typer shows `<bool>`."""
     return typer.Option(name, help=help_text, metavar="")
 
 
 def as_json(what: str = "one entry for each job") -> Any:
-    """The option --json; `what` is printed."""
+    """Return the option --json; `what` describes the output in the help."""
     return flag("--json", f"Print JSON, {what}.")
 
 
 def field_type(cls: type, field: str) -> Any:
-    """The type of a field of a dataclass, without its None."""
+    """Return the type of a dataclass field, without None if the field is optional."""
     hint = get_type_hints(cls)[field]
     is_optional = get_origin(hint) in (Union, UnionType)
     return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
@@ -62,7 +62,10 @@ def field_type(cls: type, field: str) -> Any:
 def field_options(
     cls: type, sentences: Mapping[str, str], panel: str, *, has_defaults: bool = True
 ) -> dict[str, inspect.Parameter]:
-    """An option for each field of a dataclass that has a sentence: on or off for a flag, text for several values."""
+    """Return an option for each dataclass field that `sentences` describes.
+
+    A boolean is "on" or "off", and several values are one text, such as "1,2".
+    """
     found = {}
     for name, text in sentences.items():
         hint, default = field_type(cls, name), cls.__dataclass_fields__[name].default  # type: ignore[attr-defined]
@@ -79,14 +82,14 @@ def field_options(
 
 
 def option_of(field: str) -> str:
-    """ "--max-iter" of the field eval_max_iter."""
+    """Return the name of a field's option, such as "--max-iter" for `eval_max_iter`."""
     return f"--{field.removeprefix('eval_').replace('_', '-')}"
 
 
 def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a dataclass's fields that were set; 0 sets none where the field has no default.
+    """Return the dataclass fields that options set; the value 0 does not set a field whose default is None.
 
-    Raises: OptionError for a value that the field does not take.
+    Raises: OptionError for a value that is invalid for its field.
     """
     defaults = {field.name: field.default for field in fields(cls)}
     found = {
@@ -103,7 +106,7 @@ def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_options(command: Callable[..., None], options: Mapping[str, inspect.Parameter]) -> None:
-    """Give the command these options, as Typer reads them; it takes them as `**values`."""
+    """Add options to a command's signature, where Typer finds them; the command receives them as `**values`."""
     hints = get_type_hints(command, include_extras=True)
     own = [item for item in inspect.signature(command).parameters.values() if item.kind != item.VAR_KEYWORD]
     parameters = [*(item.replace(annotation=hints[item.name]) for item in own), *options.values()]
@@ -112,7 +115,7 @@ def with_options(command: Callable[..., None], options: Mapping[str, inspect.Par
 
 
 def print_json(values: Any) -> None:
-    """Print JSON; of dataclasses their fields, of paths their text."""
+    """Print JSON, in which a dataclass is an object of its fields and a path is a string."""
 
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) else os.fspath(value)  # type: ignore[arg-type]
@@ -121,7 +124,7 @@ def print_json(values: Any) -> None:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables as wide as the terminal; into a file or a pipe wide enough for whole lines."""
+    """Print tables as wide as the terminal, or wide enough for whole lines if the output is a file or a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 240
@@ -129,7 +132,7 @@ def show(*parts: RenderableType) -> None:
 
 
 class OptionError(UserError):
-    """A command-line option or argument cannot be understood."""
+    """A command-line option or argument is invalid."""
 
 
 def choose(
@@ -141,11 +144,12 @@ def choose(
     must_name: str = "",
     to_stderr: bool = False,
 ) -> tuple[Plan, list[str]]:
-    """The plan of the experiment among the words of a command line, and the other words, its targets.
+    """Return the plan of the experiment that the arguments name, and the other arguments, which are its targets.
 
-    A word with a slash or a glob is a job, and so is one that is no experiment. must_name: what to type, where the
-    command deletes or accepts; it then takes no default. The default is told, on stderr where stdout is for programs.
-    Raises: OptionError, also for a target of a command that has none; what `make_plan` raises.
+    An argument that is neither the name nor the file of an experiment is a target. must_name: the usage of a command
+    that deletes or accepts results, which has no default experiment. Otherwise the default experiment is printed;
+    to_stderr: print it to stderr because programs read stdout.
+    Raises: OptionError, also for a target if not `has_targets`; all exceptions of `make_plan`.
     """
     named, rest = split(given or ())
     named += [] if config is None else [config]
@@ -168,34 +172,34 @@ def choose(
 
 
 def split(given: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The experiments among some words, by name or file, and the words that are none."""
+    """Split arguments into experiments, which are names or YAML files, and all others."""
     known, words = experiment_names(), list(given)
     named = [word for word in words if word in known or (word.endswith((".yaml", ".yml")) and not set(word) & _GLOB)]
     return named, [word for word in words if word not in named]
 
 
 def last_experiment(results: Path) -> str:
-    """The file of the experiment that was last run below `results`, else the name of the first one to try."""
+    """Return the file of the experiment that was last run below `results`, else FIRST_EXPERIMENT."""
     records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: -path.stat().st_mtime)
     files = (read_object(path).get("config") for path in records)
     return next((file for file in files if isinstance(file, str) and Path(file).is_file()), FIRST_EXPERIMENT)
 
 
 def complete(context: typer.Context, incomplete: str) -> list[str]:
-    """Experiments that begin so; after one, or with a slash, its jobs."""
+    """Return the experiments and jobs that begin with `incomplete`; only jobs after an experiment."""
     named, _ = split(context.params.get("words") or ())
     known = [] if named else sorted(experiment_names())
     results = Path(context.params.get("results") or RESULTS)
     try:
         plan = Plan(load_experiment(experiment_path(named[0] if named else last_experiment(results))), results)
-    except UserError:  # completion has no place for it
+    except UserError:  # a completion cannot show an error
         return [name for name in known if name.startswith(incomplete)]
     return [name for name in (*known, *plan.nodes, *plan.experiment.excerpts) if name.startswith(incomplete)]
 
 
 def make_plan(config: str, results: Path) -> Plan:
-    """The plan of an experiment. Raises: OptionError for no folder of results, which may be a mistyped one."""
-    # A folder of results is there, or its place before the first run: beside a Snakefile.
+    """Return the plan of an experiment. Raises: OptionError if `results` does not exist and is perhaps mistyped."""
+    # Before the first run, the folder need not exist if it would be beside a Snakefile.
     is_before_first_run = results.name == RESULTS.name and (results.parent / SNAKEFILE).is_file()
     if not (results.is_dir() or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())

@@ -1,4 +1,4 @@
-"""The commands that show results: report, runs side by side, lineage, and whether files are whole."""
+"""Define the commands that show results: report, missing results, comparison, lineage, verification, MLflow."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def report(
         bool, options.flag("--numbers", "Print the main numbers so far, and where report and MLflow are.")
     ] = False,
 ) -> None:
-    """Say where the report is: one HTML page with the verdict on every claim.
+    """Print the path of the report: one HTML page with the verdict on every claim.
 
     Snakemake makes it. The exit code is 2 if it is missing or stale; the command that makes it is then printed.
 

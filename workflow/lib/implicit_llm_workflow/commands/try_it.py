@@ -1,4 +1,4 @@
-"""The command `try`: a trained model that comes with the package, on sequences far longer than in its training.
+"""Define the command `try`: evaluate a trained model of the package on sequences far longer than in its training.
 
 Shapes: `B` sequences, `L` tokens.
 """
@@ -60,7 +60,7 @@ def try_it(
     with console.status("loading PyTorch and the model: a few seconds"):
         import torch
 
-        torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
+        torch.set_num_threads(1)  # the tensors are so small that further threads only wait for each other
         model, ids_BL, labels_BL = model_and_sequences(length, words, seed)
     status = f"evaluating {words} sequences of {length:,} tokens, 8 at a time"
     with console.status(status), torch.inference_mode():
@@ -73,7 +73,7 @@ def try_it(
 
 
 def next_command() -> str:
-    """Return the next command, which trains such models: in a checkout, in a folder of experiments, or a new one."""
+    """Return a command that trains such models in a checkout, in a folder of experiments, or in a new folder."""
     example = "examples/train_word_problem.py"
     if Path(example).is_file():
         return f"python {example}"
@@ -81,7 +81,7 @@ def next_command() -> str:
 
 
 def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor, Tensor]:
-    """The model of the package, and new sequences for it with their answers."""
+    """Return the model of the package, new sequences of tokens and their labels."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -98,7 +98,7 @@ def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor
 
 
 def show(console: Console, is_right_BL: np.ndarray, f_evaluations: float, kept: list[dict[str, Any]]) -> None:
-    """Print what was asked of the model, and its accuracy beside the kept numbers; `f_evaluations`: of a token."""
+    """Print the task, and the accuracy of the model beside stored results; `f_evaluations`: the mean per token."""
     words, length = is_right_BL.shape
     trained = int(kept[0]["train_length"])
     about = {"words": words, "length": f"{length:,}", "trained": trained, "times": length / trained}
@@ -110,8 +110,10 @@ def show(console: Console, is_right_BL: np.ndarray, f_evaluations: float, kept: 
 
 
 def accuracy_table(is_right_BL: np.ndarray, kept: list[dict[str, Any]]) -> Table:
-    """A row for each model, a column for some of the tokens; `kept`: first the implicit run, then explicit ones by
-    depth."""
+    """Return a table with a row for each model and a column for each of at most eight positions.
+
+    `kept`: the stored results of the implicit model, then those of the explicit models by depth.
+    """
     import numpy as np
 
     length = is_right_BL.shape[1]
@@ -129,7 +131,7 @@ def accuracy_table(is_right_BL: np.ndarray, kept: list[dict[str, Any]]) -> Table
 
 
 def percent_at(positions: list[int], accuracy_L: np.ndarray) -> list[str]:
-    """Accuracy at these tokens in percent, counted from 1; a dash beyond the last one."""
+    """Return the accuracy in percent at these positions, which count from 1; a dash beyond the last position."""
     return [f"{100 * accuracy_L[at - 1]:.0f}" if at <= len(accuracy_L) else "-" for at in positions]
 
 

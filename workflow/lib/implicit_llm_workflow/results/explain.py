@@ -15,12 +15,12 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import CodeChange, JobView, observe, state_text
 from implicit_llm_workflow.text import plain_table
 
-MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
+MAX_ALIKE = 6  # more jobs of a stage with the same state and reason share a row
 SHOWN_ABSENT = 3
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
-    """The targets and their inputs, in the order of the plan; of the whole experiment if there are none.
+    """Return the jobs of the targets and of their inputs, in the order of the plan; without targets, of all results.
 
     Raises: UnknownTarget.
     """
@@ -43,7 +43,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
 
 
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
-    """The nodes and all that they are made from, in the order of the plan."""
+    """Return the keys and all their direct and indirect inputs, in the order of the plan."""
     found = set(keys)
     for key in reversed(plan.nodes):  # the inputs of a node come before it
         if key in found:
@@ -52,7 +52,7 @@ def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
 
 
 def headline(jobs: Sequence[JobView]) -> str:
-    """How many jobs will run, and what that takes."""
+    """Return how many jobs will run and their total cost."""
     running = [job for job in jobs if job.runs]
     if not running:
         return f"Nothing will run: what is needed of {len(jobs):,} jobs is there"
@@ -60,7 +60,7 @@ def headline(jobs: Sequence[JobView]) -> str:
 
 
 def running_table(jobs: Iterable[JobView]) -> Table:
-    """A row for each job that runs; many of a stage with the same reason share one."""
+    """Return a table with a row for each job that will run; more than MAX_ALIKE similar jobs share a row."""
     rows: list[tuple[str, Text, str, str]] = []
     groups: dict[tuple[str, str, str], list[JobView]] = {}
     for job in jobs:
@@ -75,7 +75,7 @@ def running_table(jobs: Iterable[JobView]) -> Table:
 
 
 def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
-    """The code that changed, once for each stage's module and old digest; and what stays."""
+    """Yield lines about the changed code, once for each module and old digest, and about results that do not rerun."""
     changes = list(dict.fromkeys(job.code for job in jobs if job.runs and job.code is not None))
     if changes:
         yield "Code that changed:"
@@ -95,7 +95,7 @@ def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
 
 
 def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
-    """Each job by itself, and the sums over those that run."""
+    """Return each job, and the totals of those that will run."""
     running = [job for job in jobs if job.runs]
     return {
         "jobs": [

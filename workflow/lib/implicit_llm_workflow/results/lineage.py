@@ -1,6 +1,6 @@
-"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
+"""Trace a result back to its data, or forward to the results made from it, by the fingerprints in manifests.
 
-Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
+This needs no experiment file: it finds the inputs of a result by fingerprint among the results in the same folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NoLineage(UserError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a job made, as the manifest `path` records it."""
+    """The result of a job, as the manifest `path` records it."""
 
     run_dir: Path
     path: Path
@@ -51,7 +51,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read a result by its manifest, in the run directory or below work/. Raises: ManifestError."""
+        """Read a result from its manifest, which is in the run directory or below work/. Raises: ManifestError."""
         return cls(run_dir_of(path), path, Manifest.read(path))
 
     @property
@@ -77,17 +77,18 @@ class Result:
 
     @property
     def accepted(self) -> Acceptance | None:
-        """The acceptance that was given for this result."""
+        """The acceptance of this result, if there is one."""
         found = read_acceptance(self.run_dir)
         return found if found is not None and found.recorded == self.fingerprint else None
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
+    """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
-    `artifact`: path, below the run directory, of the file whose lineage it is; None for the whole result.
-    `readers`: of what was made from the result, which runs read a run, by fingerprint; None looks back at the inputs.
+    `runs`: by fingerprint, in order of their distance from the result; inputs that were not found are absent.
+    `artifact`: the path below the run directory of the traced file; None for the whole result. `readers`: the
+    fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
     """
 
     top: Result
@@ -96,18 +97,18 @@ class Lineage:
     readers: Mapping[str, Sequence[str]] | None = None
 
     def next_to(self, run: Result) -> list[tuple[str, str]]:
-        """Role and fingerprint of each input of a run, or of each run that reads it."""
+        """Return role and fingerprint of each input of a run; if `readers` is set, of each run that reads it."""
         if self.readers is None:
             return list(run.manifest.upstream.items())
         return [("reader", fingerprint) for fingerprint in self.readers.get(run.fingerprint, ())]
 
     def missing(self) -> list[tuple[str, str, str]]:
-        """Run, role and fingerprint of each input that was not found."""
+        """Return run, role and fingerprint of each input that was not found."""
         inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
         return [item for item in inputs if item[2] not in self.runs]
 
     def files(self) -> tuple[list[RecordedFile], list[Broken]]:
-        """The files that the manifests record; and damaged manifests, and inputs that are not there."""
+        """Return the files that the manifests record, and the missing inputs and damaged manifests."""
         files, damaged = recorded_files((run.key, run.path) for run in self.runs.values())
         gone = [
             Broken(key, Path(role), f"expected an input with fingerprint {fingerprint[:16]}, found none")
@@ -117,9 +118,9 @@ class Lineage:
 
 
 def of_mlflow_run(run_id: str, results: Path) -> Path:
-    """The work directory of the job below `results`, of any experiment, that is this run of MLflow.
+    """Return the work directory of the job whose run in MLflow has this id, in any experiment below `results`.
 
-    Raises: NoLineage, also where the job has not finished.
+    Raises: NoLineage, also if the job has not finished.
     """
     works = [work for run_dir in run_directories(results) for work in run_dir.glob(f"{WORK}/*/")]
     found = next((work for work in works if _mlflow_id(work) == run_id), None)
@@ -134,21 +135,21 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
 
 
 def _mlflow_id(work: Path) -> str | None:
-    """The run of a job in MLflow."""
+    """Return the id of a job's run in MLflow."""
     return read_object(work / MLFLOW).get("run_id")
 
 
 def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest records; or what was made from it.
+    """Return the lineage of a run directory, of a manifest, or of a file that a manifest records.
 
-    Raises: NoLineage, ManifestError.
+    is_forward: trace the results made from it instead. Raises: NoLineage, ManifestError.
     """
     artifact = artifact.absolute()
     manifest = next(filter(None, map(committed, (artifact, *artifact.parents))), None)
     if manifest is None:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
-    # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
+    # All finished results of the experiment by the first digits of their fingerprints, also those of former settings.
     paths = {path.parent.name.partition(".")[0]: path for path in committed_below(top.root)}
     runs = {top.fingerprint: top}
     lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
@@ -165,7 +166,7 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
 
 
 def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Which results read a result, by fingerprint; damaged manifests are left out."""
+    """Return the fingerprints of the results that read a result, by its fingerprint; skip damaged manifests."""
     readers: dict[str, list[str]] = {}
     for manifest in filter(None, map(Manifest.find, paths)):
         for fingerprint in dict.fromkeys(manifest.upstream.values()):
@@ -174,7 +175,10 @@ def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
-    """The path in the manifest of the artifact, or of the file that it is a copy of. Raises: NoLineage."""
+    """Return the path that the manifest records for the artifact or for the original of this copy; None for a run.
+
+    Raises: NoLineage.
+    """
     if artifact.is_dir() or artifact.name in (COMMIT, MANIFEST):
         return None
     given = artifact.relative_to(run.run_dir).as_posix()
@@ -186,7 +190,7 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 
 def tree_of(lineage: Lineage) -> Tree:
-    """The result above its inputs, or above its readers; a run that appeared before is only named again."""
+    """Return a tree of the result and its inputs or readers; the second mention of a run has only its name."""
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:
@@ -212,7 +216,7 @@ def tree_of(lineage: Lineage) -> Tree:
 
 
 def _run_text(run: Result) -> str:
-    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for an exception."""
+    """Return fingerprint, MLflow run, commit, device and time of a run in one line; an acceptance has its own line."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
     about, git = run.provenance, run.provenance.get("git") or {}
     edited = " (edited)" if git.get("is_dirty") else ""  # files differed from the commit
@@ -227,7 +231,7 @@ def _run_text(run: Result) -> str:
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:
-    """Every run once; inputs by fingerprint."""
+    """Return each run once; runs refer to their inputs by fingerprint."""
     return {
         "top": lineage.top.fingerprint,
         "artifact": lineage.artifact,

@@ -1,4 +1,4 @@
-"""The state of an experiment at a glance and its jobs in tables, for people and as JSON for machines."""
+"""Show the state of an experiment and its jobs, as tables for people and as JSON for programs."""
 
 import time
 from collections import Counter
@@ -33,15 +33,16 @@ from implicit_llm_workflow.text import MISSING, plain_table, share_text, time_te
 from snakemake_executor_plugin_submitit.records import ADVICE
 
 BAR_WIDTH = 20
-SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
+SHOWN_JOBS, SHOWN_FAILED = 20, 5  # further jobs are only counted
 
 
 class Snapshot:
-    """State of the jobs of `keys` at one time; their states are counted by stage.
+    """The state of the jobs of `keys` at one time.
 
-    `targets`: keys of the jobs that the user named, empty for the whole experiment. `lines`: how many to show of a
-    failed job's log. `driver`: the Snakemake that works, or last worked, on the experiment. `failed_preflights`: logs
-    of the failed checks of a hardware class, which keep its jobs from starting.
+    `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
+    the whole experiment. `lines`: the number of log lines to show for a failed job. `driver`: the Snakemake process
+    that runs the experiment or ran it last. `failed_preflights`: logs of failed checks, which block the jobs of their
+    hardware class.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
@@ -51,7 +52,7 @@ class Snapshot:
         for job in self.jobs.values():
             self.stages.setdefault(job.node.stage, Counter())[job.state] += 1
         self.is_driven = self.driver is not None and bool(self.driver.is_alive)
-        # A driver may be at work on the checks.
+        # A driver may be running the checks now.
         logs = [] if self.is_driven else sorted((plan.root / ".preflight").glob("*.log"))
         self.failed_preflights = [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
 
@@ -60,19 +61,19 @@ class Snapshot:
 
     @property
     def is_done(self) -> bool:
-        """Whether the targets are there, and nothing is to be made again; their inputs may be gone."""
+        """Whether the targets are done and no job must run; their inputs may have been deleted."""
         return not self.of("running", "queued", "failed", "stopped", "stale") and all(
             self.jobs[key].state == "done" for key in self.targets or self.jobs
         )
 
     @property
     def command(self) -> str:
-        """The snakemake that makes the targets, with the profile that was in use."""
+        """The Snakemake command that makes the targets, with the profile of the last driver."""
         return self.plan.command_for(self.plan.nodes[key] for key in self.targets)
 
 
 def view(snapshot: Snapshot) -> Iterator[RenderableType]:
-    """All of it."""
+    """Yield all parts: headline, stages, active jobs, failed checks and jobs, and stopped jobs."""
     yield Text(headline(snapshot))
     yield stage_table(snapshot)
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
@@ -91,7 +92,7 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 
 def headline(snapshot: Snapshot) -> str:
-    """How many jobs are done or in another state, and whether a Snakemake works on the experiment."""
+    """Return a line with the number of jobs in each state and the driver, if one is alive."""
     text = "no driver"
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - snapshot.plan.driver_lock.stat().st_mtime
@@ -103,14 +104,14 @@ def headline(snapshot: Snapshot) -> str:
 
 
 def last_words(snapshot: Snapshot) -> str:
-    """Return what is stale, the command that says why, and what to type next."""
+    """Return the number of stale jobs with the command that explains them, and the next step for the user."""
     why = f"`implicit-llm explain {snapshot.plan.argument}` says why, and what making them again takes"
     lines = [f"{len(stale):,} stale: {why}"] if (stale := snapshot.of("stale")) else []
     return "\n".join(["", *lines, f"next: {next_step(snapshot)}"])
 
 
 def next_step(snapshot: Snapshot) -> str:
-    """Return what to type, or that there is nothing to type."""
+    """Return the command to type next, or the reason why there is none."""
     plan = snapshot.plan
     if snapshot.is_done:
         keys = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
@@ -131,7 +132,7 @@ def next_step(snapshot: Snapshot) -> str:
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:
-    """Jobs with files that a failed job refused to read; its error names their manifest as the one to remove."""
+    """Return jobs with damaged files that a failed job refused to read; its error says to remove their manifests."""
     failed, root = snapshot.of("failed"), snapshot.plan.root
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
@@ -139,7 +140,7 @@ def _damaged_inputs(snapshot: Snapshot) -> list[str]:
 
 
 def stage_table(snapshot: Snapshot) -> Table:
-    """A row for each stage; only states that occur have a column."""
+    """Return a table with a row for each stage and a column for each state that occurs."""
     stages = snapshot.stages
     shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
     right = ("done", "of", *shown)
@@ -152,7 +153,7 @@ def stage_table(snapshot: Snapshot) -> Table:
 
 
 def job_table(snapshot: Snapshot) -> Table:
-    """A row for each job; only metrics that some job has get a column."""
+    """Return a table with a row for each job and a column for each metric that a job has."""
     jobs = snapshot.jobs.values()
     metrics = [item for item in METRICS.values() if item.is_column and any(item.key in job.metrics for job in jobs)]
     right = ["step", *(item.head for item in metrics), "age"]
@@ -164,7 +165,7 @@ def job_table(snapshot: Snapshot) -> Table:
 
 
 def _active_table(jobs: list[JobView]) -> Table:
-    """A row for each running or submitted job, with what it does, or the reason why it waits."""
+    """Return a table with a row for each running or submitted job: its present work, or the reason why it waits."""
     right = ("step", "", "rate", "left", "wrote", "job")
     rows = [
         (
@@ -208,20 +209,20 @@ def _indented(text: str, left: int, style: str = "") -> Padding:
 
 
 def _log_of(snapshot: Snapshot, job: JobView) -> Path:
-    """The job's own log; its output if it did not come to write one."""
+    """Return the path of the job's own log, or of its output if the log is empty or missing."""
     log = Path(snapshot.plan.manifest(job.node)).with_name(LOG)
     return log if job.submitted is None or last_lines(log, 1) else job.submitted.output_log
 
 
 def _step_text(job: JobView) -> str:
-    """ "450/1200", both counted from the beginning of the curriculum."""
+    """Return present and last step, such as "450/1200"; both count from the beginning of the curriculum."""
     step, end = job.progress.step, job.progress.end_step
     shown = MISSING if step is None else str(step)
     return shown if end is None else f"{shown}/{end}"
 
 
 def _now(job: JobView) -> str:
-    """Loss and residual of a training job, of others the last line of their log; why a job is queued."""
+    """Return why a job waits, else the loss and residual of a training job, or the last log line of another job."""
     if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
     shown = [METRICS[key] for key in ("loss", "residual") if key in job.metrics]
@@ -243,7 +244,7 @@ def _rate_text(steps_per_s: float | None) -> str:
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Counts by stage, and each job."""
+    """Return the number of jobs in each state by stage, all jobs, and the next step."""
     return {
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
@@ -255,7 +256,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _job_values(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
-    """Everything that is known of one job."""
+    """Return all known values of one job."""
     known = {key: value for key, value in vars(job).items() if key not in ("node", "result", "runs", "code", "cost")}
     fingerprint = snapshot.plan.identities[job.node.key].fingerprint
     values = {"job": job.node.key, "stage": job.node.stage, "fingerprint": fingerprint, **known, "age_s": job.age_s}
