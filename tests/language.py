@@ -30,8 +30,10 @@ CLEAN = (  # grows until it covers CODE
     "implicit_llm/solver",
     "implicit_llm/kernels",
     "implicit_llm/cuda_graphs",
-    "implicit_llm/models/mamba2",
-    "implicit_llm/models/llama3",
+    "implicit_llm/models",
+    "implicit_llm/analysis",
+    "implicit_llm/cards",
+    "implicit_llm/checkpoint",
     "tests/gpu",
 )
 INSTEAD = {

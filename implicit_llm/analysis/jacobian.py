@@ -81,8 +81,8 @@ class StateJacobian:
     def off_diagonal_share(self) -> float:
         """Return the Frobenius norm of the off-diagonal entries, divided by that of all entries.
 
-        The result is at least 0, the value of an explicit layer, and at most 1. |U Phi|^2 is the trace of U'U Phi Phi',
-        which is exact up to a rounding error of 1e-8 of the norm of U Phi.
+        The result is 0 for an explicit layer, and below 1 in general. |U Phi|^2 is the trace of U'U Phi Phi', which is
+        exact up to a rounding error of 1e-8 of the norm of U Phi.
         """
         low_rank_diagonal_S = torch.einsum("sd,ds->s", self.u_SD, self.phi_DS)
         low_rank = ((self.u_SD.T @ self.u_SD) * (self.phi_DS @ self.phi_DS.T)).sum()

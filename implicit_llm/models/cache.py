@@ -45,7 +45,7 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens or, if `tokens` is positive (transformers <= 5.20), all but the first ones.
+        """Remove the last `-tokens` tokens, or all but the first `tokens` if that is positive (transformers <= 5.20).
 
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """

@@ -146,7 +146,7 @@ class _ComputedWeight(Tensor):
 
 
 def gain_of(weight: Tensor) -> Tensor:
-    """Return the norm over all dimensions except the first; these dimensions stay, with length 1.
+    """Return the norm over all dimensions except the first; the reduced dimensions keep length 1.
 
     With this norm as the gain g, and with v = `weight`, the normalised weight g v / ||v|| is `weight` itself.
     """

@@ -267,7 +267,7 @@ class PairTally:
         self.merge(PairTally(found, float(difference_BLV.max())))
 
     def merge(self, other: PairTally) -> None:
-        """Add the sums of `other`."""
+        """Add the sums of `other`, and keep the larger of the two maximum distances."""
         self.sums = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
         self.distance_max = max(self.distance_max, other.distance_max)
 
