@@ -129,7 +129,7 @@ def answers(
         try:
             is_cast = job.precision == "bf16"
             with torch.inference_mode(), torch.autocast(job.device.type, torch.bfloat16, enabled=is_cast):
-                input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
+                input_ids = torch.as_tensor(batch["input_ids"], dtype=torch.long, device=job.device)
                 answer = read((ask or job.model)(input_ids=input_ids), batch)
         except FloatingPointError as error:
             log.warning("%s: %s", job.where, error)
@@ -229,16 +229,14 @@ class SolverTally:
 
     def values(self) -> dict[str, float | None]:
         """The solver's part of a record of metrics.json, `residual` the largest; None where there is no number."""
-        values: dict[str, float | None] = dict.fromkeys(("iterations_per_token", "residual", "unconverged_share"))
-        if self.residual_max is not None:
-            values = {
-                "iterations_per_token": finite(self.iterations / self.num_tokens),
-                "residual": finite(self.residual_max),
-                "unconverged_share": None
-                if math.isnan(self.residual_max)
-                else self.unconverged_tokens / self.num_tokens,
-            }
-        return values | {"f_evaluations_per_token": self.f_evaluations_per_token}
+        residual, num_tokens = self.residual_max, self.num_tokens
+        is_unknown = residual is None or math.isnan(residual)
+        return {
+            "iterations_per_token": None if residual is None else finite(self.iterations / num_tokens),
+            "residual": None if residual is None else finite(residual),
+            "unconverged_share": None if is_unknown else self.unconverged_tokens / num_tokens,
+            "f_evaluations_per_token": self.f_evaluations_per_token,
+        }
 
 
 def finite(value: float) -> float | None:

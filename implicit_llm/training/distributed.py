@@ -132,11 +132,6 @@ def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str,
     return found
 
 
-def from_main(value: Any) -> Any:
-    """The value of rank 0, on every rank. Collective."""
-    return gather_objects(value)[0]
-
-
 def wait_for_all() -> None:
     """Return when every rank has come here. Collective."""
     if world_size() > 1:

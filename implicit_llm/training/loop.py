@@ -26,7 +26,7 @@ from implicit_llm.training.distributed import (
 )
 from implicit_llm.training.gradients import GradientReducer
 from implicit_llm.training.metrics import StepMetrics, cost_per_token, is_due, look_at_fixed_point
-from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
+from implicit_llm.training.non_finite import NonFiniteTraining, SolverFailures, UpdateGuard, judge
 from implicit_llm.training.operations.checkpoint import Checkpoint, CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
@@ -45,6 +45,7 @@ from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import IGNORED_LABEL, TokenDataset
 from implicit_llm_jobs.progress import ProgressLog
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
 MAX_SKIPPED_IN_A_ROW = 24
+NON_FINITE_REPORT = "non_finite.json"
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,14 @@ class TrainingLoop:
         messages = gather_objects(self._solver_failures.message)
         return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
-    def _non_finite(self, step: int, what: str) -> Exception:
-        indices, recent = self.sampler.indices(step - 1), self.metrics.recent_rows()
-        return non_finite_error(self.job.context.name, step, what, indices, recent, self.job.context.work)
+    def _non_finite(self, step: int, what: str) -> NonFiniteTraining:
+        """The error of `step` (its number once finished), after a report of the batch and the last steps."""
+        context, samples = self.job.context, self.sampler.indices(step - 1).tolist()
+        report = {"step": step, "what": what, "sample_indices": samples, "recent": self.metrics.recent_rows()}
+        write_json(context.work / NON_FINITE_REPORT, report)
+        some = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
+        return NonFiniteTraining(
+            f"train/{context.name}: {what} at step {step} (samples {some}; all of them and the steps before in "
+            f"{context.work / NON_FINITE_REPORT}), the last checkpoint is from before it; lower "
+            "schedule.peak_learning_rate or optimizer.max_grad_norm"
+        )

@@ -122,7 +122,7 @@ class StepMetrics:
         """Read the rows closed since the last pull; waits for the device, and with several ranks is collective."""
         if not self._pending:
             return []
-        pending = torch.stack(self._pending)
+        pending, totals = torch.stack(self._pending), self.totals
         found = mean_over_ranks(pending)
         found[:, _RESIDUAL] = max_tensor_over_ranks(pending[:, _RESIDUAL])
         self._pending = []
@@ -130,7 +130,11 @@ class StepMetrics:
         for row in rows:
             right, scored = row.pop("right"), row.pop("scored")
             row[self._accuracy] = right / scored if scored > 0 else math.nan
-            self._count(row)
+            totals.tokens += self._tokens
+            totals.flops += self._tokens * self._cost(row["f_evaluations"])
+            is_skipped = not math.isfinite(row["grad_norm"])
+            totals.skipped_updates += is_skipped
+            totals.skipped_in_a_row = totals.skipped_in_a_row + 1 if is_skipped else 0
         self._window += rows
         self._recent.extend(rows)
         return rows
@@ -172,13 +176,6 @@ class StepMetrics:
         labels_BL = labels_BL[:, first:]
         is_right = logits_BLV[:, first:].argmax(-1) == labels_BL
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
-
-    def _count(self, row: Row) -> None:
-        self.totals.tokens += self._tokens
-        self.totals.flops += self._tokens * self._cost(row["f_evaluations"])
-        is_skipped = not math.isfinite(row["grad_norm"])
-        self.totals.skipped_updates += is_skipped
-        self.totals.skipped_in_a_row = self.totals.skipped_in_a_row + 1 if is_skipped else 0
 
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Mean of each column that has numbers, and NaN for a loss or norm that has none.

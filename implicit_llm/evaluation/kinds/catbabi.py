@@ -96,7 +96,7 @@ def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., An
 
 def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and losses (B, L)."""
-    losses_BL = token_losses(out.logits, np.asarray(batch["labels"])).double()
+    losses_BL = token_losses(out.logits, batch["labels"]).double()
     return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy()
 
 
@@ -145,7 +145,7 @@ class AnswerTally(Tally):
 
         Raises: KeyError for a batch without the column `task`.
         """
-        inputs_BL, labels_BL, task_BL = (np.asarray(batch[column]) for column in ("input_ids", "labels", "task"))
+        inputs_BL, labels_BL, task_BL = (batch[column] for column in ("input_ids", "labels", "task"))
         if answer is None:
             return len(labels_BL)
         predictions_BL, losses_BL = answer

@@ -113,13 +113,8 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
     """Role and data of the test set with the shortest rows; among several, the one with the most hard tokens."""
     sources = data_inputs(context)
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
-
-    def order(role: str) -> tuple[int, float, str]:
-        hard = sources[role].manifest.config.get("hard_fraction", 0)
-        return datasets[role].length, -float(np.max(hard)), role
-
-    role = min(datasets, key=order)
-    return role, datasets[role]
+    hard = {role: float(np.max(source.manifest.config.get("hard_fraction", 0))) for role, source in sources.items()}
+    return min(datasets.items(), key=lambda item: (item[1].length, -hard[item[0]], item[0]))
 
 
 def _means(records: list[Record]) -> dict[str, float]:
@@ -131,13 +126,12 @@ def _means(records: list[Record]) -> dict[str, float]:
         f"{TRAINED}_identity": [r for r in trained if r["is_hard"] is False],
         RANDOM.replace(" ", "_"): [r for r in records if r["setting"] == RANDOM],
     }
-    found = {}
-    for name, members in groups.items():
-        for key in MEASURES:
-            values = [r[key] for r in members if r[key] is not None]
-            if values:
-                found[f"{key}.{name}"] = float(f"{fmean(values):.6g}")
-    return found
+    found = {
+        f"{key}.{name}": [r[key] for r in members if r[key] is not None]
+        for name, members in groups.items()
+        for key in MEASURES
+    }
+    return {name: float(f"{fmean(values):.6g}") for name, values in found.items() if values}
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:

@@ -89,11 +89,11 @@ class PerplexityTally(Tally):
         self.by_position = PositionTally(length)
 
     def add(self, losses_BL: np.ndarray | None, batch: Batch) -> int:
-        labels_BL = np.asarray(batch["labels"])
+        labels_BL = batch["labels"]
         if losses_BL is None:
             losses_BL = np.full(labels_BL.shape, math.nan)
         counted_BL = labels_BL != IGNORED_LABEL
-        is_start_BL = counted_BL & np.asarray(batch["is_document_start"])
+        is_start_BL = counted_BL & batch["is_document_start"]
         num_tokens = int(counted_BL.sum())
         self.all.add(float(losses_BL.sum()), num_tokens)
         self.within_documents.add(float(losses_BL[~is_start_BL].sum()), num_tokens - int(is_start_BL.sum()))
@@ -133,7 +133,7 @@ def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
 def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
     """The loss of every target in fp64, shape (B, L)."""
     states_BLD = out.logits if head is None else out.last_hidden_state
-    return token_losses(states_BLD, np.asarray(batch["labels"]), head).double().cpu().numpy()
+    return token_losses(states_BLD, batch["labels"], head).double().cpu().numpy()
 
 
 class TextRows:

@@ -221,7 +221,7 @@ class AccuracyTally(Tally):
         self.num_samples = self.right_sequences = 0
 
     def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
-        labels_BL = np.asarray(batch["labels"])
+        labels_BL = batch["labels"]
         start, self.num_samples = self.num_samples, self.num_samples + len(labels_BL)
         if answer is None:
             return len(labels_BL)

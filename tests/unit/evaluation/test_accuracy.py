@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import implicit_llm
 from implicit_llm.evaluation.answers import (
     BatchSize,
     EvaluationJob,
@@ -505,8 +504,5 @@ def test_model_without_a_state_to_carry_has_no_number_in_that_protocol(
 
 
 def test_only_recurrent_models_have_a_state_to_carry() -> None:
-    sizes = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
-    attention = implicit_llm.load_config("llama3-130m-implicit", **sizes, num_attention_heads=2, intermediate_size=32)
-    recurrent = implicit_llm.load_config("mamba2-state-tracking-implicit", **sizes, expand=2, head_dim=8, state_size=8)
-    found = [carries_state(AutoModelForCausalLM.from_config(config)) for config in (attention, recurrent)]
-    assert found == [False, True]
+    assert carries_state(small_model("implicit"))
+    assert not carries_state(small_model("implicit", family="llama3"))

@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.stats import NonFiniteState
@@ -96,6 +97,11 @@ def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[st
         "seed": 3,
     }
     return {**config, **changes}
+
+
+def make_model(fields: Mapping[str, Any], **changes: Any) -> Any:
+    """An untrained model of this configuration."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields, **changes))
 
 
 def make_data(results: Path) -> Path:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.training import loop
@@ -40,6 +39,7 @@ from tests.unit.training.small_runs import (
     artifacts,
     events,
     logged,
+    make_model,
     train,
     train_config,
 )
@@ -120,8 +120,7 @@ def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
 def test_gap_and_radius_are_those_of_the_first_sequences_at_the_fixed_point_of_evaluation() -> None:
     """The gap: loss in evaluation less that in training. The radius: a mean over sequences of the largest token's."""
     torch.manual_seed(0)
-    fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
+    model = make_model(IMPLICIT, solver=FREE).train()
     ids_BL, labels_BL = torch.randint(6, (SEQUENCES + 3, 12)), torch.randint(6, (SEQUENCES + 3, 12))
     labels_BL[:, ::3] = IGNORED_LABEL
     outputs = model(ids_BL)
