@@ -1,4 +1,4 @@
-"""The device that a job computes on."""
+"""Choose the device on which a job computes."""
 
 import torch
 from transformers.utils import logging
@@ -8,11 +8,11 @@ from implicit_llm_contracts.errors import UserError
 
 
 class NoGpu(UserError):
-    """A GPU was asked for, and there is none."""
+    """A GPU was requested, but there is none."""
 
 
 def choose_device(wanted: str) -> str:
-    """cpu or cuda; `auto` takes a GPU where there is one. Raises: NoGpu."""
+    """Return cpu or cuda; `auto` chooses a GPU if there is one. Raises: NoGpu."""
     has_gpu = torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
         raise NoGpu("device: cuda was asked for and PyTorch finds no GPU; use --device auto or cpu")
@@ -20,7 +20,7 @@ def choose_device(wanted: str) -> str:
 
 
 def set_up_torch(device: str = "auto", kernels: KernelChoice = "auto", threads: int | None = None) -> str:
-    """Decide for the whole process where and by which kernels it computes; threads None leaves PyTorch's own number.
+    """Choose device and kernels for the whole process; `threads` None means PyTorch's default number.
 
     Returns: cpu or cuda. Raises: NoGpu, KernelsUnavailable.
     """

@@ -5,36 +5,43 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
 
-def options_of(about: str | None) -> argparse.ArgumentParser:
-    """With `--out`; `about` is the docstring of the benchmark."""
+
+def options_of(about: str | None, arguments: Mapping[str, Mapping[str, Any]] | None = None) -> argparse.Namespace:
+    """Read the command line: `--out` and these arguments, whose settings are those of `add_argument`.
+
+    about: the docstring of the benchmark.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    return parser
+    for name, settings in {"--out": {"type": Path, "help": "JSON file for the results"}, **(arguments or {})}.items():
+        parser.add_argument(name, **settings)
+    return parser.parse_args()
 
 
 def card() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return torch.cuda.get_device_name() if HAS_GPU else "CPU"
 
 
 def seconds(action: Callable[[], object]) -> float:
     start_s = time.perf_counter()
     action()
-    if torch.cuda.is_available():
+    if HAS_GPU:
         torch.cuda.synchronize()
     return time.perf_counter() - start_s
 
 
 def milliseconds(action: Callable[[], object]) -> float:
     """Between two events on the GPU, where there is one."""
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         return 1e3 * seconds(action)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -43,6 +50,14 @@ def milliseconds(action: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end)
+
+
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float = 1.0) -> None:
+    """Take the rest of a training step, from the backward pass on."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def spread(values: Sequence[float], unit: str) -> dict[str, float]:

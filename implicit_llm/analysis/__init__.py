@@ -1,1 +1,1 @@
-"""Tools that look into a trained layer rather than run it."""
+"""Analyse the Jacobians of trained layers."""

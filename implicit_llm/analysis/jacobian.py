@@ -1,12 +1,12 @@
-"""The state-to-state Jacobian of one token in one Mamba2 layer, explicit and implicit (Theorem 1).
+"""Compute the state-to-state Jacobian of one token in one Mamba2 layer, explicit or implicit (Theorem 1).
 
-An explicit layer moves its state by a diagonal map, whatever the input. At the fixed point the transition depends on
-the state through z*, and its Jacobian gets off-diagonal entries: that is what makes an implicit model a non-linear RNN.
+An explicit layer updates its state by a diagonal map, whatever the input is. In an implicit model the transition also
+depends on the state through z*, so its Jacobian has off-diagonal entries, which make the model a non-linear RNN.
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
-where U = dh'/dz and Phi = dz*/dh are only as wide as the model: norms and products of the whole J come from these two.
-Derivatives are formed for many rows at once, as one pass over as many copies of the token: backward for those of f,
-forward for U.
+where U = dh'/dz and Phi = dz*/dh are only as wide as the model, so norms and products of J are computed from these two
+factors. One pass over many copies of the token computes the derivatives for many rows at once: a backward pass for
+those of f, a forward-mode pass for U.
 
 Shapes: `S` entries of the flattened SSM state, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
@@ -24,20 +24,22 @@ from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.models.stack import Prefix
 
-ROW_ENTRIES = 2**22  # entries of the copies of the state in one backward pass: 32 MiB in fp64
+ROW_ENTRIES = 2**22  # entries of all copies of the state in one backward pass: 32 MiB in fp64
 TINY = 1e-300
 
 
 class NotConverged(ArithmeticError):
-    """A fixed point that the analysis needs was not reached within its iterations."""
+    """The iteration did not reach the fixed point that the analysis needs."""
 
 
 @dataclass(frozen=True)
 class JacobianStep:
-    """One token of a Mamba2 model as a function of one layer's state before it; all other states are fixed.
+    """The step of a Mamba2 model on one token, as a function of one layer's state before it; other states are fixed.
 
-    apply: z (R, D), h (R, S) -> f(z, h, x) (R, D), the model's output, and h' (R, S), the layer's state after the
-    token; the rows are independent of one another. An explicit model ignores z.
+    apply: maps z (R, D) and h (R, S) to the model's output f(z, h, x) (R, D) and to the layer's state h' (R, S) after
+        the token. The rows are independent of one another. An explicit model ignores z.
+    state_S: the layer's state before the token.
+    width: the width of the model.
     """
 
     apply: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -48,7 +50,7 @@ class JacobianStep:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """z* (D), and the iterations it took."""
+    """The fixed point z* (D), the number of iterations and the final residual."""
 
     z_D: Tensor
     num_iter: int
@@ -57,10 +59,11 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class StateJacobian:
-    """dh_t/dh_{t-1} of a layer's whole state, as diag(decay) + U Phi; for an explicit layer D is 0.
+    """The Jacobian dh_t/dh_{t-1} of a layer's whole state, as diag(decay) + U Phi; D is 0 for an explicit layer.
 
-    df_dz_DD is the derivative of f at the fixed point; its spectral radius shows whether the iteration contracts, and
-    how fast. Phi = (I - df/dz)^-1 df/dh.
+    df_dz_DD: the derivative of f at the fixed point, whose spectral radius shows whether and how fast the iteration
+        contracts.
+    phi_DS: (I - df/dz)^-1 df/dh.
     """
 
     decay_S: Tensor
@@ -69,16 +72,17 @@ class StateJacobian:
     df_dz_DD: Tensor
 
     def dense(self, rows_R: Tensor | None = None, columns_K: Tensor | None = None) -> Tensor:
-        """The entries at these rows and columns (R, K), by default all."""
+        """Return the entries at these rows and columns (R, K), by default all entries."""
         every = torch.arange(len(self.decay_S), device=self.decay_S.device)
         rows_R, columns_K = every if rows_R is None else rows_R, every if columns_K is None else columns_K
         is_diagonal_RK = rows_R[:, None] == columns_K
         return self.u_SD[rows_R] @ self.phi_DS[:, columns_K] + is_diagonal_RK * self.decay_S[columns_K]
 
     def off_diagonal_share(self) -> float:
-        """Share of the Frobenius norm off the diagonal, of all entries: 0 for an explicit layer, below 1.
+        """Return the Frobenius norm of the off-diagonal entries, divided by that of all entries.
 
-        |U Phi|^2 is the trace of U'U Phi Phi'. It is exact up to rounding: 1e-8 of the norm of U Phi.
+        The result is 0 for an explicit layer, and below 1 in general. |U Phi|^2 is the trace of U'U Phi Phi', which is
+        exact up to a rounding error of 1e-8 of the norm of U Phi.
         """
         low_rank_diagonal_S = torch.einsum("sd,ds->s", self.u_SD, self.phi_DS)
         low_rank = ((self.u_SD.T @ self.u_SD) * (self.phi_DS @ self.phi_DS.T)).sum()
@@ -87,9 +91,9 @@ class StateJacobian:
         return float((off_diagonal / whole).sqrt())
 
     def spectral_radius(self, *, num_products: int = 100) -> float:
-        """Estimate by power iteration: the geometric mean growth over the second half of the products.
+        """Estimate the spectral radius by power iteration: the geometric mean growth in the second half of products.
 
-        It is exact for an explicit layer, whose transition is diagonal.
+        The result is exact for an explicit layer, whose transition is diagonal.
         """
         if self.u_SD.shape[1] == 0:
             return float(self.decay_S.abs().max())
@@ -102,10 +106,10 @@ class StateJacobian:
 
 @torch.no_grad()
 def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) -> JacobianStep:
-    """The step of the last token of `input_ids` in a layer, from the converged state of the tokens before it.
+    """Return the step of the last token of `input_ids_L` in a layer, from the converged state after the other tokens.
 
-    Args: model is in evaluation mode; use fp64, as fp32 is too coarse for a comparison to 1e-6.
-    Raises: TypeError for any model but a Mamba2 without its head; ValueError for one token or an unknown layer.
+    Args: model must be in evaluation mode; use fp64, because fp32 is too coarse for comparisons to 1e-6.
+    Raises: TypeError for any model except a Mamba2 without its head; ValueError for a single token or an unknown layer.
     """
     if not isinstance(model, ImplicitMamba2Model):
         raise TypeError(
@@ -123,7 +127,7 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
 
 @torch.no_grad()
 def step_from(model: ImplicitMamba2Model, prefix: Prefix, input_id: Tensor, layer: int = 0) -> JacobianStep:
-    """The step of one token in a layer, after the converged state `prefix` of one sequence."""
+    """Return the step of one token in a layer, from the converged state `prefix` of one sequence."""
     embedding_BLD = model.get_input_embeddings()(input_id.view(1, 1))
     x = model.stack_input(embedding_BLD, None, None, prefix)
     ssm, conv = prefix.layers[layer]
@@ -144,9 +148,9 @@ def step_from(model: ImplicitMamba2Model, prefix: Prefix, input_id: Tensor, laye
 
 @torch.no_grad()
 def fixed_point(step: JacobianStep, *, tol: float = 1e-12, max_iter: int = 2000, tau: float = 0.8) -> FixedPoint:
-    """z* = f(z*, h, x) by damped iteration; tol is relative.
+    """Compute z* = f(z*, h, x) by damped iteration; `tol` is relative.
 
-    Raises: NotConverged, with the residual reached.
+    Raises: NotConverged, whose message has the final residual.
     """
     z_D, residual = _no_z(step), math.inf
     for iteration in range(1, max_iter + 1):
@@ -162,16 +166,16 @@ def fixed_point(step: JacobianStep, *, tol: float = 1e-12, max_iter: int = 2000,
 
 @torch.no_grad()
 def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobian:
-    """dh_t/dh_{t-1} by the paper's formula; z is the fixed point if known.
+    """Compute dh_t/dh_{t-1} by the paper's formula; `z_D` is the fixed point, if it is known.
 
-    With G = I - df/dz and phi' = G^-1 df/dh: h' depends on h directly (the diagonal decay) and through z*, so
-    dh'/dh + dh'/dz phi'. In the paper's letters: diag(Lambda) + (dLambda/dz phi') h + (du/dz) phi'.
+    h' depends on h directly (the diagonal decay) and through z*, so the Jacobian is dh'/dh + dh'/dz phi' with
+    phi' = (I - df/dz)^-1 df/dh. In the paper's notation, it is diag(Lambda) + (dLambda/dz phi') h + (du/dz) phi'.
     Raises: NotConverged.
     """
     if step.is_implicit and z_D is None:
         z_D = fixed_point(step).z_D
     at_D, h_S = _no_z(step) if z_D is None else z_D, step.state_S
-    with kernels("reference"):  # torch.func crosses no function that has gradients of our own
+    with kernels("reference"):  # torch.func does not support our functions with custom gradients
         moved_S, pull_back, *_ = torch.func.vjp(lambda h_S: step.apply(at_D[None], h_S[None])[1][0], h_S)
         (decay_S,) = pull_back(torch.ones_like(moved_S))
         if z_D is None:
@@ -185,7 +189,7 @@ def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobi
 
 
 def _derivatives(step: JacobianStep, z_D: Tensor, unit_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of df/dz (R, D) and df/dh (R, S) and columns of dh'/dz (R, S): those of the unit vectors given."""
+    """Return the rows of df/dz (R, D) and df/dh (R, S) and the columns of dh'/dz (R, S) for these unit vectors."""
     z_RD, h_RS = z_D.repeat(len(unit_RD), 1), step.state_S.repeat(len(unit_RD), 1)
     _, pull_back, *_ = torch.func.vjp(lambda z_RD, h_RS: step.apply(z_RD, h_RS)[0], z_RD, h_RS)
     _, moved_RS, *_ = torch.func.jvp(lambda z_RD: step.apply(z_RD, h_RS)[1], (z_RD,), (unit_RD,))
@@ -200,9 +204,10 @@ def state_jacobian_by_autograd(
     num_unroll: int = 400,
     tau: float = 0.8,
 ) -> Tensor:
-    """Rows of dh_t/dh_{t-1} (R, S), default all, by autograd through `num_unroll` damped iterations: slow, no formula.
+    """Compute rows of dh_t/dh_{t-1} (R, S), by default all, by autograd through `num_unroll` damped iterations.
 
-    The iterations start at z, default 0. That z is a constant, so autograd finds dz*/dh from the iterations alone.
+    This is slow and independent of the paper's formula. The iterations start at the constant `z_D`, by default 0, so
+    autograd derives dz*/dh from the iterations alone.
     """
     rows_R = torch.arange(len(step.state_S), device=step.state_S.device) if rows_R is None else rows_R
     found = []
@@ -219,7 +224,7 @@ def state_jacobian_by_autograd(
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """Frobenius norm of the difference over that of `expected`."""
+    """Return the Frobenius norm of the difference, divided by that of `expected`."""
     return float((found - expected).norm() / (expected.norm() + TINY))
 
 

@@ -1,7 +1,7 @@
-"""The spectral radius of df/dz at a fixed point: below 1, the plain iteration contracts near it.
+"""Estimate the spectral radius of df/dz at a fixed point; if it is below 1, the plain iteration contracts nearby.
 
-f is causal, so the Jacobian over a sequence is block triangular: its spectral radius is the largest over the tokens.
-Training measures it on a few tokens (training/mode_gap.py); the closer to 1, the slower the iteration.
+f is causal, so the Jacobian over a sequence is block triangular, and its spectral radius is the largest of all tokens.
+Training measures it on a few tokens (training/metrics.py); the closer it is to 1, the slower the iteration converges.
 
 Shapes: `B` batch, `L` length, `D` model.
 """
@@ -16,9 +16,9 @@ from implicit_llm.models.stack import StackInput
 
 
 def spectral_radius(model: ImplicitModel, x: StackInput, z_BLD: Tensor, *, num_products: int = 60) -> Tensor:
-    """Largest |eigenvalue| of df/dz at z for every sequence (B), by power iteration on vector-Jacobian products.
+    """Return the largest |eigenvalue| of df/dz at z for each sequence (B), by power iteration.
 
-    Takes nothing from the random state and leaves no gradient in any parameter.
+    The call does not change the global random state or the gradients of parameters.
     """
     z_BLD = z_BLD.detach().clone().requires_grad_(True)
     with torch.enable_grad():
@@ -31,9 +31,10 @@ def spectral_radius(model: ImplicitModel, x: StackInput, z_BLD: Tensor, *, num_p
 
 
 def growth_per_product(product: Callable[[Tensor], Tensor], like_BX: Tensor, num_products: int) -> Tensor:
-    """Power iteration from random vectors like these: growth (B) in the geometric mean over the second half.
+    """Run power iteration from random vectors; return the geometric mean growth (B) over the second half of products.
 
-    A complex leading pair makes single steps swing.
+    A mean is needed because the growth of single steps oscillates if the leading eigenvalues are a complex pair.
+    like_BX: an example of the vectors' shape, dtype and device.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     v_BX = torch.randn(like_BX.shape, generator=generator, dtype=like_BX.dtype).to(like_BX.device)

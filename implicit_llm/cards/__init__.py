@@ -1,1 +1,1 @@
-"""Model cards: the README.md in the folder of every model that is saved."""
+"""Write model cards: the README.md in the folder of every saved model."""

@@ -1,9 +1,9 @@
-"""A model card of Hugging Face: a YAML head that its hub reads, and a page for people.
+"""Write model cards for Hugging Face: a YAML head, which the hub reads, and a page for people.
 
-Cards tell what is known when a model is saved, and nothing that differs between equal runs: no time, host or device,
-and no name either, which belongs to an experiment and not to the identity.
-They are plumbing of the code digest: another wording trains nothing again, and saved models keep the card they have.
-`saved_card` is for a model that a user saves: it says how to load the model, but not how it was trained.
+A model card contains facts that are known when a model is saved, but nothing that differs between equal runs: no time,
+host or device. It contains no name of a run either, because a name belongs to an experiment, not to a run's identity.
+The code digest treats model cards as plumbing: a new wording retrains nothing, and saved models keep their old texts.
+`saved_card` is for a model that a user saves: it explains how to load the model, but not how it was trained.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ PAPER = {
 
 
 def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
-    """The card: the template of this folder with `values`, below what all heads say of a model and these fields.
+    """Return a model card: a YAML head, and the template (a file of this folder) filled with `values`.
 
+    head: fields in addition to those of every model card.
     Raises: jinja2.UndefinedError for a missing value.
     """
     environment = jinja2.Environment(
@@ -51,17 +52,17 @@ def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **h
 
 
 def cell(value: Any) -> str:
-    """A value in a table: on one line, without borders of cells."""
+    """Return the text of a value in a table: on one line, with escaped cell borders."""
     text = {True: "yes", False: "no", None: "–"}.get(value) if value is None or isinstance(value, bool) else str(value)
     return " ".join(str(text).split()).replace("|", r"\|")
 
 
 def number(value: float | None) -> str:
-    """A measured number to four digits."""
+    """Return the text of a measured number, with four digits."""
     return "not finite" if value is None or value != value or abs(value) == float("inf") else f"{value:.4g}"
 
 
-# In this order; whichever of them a configuration has.
+# A model card shows these fields in this order, as far as the configuration has them.
 SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -82,7 +83,11 @@ SIZES = (
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """family: Mamba2, Llama, or the model type that Hugging Face knows; solver: None for an explicit model."""
+    """The facts about a model that its model card shows.
+
+    family: Mamba2, Llama, or the model type of Hugging Face. sizes: the SIZES of the configuration. solver: None for an
+    explicit model.
+    """
 
     model_type: str
     family: str
@@ -99,12 +104,12 @@ class ModelFacts:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it takes `import implicit_llm` to load it."""
+        """Return whether a user must `import implicit_llm` to load the model."""
         return self.model_type in FAMILY_NAMES
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the solver's settings that are set; empty for an explicit model."""
+        """Return the solver settings that are not None; they are empty for an explicit model."""
         values = {} if self.solver is None else self.solver.to_dict()
         return {key: value for key, value in values.items() if value is not None}
 
@@ -114,13 +119,13 @@ class ModelFacts:
 
     @property
     def tags(self) -> list[str]:
-        """Return the tags of the card's head; the arXiv tag makes the hub show the paper."""
+        """Return the tags in the head of the model card; the arXiv tag makes the hub show the paper."""
         own = ["implicit-llm", self.variant, "arxiv:2502.07827"] if self.is_ours else []
         return [self.family.lower(), *own]
 
 
 def solver_words(solver: SolverConfig | None) -> str:
-    """How a phase finds its fixed point, in one sentence, by the settings of the model's solver."""
+    """Return a phrase that describes how a phase computes its fixed point, given the settings of the solver."""
     if solver is None:
         return "explicit: no iterations"
     if solver.mode == "unrolled":
@@ -135,36 +140,35 @@ def solver_words(solver: SolverConfig | None) -> str:
 
 
 def saved_card(model: Any) -> str:
-    """The card of `model`, without a licence: whoever trained the model chooses one."""
+    """Return the model card of `model`, without a licence, because the author of the model chooses it."""
     return render_card("saved.md.j2", ModelFacts.of(model), {})
 
 
 def checkpoint_card(fingerprint: str, model: Any, source: Mapping[str, Any], layout: str) -> str:
-    """The card of a model that was trained elsewhere and imported, by the job with this fingerprint.
+    """Return the model card of a model that was trained elsewhere and imported by the job with this fingerprint.
 
-    `source` says where its files come from, `layout` in whose format they were.
+    source: the origin of the files. layout: their format.
     """
     values = {"fingerprint": fingerprint, "source": source, "layout": layout}
     return render_card(
         "checkpoint.md.j2",
         ModelFacts.of(model),
         values,
-        license="unknown",  # nothing but the weights and the configuration was read
+        license="unknown",  # only the weights and the configuration were read
         base_model=source.get("hub"),
     )
 
 
-TEMPLATE = "training.md.j2"
-DATA, START = "data", "start"
+START = "start"
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
-    """The card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
+    """Return the model card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
     facts, config = ModelFacts.of(model), context.config
     task = context.kinds.tasks[config["task"]]
-    data = context.inputs[DATA].manifest
+    data = context.inputs["data"].manifest
     corpus = data.summary.get("corpus")
-    dataset = (corpus or {}).get("dataset")  # a name on the hub, which what is made here or read of files does not have
+    dataset = (corpus or {}).get("dataset")  # a name on the hub; generated and local data have none
     pretrained, revision = (config["model"].get(key) for key in ("pretrained", "revision"))
     values = {
         "fingerprint": context.fingerprint,
@@ -182,10 +186,10 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "corpus": corpus,
     }
     return render_card(
-        TEMPLATE,
+        "training.md.j2",
         facts,
         values,
-        license="unknown" if pretrained else "apache-2.0",  # who fine-tunes is bound by the licence of the base
+        license="unknown" if pretrained else "apache-2.0",  # a fine-tuned model has its base model's licence
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=None if dataset is None else [dataset],
@@ -194,7 +198,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """The phase, the one that it started from, and the fingerprint of what came before these."""
+    """Return the table of phases: this phase, the phase that it started from, and the earlier ones in one row."""
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:
@@ -213,6 +217,6 @@ def _phase(phase: Mapping[str, Any], last: int, fingerprint: str) -> dict[str, A
 
 
 def _group(data: Mapping[str, Any]) -> str:
-    """What the elements of a word problem are of."""
+    """Return the name of a word problem's group, followed by that of its monoid if it has one."""
     monoid = data.get("monoid", "none")
     return str(data.get("group", "a group")) + ("" if monoid == "none" else f" × {monoid}")

@@ -1,1 +1,1 @@
-"""Models that were trained elsewhere, brought into a run directory of their own."""
+"""Import models that were trained elsewhere, each into a run directory of its own."""

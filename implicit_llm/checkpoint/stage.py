@@ -1,8 +1,10 @@
-"""The stage `checkpoint`: a model that was trained elsewhere, imported so that it can be evaluated like one of ours.
+"""Run the stage `checkpoint`: import a model that was trained elsewhere, so that it can be evaluated like one of ours.
 
-{"path": "models/pythia-70m"}                     below the folder of fetched files, or else the working directory
-{"hub": "EleutherAI/pythia-70m", "revision": ...}  as `implicit-llm prefetch` fetched it:
-    models/<owner>/<name>/<revision, or main>/
+The settings name a folder or a model of the hub:
+
+{"path": "models/pythia-70m"}                      in the folder of fetched files, or else in the working directory
+{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision, or main>/ of that folder, where
+                                                   `implicit-llm prefetch` stores it
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ (config.json, safetensors, the tokenizer if there is one, a card).
+    """Write model/ with config.json, safetensors, a model card and, if the checkpoint has one, its tokenizer.
 
-    Nothing of a checkpoint is executed. One of transformers is copied as it is; other layouts are converted, in fp32.
+    No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.
     """
     wanted = context.settings(CheckpointConfig)
@@ -54,11 +56,13 @@ def run(context: StageContext) -> StageResult:
     transformers_logging.disable_progress_bar()
     model = _load(checkpoint, layout)
     with new_directory(context.work / "model") as directory:
+        copied = [name for name in OTHER_MODEL_FILES if (checkpoint.folder / name).is_file()]
         if layout == TRANSFORMERS:
-            _copy(checkpoint, (CONFIG_FILE, *checkpoint.weights), directory)
+            copied += [CONFIG_FILE, *checkpoint.weights]
         else:
             model.save_pretrained(directory)
-        _copy(checkpoint, checkpoint.others, directory)
+        for name in copied:
+            shutil.copyfile(checkpoint.folder / name, directory / name)
         card = checkpoint_card(context.fingerprint, model, checkpoint.about, layout)
         (directory / CARD_FILE).write_text(card, encoding="utf-8")
     num_parameters = model.num_parameters()
@@ -68,7 +72,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Whose format the config.json has. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, given its config.json. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL
@@ -89,7 +93,7 @@ def layout_of(checkpoint: CheckpointFiles) -> str:
 
 
 def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
-    """The model, every weight of which came from the checkpoint. Raises: CheckpointError."""
+    """Load the model, whose weights must all be in the checkpoint. Raises: CheckpointError."""
     folder = checkpoint.folder
     try:
         if layout == ORIGINAL:
@@ -101,41 +105,36 @@ def _load(checkpoint: CheckpointFiles, layout: str) -> Any:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def _copy(checkpoint: CheckpointFiles, names: tuple[str, ...], target: Path) -> None:
-    for name in names:
-        shutil.copyfile(checkpoint.folder / name, target / name)
-
-
 class CheckpointError(UserError):
-    """A foreign checkpoint is missing, damaged, of a kind that is not read, or no causal language model."""
+    """A foreign checkpoint is missing, damaged, in an unsupported format, or not a causal language model."""
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """The files of a checkpoint that is there; `about` is what records say of where it comes from."""
+    """The files of an existing checkpoint.
+
+    weights: the files with weights. others: further files, such as the tokenizer. about: the origin and the digests.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     weights: list[str]
-    others: tuple[str, ...]
     about: Mapping[str, Any]
 
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
-    """Look for the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
-    about: dict[str, Any] = {"path": wanted.path}
+    """Find the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
+    folder: Path | None
     if wanted.hub is not None:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
-        about = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
+        about: dict[str, Any] = {"hub": wanted.hub, "revision": wanted.revision, "commit": commit}
     else:
-        path = Path(str(wanted.path))
-        local = local_folder(path, downloads)
-        if local is None:
-            raise CheckpointError(
-                f"checkpoint.path: {path} is no directory, neither below {downloads} nor below the working directory; "
-                "correct the path, or put the checkpoint there"
-            )
-        folder = local
+        folder, about = local_folder(Path(str(wanted.path)), downloads), {"path": wanted.path}
+    if folder is None:
+        raise CheckpointError(
+            f"checkpoint.path: {wanted.path} is no directory, neither below {downloads} nor below the working "
+            "directory; correct the path, or put the checkpoint there"
+        )
     config = read_object(folder / CONFIG_FILE)
     if not config:
         raise CheckpointError(
@@ -144,13 +143,11 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
     weights = _weights(folder, wanted)
     digests = {name: sha256_of(folder / name) for name in (CONFIG_FILE, *weights)}
     _compare(folder, wanted.sha256, digests)
-    about["sha256"] = digests
-    others = tuple(name for name in OTHER_MODEL_FILES if (folder / name).is_file())
-    return CheckpointFiles(folder, config, weights, others, about)
+    return CheckpointFiles(folder, config, weights, about | {"sha256": digests})
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
-    """Names of the files with weights, the index of shards included. Raises: CheckpointError."""
+    """Return the names of the files with weights, including the index of shards. Raises: CheckpointError."""
     names, path = weight_files(folder), folder / PICKLE_FILE
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if not missing:

@@ -1,1 +1,1 @@
-"""Capture of work on a GPU in CUDA graphs, and its replay: blocks of tokens, whole passes, training steps."""
+"""Capture and replay work on a GPU as CUDA graphs: blocks of tokens, whole passes and training steps."""

@@ -1,10 +1,11 @@
-"""Blocks of tokens solved on a GPU, every sequence of a batch to its fixed point, the work replayed as CUDA graphs.
+"""Solve blocks of tokens on a GPU with CUDA graphs, which iterate every sequence of a batch to its fixed point.
 
-An iteration takes dozens of small kernels a layer, and launching them takes longer than running them. So the work on a
-block is captured once, over tensors that stay where they are: `begin` (injection), `iterate` (f, the update, and which
-sequences are done), `compact` (the sequences that are not done, in tensors of half the size), `close` (one undamped f,
-whose states replace the old ones). The host asks only every few iterations how many sequences are not done. Decoding
-is a block of one token, sequential mode a row of them; training solves long blocks.
+An iteration launches dozens of small kernels per layer, and launching them takes longer than running them. So the work
+on a block is captured once, over tensors at fixed addresses. `begin` computes the injection. `iterate` evaluates f,
+updates z and marks the sequences that are done. `compact` moves the other sequences into tensors of half the size.
+`close` evaluates one undamped f and replaces the old states. The host checks only every few iterations how many
+sequences are not done. Decoding solves a block of one token, sequential mode one such block after another; training
+solves long blocks.
 
 Shapes: `B` batch, `A` of them not known to be done, `W` tokens of a block, `D` model, `S` room for keys and values.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -30,28 +32,28 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-CHECK_EVERY = 2  # iterations between two questions how many sequences are not done
-MIN_COMPACTED = 16  # sequences below which a smaller batch saves nothing
+CHECK_EVERY = 2  # iterations between two checks of how many sequences are not done
+MIN_COMPACTED = 16  # number of sequences below which a smaller batch saves nothing
 
 
 @torch.no_grad()
 def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
-    """The state before the first token, in tensors as a block leaves them."""
+    """Return the state before the first token, in tensors like those of a state after a block."""
     x = model.stack_input(embedding_BWD, None, None, None)
     after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
     return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)
 
 
 def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.dtype | None:
-    """The dtype in which iterations may read states in half the time; None where they must read them as they are."""
+    """Return the dtype to which states may be rounded, so that iterations load them in half the time, or None."""
     return autocast if model.layer_class.rounds_state and selected_kernels() == "triton" else None
 
 
 @dataclass(frozen=True)
 class BlockSetting:
-    """What captured graphs were made for; anything else needs others.
+    """The setting for which graphs were captured; any other setting needs other graphs.
 
-    parameters: where they lie. with_state: blocks follow one another, each from the state of the one before.
+    parameters: the addresses of the model's parameters. with_state: whether each block starts from the state before it.
     """
 
     batch: int
@@ -66,7 +68,7 @@ class BlockSetting:
 
     @classmethod
     def of(cls, model: ImplicitModel, embedding_BWD: Tensor, *, with_state: bool = True) -> BlockSetting:
-        """The setting of a block in the model's current mode."""
+        """Return the setting of a block in the model's current mode."""
         batch, width, _ = embedding_BWD.shape
         parameters = (of_module for module in modules_below(model) for of_module in module._parameters.values())
         return cls(
@@ -84,7 +86,7 @@ class BlockSetting:
 
 @dataclass
 class OpenSequences:
-    """Sequences of which some are not done, and their input."""
+    """A batch in which some sequences are not done, and its input."""
 
     active_A: Tensor
     z_AWD: Tensor
@@ -92,11 +94,11 @@ class OpenSequences:
 
 
 class BlockGraph:
-    """The graphs of one model and setting, with the states they carry from block to block.
+    """The graphs of one model and setting, with the states that they carry from block to block.
 
-    prefix: what precedes the first block; with `with_state` its layers must be there. room: so many tokens fit into
-    growing states, those of the prefix included. masks: of dropout, per layer (B, W, D), copied into at each `begin`.
-    open: the batch, then the smaller ones that sequences which are not done move to.
+    prefix: the state before the first block; `with_state` requires its layers. room: the number of tokens that fit into
+    growing states, including the tokens of the prefix. masks: dropout masks per layer (B, W, D), which each `begin`
+    overwrites. open: the whole batch, then the smaller batches to which the sequences that are not done move.
     """
 
     def __init__(
@@ -110,15 +112,15 @@ class BlockGraph:
     ) -> None:
         self.setting = setting
         self.length = 0 if prefix is None else prefix.length
-        self._model = cast("ImplicitModel", weakref.proxy(model))  # its runner owns this object
+        self._model = cast("ImplicitModel", weakref.proxy(model))  # weak because its runner owns this object
         self.room = room
         parameter = next(model.parameters())
         shape = (setting.batch, setting.width, model.config.hidden_size)
         self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
         self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
         self._layers = () if prefix is None else prefix.map(self._with_room).layers
-        # Iterations read a rounded copy of the states; `close` reads the states themselves and advances them. A single
-        # token reads them too few times to repay the copy.
+        # Iterations load a rounded copy of the states; `close` loads the states themselves and advances them. A single
+        # token loads them too few times to repay the copy.
         is_rounded = setting.solver is not None and setting.width > 1
         dtype = rounded_dtype(model, setting.autocast) if is_rounded else None
         self._read = Prefix(self._layers, self.length).rounded(dtype).layers
@@ -129,12 +131,12 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
-            self._update = self._search.update()  # for all blocks: none that is captured remembers iterates
+            self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 
     @torch.no_grad()
     def begin(self, embedding_BWD: Tensor, masks: tuple[Tensor, ...] | None = None) -> None:
-        """Take the input of the next block, its states being those of the block before."""
+        """Start the next block with this input and the states after the block before."""
         self._embedding.copy_(embedding_BWD)
         for mine, mask in zip(self._masks or (), masks or (), strict=True):
             mine.copy_(mask)
@@ -163,32 +165,34 @@ class BlockGraph:
 
     @property
     def best_BWD(self) -> Tensor:
-        """The solution; overwritten by the next block."""
+        """The solution, which the next block overwrites."""
         return self._best.z
 
     @torch.no_grad()
     def close(self) -> Tensor:
-        """One undamped f at the solution, (B, W, D), overwritten by the next block; its states are now the prefix."""
+        """Evaluate one undamped f at the solution and make its states the prefix.
+
+        Returns: f(z), (B, W, D), which the next block overwrites.
+        """
         self._graphs["close"].replay()
         self.length += self.setting.width
         return self._out
 
     def prefix(self) -> Prefix:
-        """What precedes the next block. Its tensors are this object's: the next `close` overwrites them."""
+        """Return the state before the next block, in this object's own tensors, which the next `close` overwrites."""
         return Prefix(self._layers, self.length, room=self.room)
 
-    def fits(self, setting: BlockSetting, prefix: Prefix) -> bool:
-        """Whether these are the graphs for a block of this setting after `prefix`."""
-        has_room = self.room is None or prefix.length + setting.width <= self.room
-        return self.setting == setting and has_room
+    def fits(self, setting: BlockSetting, tokens: int) -> bool:
+        """Return whether these graphs can serve blocks of this setting that end after `tokens` tokens."""
+        return self.setting == setting and (self.room is None or tokens <= self.room)
 
     def holds(self, prefix: Prefix) -> bool:
-        """Whether the next block follows `prefix`."""
+        """Return whether the next block follows `prefix`."""
         return prefix.layers is self._layers and prefix.length == self.length
 
     @torch.no_grad()
     def restart(self, prefix: Prefix | None = None) -> None:
-        """Start anew after `prefix`, which must fit into the room where states grow; None is the empty state."""
+        """Restart after `prefix`, which must fit into the room if states grow; None is the empty state."""
         self.length = 0 if prefix is None else prefix.length
         self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
         if prefix is None:
@@ -199,15 +203,15 @@ class BlockGraph:
             (state if self.room is None else state[:, :, : self.length]).copy_(given)
 
     def refresh_weights(self) -> None:
-        """Take up what an optimizer may have made of the parameters."""
+        """Recompute the effective weights, because an optimizer may have changed the parameters."""
         self._graphs["refresh"].replay()
 
-    # ---- the parts
+    # ---- the captured parts
 
     def _refresh(self) -> None:
         for mine, layer in zip(self._weights, self._model.layers, strict=True):
             for old, new in zip(mine, layer.weights(), strict=True):  # type: ignore[operator]
-                if new is not old:  # a parameter itself
+                if new is not old:  # if it is the same tensor, it is the parameter itself
                     old.copy_(new)
 
     def _begin(self) -> None:
@@ -248,7 +252,7 @@ class BlockGraph:
         ]
 
     def _close(self) -> None:
-        if self.setting.solver is None:  # all of its work in one graph
+        if self.setting.solver is None:  # an explicit model does all its work in this graph
             self._begin()
         z, x = self._embedding if self.setting.solver is None else self._best.z, self.open[0].x
         assert x.prefix is not None
@@ -257,7 +261,7 @@ class BlockGraph:
         self._out.copy_(out)
         for mine, new in zip(self._layers, layers, strict=True):
             for old_state, state in zip(mine, new, strict=True):
-                if state is not old_state:  # keys and values were written in place
+                if state is not old_state:  # the model writes keys and values in place
                     old_state.copy_(state)
         self._position += self.setting.width
 
@@ -276,15 +280,15 @@ class BlockGraph:
         yield "refresh", self._refresh
         if self.setting.solver is not None:
             yield "begin", self._begin
-            yield "iterate 0", lambda: self._iterate(0)
+            yield "iterate 0", partial(self._iterate, 0)
             for level, size in enumerate(self._smaller_batches(), start=1):
-                yield f"compact {level}", lambda level=level, size=size: self._compact(level, size)  # type: ignore[misc]
-                yield f"iterate {level}", lambda level=level: self._iterate(level)  # type: ignore[misc]
+                yield f"compact {level}", partial(self._compact, level, size)
+                yield f"iterate {level}", partial(self._iterate, level)
         if self.setting.with_state:
             yield "close", self._close
 
     def _smaller_batches(self) -> list[int]:
-        """Sizes to which the batch shrinks; none for single tokens, nor where all sequences stop together."""
+        """Return the sizes to which the batch shrinks; none for single tokens or if all sequences stop together."""
         sizes, size = [], self.setting.batch // 2
         while size >= MIN_COMPACTED and self.setting.width > 1 and self._search.rule.stop != "batch":
             sizes.append(size)
@@ -296,7 +300,7 @@ class BlockGraph:
         return [state for layer in layers for state in layer]
 
     def _with_room(self, state: Tensor) -> Tensor:
-        """A copy of a state; of keys and values (B, H, S, P) one with room for the tokens to come."""
+        """Return a copy of a state; keys and values (B, H, S, P) get room for later tokens."""
         if self.room is None:
             return state.clone()
         batch, heads, _, width = state.shape

@@ -1,27 +1,27 @@
-"""Recording work on a GPU as a CUDA graph: thousands of small kernels that are then started by one call."""
+"""Record work on a GPU as a CUDA graph, which starts thousands of small kernels by one call."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_WARM_UPS = 2  # eager runs before a capture, in which kernels compile and allocators settle
+_WARM_UPS = 2  # eager runs before a capture, in which kernels are compiled and memory is allocated
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """Return what autocast computes in; None where it is off."""
+    """Return the dtype in which autocast computes, or None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 class CaptureFailed(RuntimeError):
-    """Work could not be recorded: not enough memory, or something in it that graphs cannot hold."""
+    """The work could not be recorded: memory is short, or a graph cannot contain one of the operations."""
 
 
 class Recorder:
-    """Captures parts of one computation, which share the memory of what lives only within a part.
+    """A recorder of the parts of one computation, which share the memory of temporary tensors.
 
-    A part takes nothing and returns nothing: it reads and writes tensors that stay where they are. What it allocates
-    and keeps a reference to stays as well, and is written anew by each replay.
+    A part has no arguments and no result: it reads and writes tensors at fixed addresses. A tensor that it allocates
+    and stores a reference to keeps its address too, and each replay overwrites it.
     """
 
     def __init__(self, autocast: torch.dtype | None) -> None:
@@ -29,10 +29,10 @@ class Recorder:
         self._pool: Any = None
 
     def capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
-        """Run `part` eagerly, record it, and replay it once, so that what it writes holds values.
+        """Run `part` eagerly, record it, and replay it once, so that its tensors have values.
 
-        rehearsal: runs instead of a part that other processes take part in; that part is only recorded.
-        The random state of the device stays as it was. Raises: CaptureFailed.
+        rehearsal: replaces a collective part in the eager runs; that part is then only recorded, not replayed.
+        The random state of the device does not change. Raises: CaptureFailed.
         """
         try:
             return self._capture(part, rehearsal)
@@ -43,13 +43,13 @@ class Recorder:
         random_state = torch.cuda.get_rng_state()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        # Without autocast's cache: weights that it cast outside of the graph would never be cast again.
+        # Autocast's cache is off, because weights that were cast outside of the graph would never be cast again.
         with torch.autocast("cuda", dtype=self._autocast, enabled=self._autocast is not None, cache_enabled=False):
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
                     (rehearsal or part)()
             torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.empty_cache()  # the warm-ups' memory cannot be used by the graph
+            torch.cuda.empty_cache()  # the graph cannot use the memory of the warm-ups
             with torch.cuda.graph(graph, pool=self._pool):
                 part()
         self._pool = graph.pool()

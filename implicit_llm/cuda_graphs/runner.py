@@ -1,4 +1,4 @@
-"""Replay a model's passes on a GPU from CUDA graphs. A graph is captured at its first use, and again where none fits.
+"""Replay a model's passes on a GPU from CUDA graphs. A graph is captured at its first use, and again if none fits.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,15 +23,12 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.runner import Runner, Token, TrainingStep
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.passes import Search
-from implicit_llm.solver.stats import BlockStats, SolverStats, gather_blocks
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
-
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # capturing graphs costs as much as a few blocks without them
-EAGER_TOKENS = 4  # capturing costs as much as some tokens without it
-ROOM_TOKENS = 256  # by which the room for keys and values grows; then the graphs are captured again
+MIN_TOKENS, MIN_BLOCKS = 16, 4  # because a capture costs as much as a few blocks without graphs
+EAGER_TOKENS = 4  # because a capture costs as much as a few tokens without graphs
+ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -39,31 +36,31 @@ R = TypeVar("R")
 
 
 def can_capture(model: ImplicitModel, device: torch.device) -> bool:
-    """Whether the model's work can be recorded: on a GPU, without hooks and adapters, which run Python."""
+    """Return whether the model's work can be recorded: on a GPU, without hooks and adapters, which run Python."""
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
 def can_solve(model: ImplicitModel, device: torch.device) -> bool:
-    """Whether graphs can solve blocks; they cannot with a method that remembers iterates."""
+    """Return whether graphs can solve blocks; they cannot if the method remembers iterates."""
     has_memory = model.solver is not None and model.solver.method not in ("plain", "damped")
     return not has_memory and can_capture(model, device)
 
 
 @dataclass
 class Decoder:
-    """Graphs for single tokens, made after a few tokens came one by one; they carry the states of one cache."""
+    """The graphs that decode single tokens for one cache and carry its states, captured after a few eager tokens."""
 
     tokens: int = 0
     graph: BlockGraph | None = None
 
 
 class GraphRunner(Runner):
-    """Replays single tokens and evaluation by blocks; with `replays_training`, training passes of one shape too.
+    """A runner that replays single tokens and blockwise evaluation; with `replays_training` also training passes.
 
-    A capture that fails ends this: the model then has a plain `Runner`.
-    step: the graph of whole training steps. sequences: those that solve blocks, in training (True) and in evaluation.
-    decoders: those for single tokens, by cache. token_graph: the newest of them, which serves the next cache once its
-    own is gone.
+    If a capture fails, the model gets a plain `Runner` instead.
+    step: the graph of whole training steps, which have one shape. sequences: the graphs that solve blocks, in training
+    (True) and in evaluation. decoders: the graphs for single tokens, by cache. token_graph: the newest of these, which
+    serves another cache once its own cache is deleted.
     """
 
     def __init__(self, replays_training: bool = False) -> None:
@@ -100,9 +97,9 @@ class GraphRunner(Runner):
         decoder.tokens += 1
         return self._attempt(model, self._replay_token, decoder, model, embedding_BLD, cache)
 
-    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
+    def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
         prefix, length = f.x.prefix, embedding_BLD.shape[1]
-        # Without blocks, starts from nothing and after a prefix need different graphs, which would replace each other.
+        # Without blocks, the empty state and a prefix need different graphs, which would replace each other.
         is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
         is_wanted = self.replays_training and f.model.training and f.valid_BL is None and is_captured
         if is_wanted and _can_solve_training(f.model, embedding_BLD):
@@ -129,7 +126,7 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`, or None where it cannot capture; the runner is a plain one from then on."""
+        """Return the result of `replay`. If it cannot capture, return None and give the model a plain runner."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
@@ -138,9 +135,9 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
-        """Whether a training step can be captured as a graph: graphs are wanted, and no part of it waits for the host.
+        """Return whether to capture a training step: graphs are wanted, and no part of the step waits for the host.
 
-        fp16 is left out: its loss is scaled before the backward pass, which the graph would not know.
+        fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """
         base, solver = model.base, model.solver
         if not (self.replays_training and model.training and torch.is_grad_enabled()) or base.gradient_checkpointing:
@@ -150,7 +147,7 @@ class GraphRunner(Runner):
         if cache is not None and base.has_growing_state:
             return False
         if solver is not None and solver.mode == "fixed_point":
-            # The backward pass of an implicit gradient takes a number of products that depends on the data.
+            # In the backward pass of an implicit gradient, the number of products depends on the data.
             is_solved = cache is None or (solver.block_len or ids_BL.shape[1]) < ids_BL.shape[1]
             return solver.gradient != "implicit" and is_solved and _can_solve_training(base, ids_BL)
         return can_capture(base, ids_BL.device)
@@ -163,18 +160,21 @@ class GraphRunner(Runner):
         labels_BL: Tensor,
         cache: ConvergedStateCache | None,
     ) -> TrainingStep:
-        """Collective if there is a reducer. Raises: CaptureFailed, then on all ranks."""
+        """Run a training step from its graph, which is captured first if needed; collective if there is a reducer.
+
+        Raises: CaptureFailed; with a reducer on all ranks.
+        """
         is_new = self.step is None or self.step.setting != setting
         failure: CaptureFailed | None = None
         try:
             if is_new:
-                self.step = self.token_graph = None  # their memory is free before the next is captured
+                self.step = self.token_graph = None  # to free their memory before the next capture
                 self.step = StepGraph(setting, model, ids_BL)
             assert self.step is not None
             self.step.prepare(ids_BL, labels_BL, None if cache is None else cache.prefix, self._solve)
         except CaptureFailed as error:
             failure = error
-        # Before the first replay, which waits for the gradients of all ranks.
+        # All ranks must agree before the first replay, which waits for the gradients of all ranks.
         if is_new and self.reducer is not None and self.reducer.is_true_anywhere(failure is not None):
             failure = failure or CaptureFailed("another process cannot")
         if failure is not None:
@@ -188,31 +188,31 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Work like `next_token`. Raises: CaptureFailed."""
+        """Compute the next token with a graph, or return None while tokens are still eager. Raises: CaptureFailed."""
         assert cache.prefix is not None
-        graph, setting = decoder.graph, BlockSetting.of(model, embedding_B1D)
-        if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, cache.prefix):
+        graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
+        if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):
             before = cache.prefix.without_room()
             graph = graph or self._free_token_graph()
-            if graph is not None and graph.fits(setting, before):
+            if graph is not None and graph.fits(setting, tokens):
                 graph.restart(before)
-                if decoder.graph is None:  # it served another cache, perhaps with other weights
+                if decoder.graph is None:  # the graph served another cache, perhaps with other weights
                     graph.refresh_weights()
             elif decoder.tokens <= EAGER_TOKENS:
                 return None
             else:
-                self.token_graph = decoder.graph = graph = None  # its memory is free before the next is captured
+                self.token_graph = decoder.graph = graph = None  # to free its memory before the next capture
                 room = before.length + ROOM_TOKENS if model.has_growing_state else None
                 self.token_graph = graph = BlockGraph(setting, model, before, room=room)
             decoder.graph = graph
         graph.begin(embedding_B1D)
-        stats = None if setting.solver is None else gather_blocks([(1, graph.solve())], 1)
+        stats = None if setting.solver is None else gather_blocks([Block(1, graph.solve())], 1)
         z_B1D = graph.close().clone()
         cache.prefix = graph.prefix()
         return z_B1D, stats
 
     def _free_token_graph(self) -> BlockGraph | None:
-        """The newest graph for single tokens, if its cache is gone."""
+        """Return the newest graph for single tokens if no cache uses it."""
         is_used = any(decoder.graph is self.token_graph for decoder in self.decoders.values())
         return None if is_used else self.token_graph
 
@@ -223,8 +223,8 @@ class GraphRunner(Runner):
         embedding_BLD: Tensor,
         masks: tuple[Tensor, ...] | None,
         prefix: Prefix | None = None,
-    ) -> tuple[Tensor, Blocks]:
-        """Work like `training_solve`. Raises: CaptureFailed."""
+    ) -> tuple[Tensor, list[Block]]:
+        """Run the solver's part of a training pass with graphs. Raises: CaptureFailed."""
         solver, length = model.solver, embedding_BLD.shape[1]
         assert solver is not None
         width = min(solver.block_len or length, length)
@@ -237,7 +237,7 @@ class GraphRunner(Runner):
     def _evaluate(
         self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Work like `evaluation_pass` in blocks of `width` tokens. Raises: CaptureFailed."""
+        """Run an evaluation pass with graphs, in blocks of `width` tokens. Raises: CaptureFailed."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         return z_BLD, graph.prefix().without_room().map(Tensor.clone), gather_blocks(blocks, 1)
@@ -252,14 +252,14 @@ class GraphRunner(Runner):
         has_masks: bool = False,
         room_tokens: int = 0,
     ) -> BlockGraph:
-        """The graph at the beginning of a sequence that follows `prefix`; captured anew where none fits."""
+        """Return the graph for a sequence after `prefix`; capture one if the stored one does not fit."""
         setting = BlockSetting.of(model, embedding_BWD, with_state=with_state)
         kept = self.sequences.get(model.training)
         has_room = with_state and model.has_growing_state
         room = room_tokens + (0 if prefix is None else prefix.length) if has_room else None
-        if kept is None or kept.setting != setting or (kept.room or 0) < (room or 0):
+        if kept is None or not kept.fits(setting, room or 0):
             self.sequences.pop(model.training, None)
-            del kept  # its memory is free before the next is captured
+            del kept  # to free its memory before the next capture
             before = prefix if prefix is not None or not with_state else empty_prefix(model, embedding_BWD)
             kept = BlockGraph(setting, model, before, room=room, has_masks=has_masks)
             self.sequences[model.training] = kept
@@ -276,20 +276,20 @@ def _solve_blocks(
     masks: tuple[Tensor, ...] | None = None,
     *,
     closes: bool = True,
-) -> tuple[Tensor, Blocks]:
-    """z (B, L, D) and the statistics of each block; without `closes`, of the one block as the solver left it."""
+) -> tuple[Tensor, list[Block]]:
+    """Return z (B, L, D) and the statistics of each block; without `closes`, z is the solver's own z of one block."""
     parts: list[Tensor] = []
-    blocks: list[tuple[int | Tensor, BlockStats]] = []
+    blocks: list[Block] = []
     for start in range(0, embedding_BLD.shape[1], width):
         here = slice(start, start + width)
         graph.begin(embedding_BLD[:, here], None if masks is None else tuple(mask[:, here] for mask in masks))
-        blocks.append((width, graph.solve()))
+        blocks.append(Block(width, graph.solve()))
         parts.append(graph.close().clone() if closes else graph.best_BWD)
     return torch.cat(parts, dim=1) if closes else parts[0], blocks
 
 
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
-    """Whether graphs can solve a training pass over ids (B, L) or their embedding: in blocks of one length."""
+    """Return whether graphs can solve a training pass over ids (B, L) or their embedding, in blocks of equal length."""
     assert model.solver is not None
     length = input_BL.shape[1]
     width = model.solver.block_len or length

@@ -1,8 +1,8 @@
-"""Loss and gradients of a training pass on a GPU, forward and backward replayed as one CUDA graph.
+"""Compute loss and gradients of a training pass on a GPU; one CUDA graph replays the forward and backward pass.
 
-The solver's part of a free pass depends on the data and comes before, from the graphs of blocks.py; what is
-differentiated, from the embedding over unrolled or phantom steps to the gradients, is the same work in every step.
-With several processes the graph sums the gradients over them too, beside the rest of the backward pass.
+The differentiated part does the same work in every step: embedding, unrolled or phantom steps, loss and gradients.
+The solver's part of a free pass depends on the data and runs before it, with the graphs of blocks.py.
+With several processes the graph also sums the gradients over them, at the same time as the rest of the backward pass.
 A step after a carried state (state passing) also computes the state after its sequences, without a gradient.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +26,20 @@ from implicit_llm.cuda_graphs.blocks import empty_prefix, rounded_dtype
 from implicit_llm.cuda_graphs.capture import Recorder, autocast_dtype
 from implicit_llm.models.backbone import ImplicitModel, StackMap
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
-from implicit_llm.models.runner import Reducer, TrainingStep
+from implicit_llm.models.runner import TrainingStep
 from implicit_llm.models.stack import LayerState, Prefix, StackInput
 from implicit_llm.solver.passes import differentiated_steps, free_stats, unrolled_pass
-from implicit_llm.solver.stats import SolverStats, unrolled_stats
+from implicit_llm.solver.stats import Block, SolverStats, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
-
-    Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, Blocks]]
+Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | None], tuple[Tensor, list[Block]]]
 
 
 @dataclass(frozen=True)
 class StepSetting:
-    """What a captured step was made for; anything else needs another.
+    """The setting for which a step was captured; any other setting needs another capture.
 
-    with_state: it starts from a carried state and advances it. reducer: sums its gradients over ranks.
+    with_state: whether the step starts from a carried state and advances it. reducer: sums its gradients over ranks.
     """
 
     shape: tuple[int, ...]
@@ -51,17 +48,15 @@ class StepSetting:
     aligned: bool
     return_logits: bool
     with_state: bool
-    parameters: tuple[tuple[int, bool], ...]  # where they lie, and whether they are trained
-    reducer: Reducer | None
+    parameters: tuple[tuple[int, bool], ...]  # their addresses, and whether they are trained
+    reducer: Any
 
     @classmethod
     def of(
         cls, model: ImplicitForCausalLM, ids_BL: Tensor, aligned: bool, return_logits: bool, *, with_state: bool
     ) -> StepSetting:
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in model.parameters())
-        autocast = autocast_dtype(ids_BL.device.type)
-        reducer = model.base.runner.reducer
-        shape = tuple(ids_BL.shape)
+        shape, autocast, reducer = tuple(ids_BL.shape), autocast_dtype(ids_BL.device.type), model.base.runner.reducer
         return cls(shape, model.solver, autocast, aligned, return_logits, with_state, parameters, reducer)
 
 
@@ -70,7 +65,7 @@ class StepGraph:
 
     def __init__(self, setting: StepSetting, model: ImplicitForCausalLM, ids_BL: Tensor) -> None:
         self.setting = setting
-        self._reference = weakref.ref(model)  # weak, because the model's runner owns this object
+        self._reference = weakref.ref(model)  # weak because the model's runner owns this object
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids, self._labels = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL)
         self._is_free = setting.solver is not None and setting.solver.mode == "fixed_point"
@@ -89,7 +84,7 @@ class StepGraph:
         self.num_replays = 0
 
     def prepare(self, ids_BL: Tensor, labels_BL: Tensor, before: Prefix | None, solve: Solve) -> None:
-        """Take a batch and the state before it, None if that is empty; do the solver's part of its pass by `solve`."""
+        """Copy in a batch and the state before it (None if empty), and run the solver's part of its pass by `solve`."""
         solver = self.setting.solver
         self._ids.copy_(ids_BL)
         self._labels.copy_(labels_BL)
@@ -108,10 +103,11 @@ class StepGraph:
                 self._z.fill_(math.nan)
 
     def replay(self) -> TrainingStep:
-        """The pass of the batch.
+        """Run the pass of the batch that `prepare` copied in.
 
-        Only the sum can be differentiated, once, before the next call; the next call overwrites the others.
-        Raises: NonFiniteState of the solver, once the other ranks, which wait for its gradients, have got NaN.
+        Only the returned sum of losses can be differentiated, once and before the next call, which overwrites the other
+        tensors.
+        Raises: the solver's NonFiniteState, after the other ranks, which wait for these gradients, have received NaN.
         """
         self._graph.replay()
         self.num_replays += 1
@@ -123,7 +119,7 @@ class StepGraph:
         return total, self._logits, self._hidden, self._stats
 
     def states_after(self, length: int) -> Prefix:
-        """The states after the sequences of the last replay, which begin after `length` tokens."""
+        """Return the states after the sequences of the last replay; `length` tokens precede these sequences."""
         return Prefix(self._after, length + self._ids.shape[1]).map(Tensor.clone)
 
     @property
@@ -147,9 +143,9 @@ class StepGraph:
         with torch.no_grad():
             self._masks = self._model.base.draw_dropout(self._z)
 
-    def _learn(self, reducer: Reducer | None) -> None:
-        # Of tensors in the parameters' memory, since what others keep of the parameters' autograd nodes (DDP does) ties
-        # them to streams that the capture must not touch.
+    def _learn(self, reducer: Any) -> None:
+        # We differentiate aliases that share the parameters' memory. Others, such as DDP, may store the parameters' own
+        # autograd nodes, which are then tied to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)
         aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in pass_of.named_parameters()}
         trained = [alias for alias in aliases.values() if alias.requires_grad]
@@ -189,11 +185,11 @@ class StepGraph:
 
 
 class _WeightsInTurn:
-    """`layer.weights()` of each layer, computed where the layer is first applied.
+    """The `layer.weights()` of each layer, computed when the layer is first applied.
 
-    Autograd goes back in the order of the forward pass. If all were computed before the first layer, the gradient of
-    every parameter would be complete only at the very end, and no sum over ranks could begin earlier. The steps of a
-    series without gradient have weights of their own, which those of the last step replace.
+    Autograd runs in the reverse order of the forward pass. If all weights were computed before the first layer, the
+    gradient of every parameter would be complete only at the very end, and no sum over ranks could begin earlier. The
+    steps of a series that run without gradient compute their own weights, which the last step replaces.
     """
 
     def __init__(self, layers: nn.ModuleList) -> None:
@@ -209,7 +205,7 @@ class _WeightsInTurn:
 
 
 class _Pass(nn.Module):
-    """A computation with a model, called with other tensors for its parameters."""
+    """A module that runs a computation with a model, so that `functional_call` can replace the model's parameters."""
 
     def __init__(self, model: nn.Module, compute: Callable[[], Any]) -> None:
         super().__init__()
@@ -217,7 +213,7 @@ class _Pass(nn.Module):
 
 
 class _Replayed(torch.autograd.Function):
-    """The loss of a replayed step, whose gradients are there already: the backward pass only scales them."""
+    """The loss of a replayed step; its gradients exist already, so the backward pass only scales them."""
 
     @staticmethod
     def forward(ctx: Any, step: StepGraph, total: Tensor, *parameters: Tensor) -> Tensor:

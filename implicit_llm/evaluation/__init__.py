@@ -1,1 +1,1 @@
-"""Evaluation of trained models."""
+"""Evaluate trained models."""

@@ -64,16 +64,16 @@ class EvaluationResult:
 class Tally(Protocol):
     """Counts the answers of a model. `measures`: values that are None once an answer was not finite."""
 
-    @property
-    def measures(self) -> tuple[str, ...]: ...
+    measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
         """Count a batch, None where the model gave no answer; return how many of its rows are not finite."""
-        ...
 
-    def values(self) -> dict[str, Any]: ...
+    def values(self) -> dict[str, Any]:
+        """Return the record's values."""
 
-    def shown(self) -> str: ...
+    def shown(self) -> str:
+        """Return the words for a line of progress."""
 
 
 def tallied(
@@ -129,16 +129,13 @@ def answers(
         try:
             is_cast = job.precision == "bf16"
             with torch.inference_mode(), torch.autocast(job.device.type, torch.bfloat16, enabled=is_cast):
-                input_ids = torch.as_tensor(np.asarray(batch["input_ids"]), dtype=torch.long, device=job.device)
+                input_ids = torch.as_tensor(batch["input_ids"], dtype=torch.long, device=job.device)
                 answer = read((ask or job.model)(input_ids=input_ids), batch)
         except FloatingPointError as error:
             log.warning("%s: %s", job.where, error)
             answer = None
         except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            job.batch_size.halve(job.where, error)
-            torch.cuda.empty_cache()  # of what the failed attempt left there
+            job.batch_size.halve(error, job.where)
             continue
         start += len(batch["input_ids"])
         yield start, batch, answer
@@ -154,13 +151,17 @@ def check_tokens(model: Any, highest: int, where: str) -> None:
         )
 
 
-def token_losses(logits_BLV: Tensor, labels_BL: np.ndarray) -> Tensor:
-    """Cross entropy in nats of aligned labels, computed in fp32, shape (B, L); 0 where a label is IGNORED_LABEL."""
+def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Cross entropy in nats of aligned labels, computed in fp32, shape (B, L); 0 where a label is IGNORED_LABEL.
+
+    Without the model's `head` the states are its logits.
+    """
     batch, length = labels_BL.shape
-    labels = torch.as_tensor(labels_BL, dtype=torch.long, device=logits_BLV.device)
-    losses_BL = torch.empty(batch, length, dtype=torch.float32, device=logits_BLV.device)
+    labels = torch.as_tensor(labels_BL, dtype=torch.long, device=states_BLD.device)
+    losses_BL = torch.empty(batch, length, dtype=torch.float32, device=states_BLD.device)
     for part in pieces(length, batch):
-        logits = logits_BLV[:, part].flatten(0, 1).float()
+        logits_BLV = states_BLD[:, part] if head is None else head(states_BLD[:, part])
+        logits = logits_BLV.flatten(0, 1).float()
         losses = F.cross_entropy(logits, labels[:, part].flatten(), reduction="none", ignore_index=IGNORED_LABEL)
         losses_BL[:, part] = losses.view(batch, -1)
     return losses_BL
@@ -183,20 +184,21 @@ class BatchSize:
     size: int
     is_fixed: bool = False
 
-    def halve(self, where: str, cause: BaseException) -> None:
-        """Raises: EvaluationOutOfMemory when there is nothing left to halve."""
+    def halve(self, error: RuntimeError, where: str) -> None:
+        """Halve the size after an accelerator's refusal, or that of the CPU's allocator, which is a plain RuntimeError.
+
+        Raises: EvaluationOutOfMemory when there is nothing left to halve; every other `error`.
+        """
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise error
         if self.is_fixed or self.size == 1:
             raise EvaluationOutOfMemory(
                 f"{where}: out of memory at batch size {self.size}; use a device with more memory, or set a smaller "
                 "batch_size where it belongs to the mode's stopping rule"
-            ) from cause
+            ) from error
         self.size //= 2
+        torch.cuda.empty_cache()  # of what the failed attempt left there
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether this is an accelerator's or the CPU allocator's refusal (the latter is a plain RuntimeError)."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @dataclass
@@ -227,16 +229,14 @@ class SolverTally:
 
     def values(self) -> dict[str, float | None]:
         """The solver's part of a record of metrics.json, `residual` the largest; None where there is no number."""
-        values: dict[str, float | None] = dict.fromkeys(("iterations_per_token", "residual", "unconverged_share"))
-        if self.residual_max is not None:
-            values = {
-                "iterations_per_token": finite(self.iterations / self.num_tokens),
-                "residual": finite(self.residual_max),
-                "unconverged_share": None
-                if math.isnan(self.residual_max)
-                else self.unconverged_tokens / self.num_tokens,
-            }
-        return values | {"f_evaluations_per_token": self.f_evaluations_per_token}
+        residual, num_tokens = self.residual_max, self.num_tokens
+        is_unknown = residual is None or math.isnan(residual)
+        return {
+            "iterations_per_token": None if residual is None else finite(self.iterations / num_tokens),
+            "residual": None if residual is None else finite(residual),
+            "unconverged_share": None if is_unknown else self.unconverged_tokens / num_tokens,
+            "f_evaluations_per_token": self.f_evaluations_per_token,
+        }
 
 
 def finite(value: float) -> float | None:
@@ -290,7 +290,7 @@ class PositionTally:
         starts = position_bins(len(self.total_L))
         totals, counts = (np.add.reduceat(values_L, starts - 1) for values_L in (self.total_L, self.num_tokens_L))
         ends = [*(starts[1:] - 1).tolist(), len(self.total_L)]
-        means = [float(f"{total / count:.6g}") if count else None for total, count in zip(totals, counts, strict=True)]
+        means = [finite(total / count) if count else None for total, count in zip(totals, counts, strict=True)]
         return {"start": starts.tolist(), "end": ends, "loss": means, "num_tokens": counts.tolist()}
 
 

@@ -44,7 +44,7 @@ class ModelEvaluation:
     def __init__(
         self, context: StageContext, config: Any, tracked: Sequence[str], place: Place = itemgetter("data", "mode")
     ) -> None:
-        trained = model_input(context)
+        trained = context.given(MODEL_ROLE)
         self.model = load_model(trained, context.runtime)
         self.solver = solver_of(self.model)
         if self.solver is None:
@@ -103,15 +103,14 @@ class ModelEvaluation:
         """The rows that all of `modes` are evaluated on, in batches of `batch_size` unless a mode or the runtime
         asks for another. Raises: EvaluateConfigError where modes ask for different ones."""
         solver = self.solver  # the sequences of an explicit model are never coupled
-        asked = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
-        sizes = {name: size for name, size in asked.items() if size is not None}
-        if len(set(sizes.values())) > 1:
+        sizes = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
+        fixed = {size for size in sizes.values() if size is not None}
+        if len(fixed) > 1:
             raise EvaluateConfigError(
                 f"modes: all are compared on the same batches, and the batch sizes differ ({sizes}); "
                 "give them the same batch_size"
             )
-        fixed = next(iter(sizes.values()), None)
-        size = BatchSize(fixed or self.batch_size or batch_size, is_fixed=fixed is not None)
+        size = BatchSize(next(iter(fixed), None) or self.batch_size or batch_size, is_fixed=bool(fixed))
         limits = [limit for limit in (max_samples, *(mode.max_samples for mode in modes)) if limit is not None]
         return EvaluationJob(self.model, dataset, min([len(dataset), *limits]), size, where, self.precision)
 
@@ -186,11 +185,6 @@ def tracked_name(*parts: str) -> str:
 
 class EvaluateInputError(UserError):
     """An input directory is not what an evaluation needs."""
-
-
-def model_input(context: StageContext) -> Input:
-    """The training phase to evaluate. Raises: InputMissing."""
-    return context.given(MODEL_ROLE)
 
 
 def data_inputs(context: StageContext) -> dict[str, Input]:

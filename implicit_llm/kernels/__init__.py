@@ -1,1 +1,1 @@
-"""Numerical kernels of the Mamba2 block, each with one signature and one implementation per backend."""
+"""Both model families use these kernels. Each has one signature and one implementation per backend."""

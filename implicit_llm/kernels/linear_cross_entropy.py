@@ -1,8 +1,8 @@
-"""Cross entropy of a linear head without its logits: a slice of tokens at a time, gradients made on the way.
+"""Compute the cross entropy of a linear head and its gradient in slices of tokens, without storing all logits.
 
-At 16,384 tokens and 50,000 words the fp32 logits alone are 3.3 GB, and reading and writing them takes longer than the
-products. The head is applied with its width rounded up to a multiple of 64: cuBLAS runs the published 50277 at an
-eighth of its speed.
+For 16,384 tokens and a vocabulary of 50,000 the fp32 logits alone are 3.3 GB, and moving them through memory takes
+longer than the products. The head's width is rounded up to a multiple of 64, because cuBLAS runs the published width
+50277 at an eighth of its speed.
 Shapes: `T` tokens, `D` width, `V` vocabulary, `U` vocabulary rounded up.
 """
 
@@ -14,18 +14,18 @@ from torch.nn import functional as F
 
 from implicit_llm.kernels import selection
 
-SLICE_TOKENS = 4096  # 0.8 GB of fp32 logits at 50,000 words
+SLICE_TOKENS = 4096  # 0.8 GB of fp32 logits with a vocabulary of 50,000
 WIDTH_MULTIPLE = 64
-# Probabilities reach below what fp16 can tell from zero; gradients are formed so much larger and scaled back in fp32.
+# Small probabilities round to zero in fp16, so gradients are multiplied by this factor and scaled back in fp32.
 FP16_SCALE = 1024.0
 
 
 def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, ignore_index: int = -100) -> Tensor:
-    """Sum over the tokens of the cross entropy in nats of `hidden @ weight.T`, a scalar in fp32 (fp64 if hidden is).
+    """Return the cross entropy in nats of `hidden @ weight.T`, summed over tokens, in fp32 (fp64 if hidden is fp64).
 
-    Products are in autocast's dtype where autocast is on, else in that of hidden; the softmax is in fp32. Labels of
-    `ignore_index` count nothing. Differentiable once, in hidden and weight; under `reference` as often as you like, and
-    with all logits in memory.
+    Products are computed in autocast's dtype if autocast is on, otherwise in that of hidden; the softmax is in fp32.
+    Tokens with label `ignore_index` are skipped. The result can be differentiated once, with respect to hidden and
+    weight; with the `reference` kernels any number of times, with all logits in memory.
     """
     device = hidden_TD.device.type
     if torch.is_autocast_enabled(device):
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Any]:
-    """Loss of every token, and its gradient in the logits times `scale`, in their dtype; overwrites the logits."""
+    """Return every token's loss and, in the logits' dtype, `scale` times its gradient; may overwrite the logits."""
     if selection.softmax_runs_on_triton(logits_TU):
         from implicit_llm.kernels.triton import softmax as triton_softmax
 

@@ -1,6 +1,7 @@
-"""RMS normalisation: plain, gated, and of a sum. By Triton kernels or in plain PyTorch with its gradient written out.
+"""Compute RMS norms, plain, gated or of a sum, by Triton kernels or in plain PyTorch with an explicit gradient.
 
-Autograd would keep five fp32 tensors a call; this keeps the inputs, and takes half the passes over memory.
+Autograd would store five fp32 tensors per call; this code stores the inputs alone and needs half as many passes over
+memory.
 Shapes: `...` any leading dimensions, `D` width.
 """
 
@@ -14,9 +15,9 @@ from implicit_llm.kernels import selection
 
 
 def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 (fp64 if x is), returned in `dtype`, by default that of x.
+    """Return x / sqrt(mean(x^2) + eps) * weight in `dtype`, by default that of x; computed in fp32 (fp64 if x is fp64).
 
-    With a gate, of x silu(gate): Mamba2's output norm.
+    With a gate, x silu(gate) replaces x, as in Mamba2's output norm.
     """
     dtype = dtype or x.dtype
     if selection.norm_runs_on_triton(x):
@@ -26,7 +27,7 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
     if selection.is_reference():
         gated = _gate(x, gate)
         return F.rms_norm(gated, weight.shape, weight.to(gated.dtype), eps).to(dtype)
-    if not torch.is_grad_enabled():  # to enter an autograd function takes a fifth of the time of a decoded token's norm
+    if not torch.is_grad_enabled():  # entering an autograd function takes a fifth of the time of a decoded token's norm
         return _scaled(x, gate, weight, eps, dtype)[0]
     return _GatedNorm.apply(x, gate, weight, eps, dtype)
 
@@ -34,7 +35,7 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
 def add_and_norm(
     h: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """h + branch, and its `rms_norm`: on Triton one pass over memory, also where branch is narrower than h."""
+    """Return h + branch and its `rms_norm`; Triton needs one pass over memory, also if branch has a narrower dtype."""
     if h.dtype == torch.promote_types(h.dtype, branch.dtype) and selection.norm_runs_on_triton(h):
         from implicit_llm.kernels.triton import norm as triton_norm
 
@@ -49,7 +50,7 @@ def _gate(x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def _scaled(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The normed tensor in `dtype`, and 1 / sqrt(mean(x^2) + eps)."""
+    """Return the normed tensor in `dtype`, and 1 / sqrt(mean(x^2) + eps)."""
     gated = _gate(x, gate)
     scale = gated.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (gated * scale).mul_(weight).to(dtype), scale

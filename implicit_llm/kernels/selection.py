@@ -1,13 +1,14 @@
-"""The one place that decides which kernels run.
+"""Select the kernels that run; no other module decides this.
 
-`torch` is plain PyTorch, for every device and dtype, with gradients of our own. `reference` is the same formulas where
-autograd sees every operation, as torch.func, forward mode and second derivatives need; it takes more time and memory.
-`triton` is kernels of our own, on NVIDIA GPUs from sm_80 up and on ROCm; what they do not serve of a Mamba2 mixer goes
-to mamba_ssm's SSD and causal_conv1d's convolution if these are installed. `mamba_ssm` gives them every mixer, and needs
-them; the rest is as under `triton`. One of the four is selected once per process (`selected_kernels`). A call that the
-selected kernels cannot serve goes to `torch` by the rules at the end of this file; each reason is logged once.
+`torch` is plain PyTorch, for every device and dtype, with explicit gradients. `reference` has the same formulas, but
+autograd records every operation, as torch.func, forward mode and second derivatives require; it takes more time and
+memory. `triton` runs our own kernels, on NVIDIA GPUs from sm_80 up and on ROCm. Mamba2 mixers that they cannot serve
+use mamba_ssm's SSD and causal_conv1d's convolution if these packages are installed. `mamba_ssm` requires these packages
+and uses them for every mixer; otherwise it equals `triton`. One of the four is selected once per process
+(`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end of this file,
+and each reason is logged once.
 
-Nothing of triton, mamba_ssm or causal_conv1d is imported unless it is wanted and a GPU for it is there.
+triton, mamba_ssm and causal_conv1d are imported only if they are selected and a GPU for them exists.
 """
 
 import importlib
@@ -37,27 +38,27 @@ _log = logging.getLogger(__name__)
 
 
 class KernelsUnavailable(UserError, RuntimeError):
-    """The kernels asked for cannot run here; the message names what is missing and how to get it."""
+    """The requested kernels cannot run here; the message names what is missing and how to install it."""
 
     failure_class = "env"
 
 
 class _Process:
-    """What this process has decided and said."""
+    """The backend selected in this process, and the reasons that it has logged."""
 
     backend: Backend | None = None
     reasons: frozenset[str] = frozenset()
 
 
 def selected_kernels() -> Backend:
-    """The backend of this process; decided at the first call if `select_kernels` has not decided it before."""
+    """Return the backend of this process; the first call selects it, unless `select_kernels` already has."""
     return _Process.backend or select_kernels("auto")
 
 
 def select_kernels(choice: KernelChoice = "auto") -> Backend:
-    """Decide for the whole process; `auto` leaves it to the environment (IMPLICIT_LLM_KERNELS), then to the machine.
+    """Select the kernels of the whole process; `auto` uses IMPLICIT_LLM_KERNELS if set, else what the machine supports.
 
-    Raises: KernelsUnavailable if `triton` or `mamba_ssm` is asked for and cannot run here.
+    Raises: KernelsUnavailable if `triton` or `mamba_ssm` is requested and cannot run here.
     """
     asked, where = choice, "the caller's choice"
     if choice == "auto":
@@ -78,7 +79,10 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
 
 
 def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
-    """`select_kernels`, but `auto` means torch on the CPU, also beside a GPU. Raises: KernelsUnavailable."""
+    """Select kernels like `select_kernels`; for device `cpu`, `auto` means `torch`, even if the machine has a GPU.
+
+    Raises: KernelsUnavailable.
+    """
     if device == "cpu" and choice == "auto":
         _Process.backend = "torch"
         return "torch"
@@ -87,7 +91,7 @@ def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
 
 @contextmanager
 def kernels(choice: KernelChoice) -> Iterator[Backend]:
-    """Select for the length of a `with` block: for tests and comparisons."""
+    """Select kernels for the duration of a `with` block, for tests and comparisons."""
     before = _Process.backend
     try:
         yield select_kernels(choice)
@@ -96,7 +100,7 @@ def kernels(choice: KernelChoice) -> Iterator[Backend]:
 
 
 def _missing_for_triton() -> str | None:
-    """What keeps the triton kernels from running on this machine, with the cure; None if nothing does."""
+    """Return why the triton kernels cannot run on this machine and how to fix it; None if they can."""
     if not torch.cuda.is_available():
         return "PyTorch sees no NVIDIA or ROCm GPU"
     if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
@@ -108,7 +112,7 @@ def _missing_for_triton() -> str | None:
 
 
 def _mamba_module(name: str) -> ModuleType:
-    """A module of mamba_ssm without running mamba_ssm/__init__, which imports compiled parts not needed here."""
+    """Import a module of mamba_ssm without mamba_ssm/__init__, which imports compiled parts that we do not need."""
     if "mamba_ssm" not in sys.modules:
         spec = importlib.util.find_spec("mamba_ssm")
         if spec is None or spec.submodule_search_locations is None:
@@ -127,14 +131,14 @@ def _mamba_module(name: str) -> ModuleType:
 
 @cache
 def mamba_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The chunked scan of mamba_ssm and the convolution of causal_conv1d. Raises: what their import raises."""
+    """Return the chunked scan of mamba_ssm and the convolution of causal_conv1d. Raises: any error of their import."""
     scan = _mamba_module("ops.triton.ssd_combined").mamba_chunk_scan_combined
     return scan, importlib.import_module("causal_conv1d").causal_conv1d_fn
 
 
 @cache
 def missing_of_mamba_ssm() -> str | None:
-    """What keeps the kernels of mamba_ssm and causal_conv1d from running here, with the cure; None if nothing does."""
+    """Return why the kernels of mamba_ssm and causal_conv1d cannot run here and how to fix it; None if they can."""
     absent = [name for name in _MAMBA_PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         return f"{', '.join(absent)} not installed: {INSTALL}"
@@ -147,7 +151,7 @@ def missing_of_mamba_ssm() -> str | None:
 
 
 def is_reference() -> bool:
-    """Whether operations must be ones that autograd knows, without functions of our own."""
+    """Return whether all operations must be PyTorch's own, without custom autograd functions."""
     return selected_kernels() == "reference"
 
 
@@ -155,28 +159,28 @@ def _uses_triton() -> bool:
     return selected_kernels() in ("triton", "mamba_ssm")
 
 
-# The rules. Each returns why a call goes to torch although other kernels are selected, or None.
+# The rules. Each returns whether the selected kernels can serve a call; if not, `_decide` logs the reason.
 
 GROUPED = "fewer heads of keys and values than of queries"
-MAX_WIDTH = 256  # of heads and states: what tests/gpu covers
-# Offsets of 32 bits: our kernels compute them from the start of a sequence or a token, which they find with 64 bits;
-# those of mamba_ssm and causal_conv1d from the start of a tensor, and larger ones would be finite and wrong.
+MAX_WIDTH = 256  # of heads and states; tests/gpu tests no wider ones
+# Offsets have 32 bits. Our kernels count them from the start of a sequence or token, whose address has 64 bits; those
+# of mamba_ssm and causal_conv1d count from the start of a tensor. Beyond the limit results would be finite but wrong.
 MAX_OFFSET = 2**31
 MAX_GRID = 65_535  # programs along the second or third axis of a launch
-MIN_CHUNK = 32  # positions of a long sequence that one program of a mixer takes, at least
-# mamba_ssm tunes itself anew, for a minute, for every chunk length: few of them, and multiples of its tiles.
+MIN_CHUNK = 32  # smallest number of positions that one program of a mixer processes in a long sequence
+# mamba_ssm tunes its kernels for a minute for every chunk length, so there are few lengths, all multiples of its tiles.
 PUBLISHED_CHUNKS = (64, 128, 256)
-MAX_JUDGED_WIDTH = 8192  # one program reads whole tokens
+MAX_JUDGED_WIDTH = 8192  # because one program loads whole tokens
 MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in registers
-MAX_TRAINED_STATE_TILE = 64 * 128  # the same of the gradient
+MAX_TRAINED_STATE_TILE = 64 * 128  # the same for the gradient
 MAX_TAPS = 4  # of the convolution
 MAX_SEARCH_WIDTH = 256  # of a model whose blocks one kernel solves
-SEARCH_SHARED_BYTES = 192 * 1024  # what that kernel needs: a Hopper GPU has 227 KiB a block, an A100 163
-MAX_ROW_BYTES = 64 * 1024  # a row of the norm is held in one block
+SEARCH_SHARED_BYTES = 192 * 1024  # needed by that kernel; a Hopper GPU has 227 KiB per block, an A100 163
+MAX_ROW_BYTES = 64 * 1024  # because one block holds a row of the norm
 
 
 def ssd_runs_on_triton(x_BLHP: Tensor, B_BLGN: Tensor) -> bool:
-    """mamba_ssm's kernels multiply fp32 in TF32, so they take fp32 only where PyTorch's own products may use TF32."""
+    """Return whether mamba_ssm's SSD runs; it multiplies fp32 in TF32, so fp32 needs PyTorch's permission for TF32."""
     if not _uses_triton():
         return False
     is_too_exact = x_BLHP.dtype == torch.float32 and not _is_tf32_allowed()
@@ -209,7 +213,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """The kernels of a whole mixer, for passes without gradient and padding; `sizes` are (P, G, N)."""
+    """Return whether the kernels of a whole mixer run, without gradient and padding; `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
@@ -218,10 +222,10 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Whether the kernels of a whole mixer run with their gradient, without one of the state before the sequence."""
+    """Return whether the kernels of a whole mixer run with gradient; the state before the sequence gets none."""
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
-    # In TF32 it would be up to 3 % off in the gradients of dt's bias and of A, where mamba_ssm's kernels keep 0.2 %.
+    # In TF32 the gradients of dt's bias and of A would be wrong by up to 3 %; those of mamba_ssm are wrong by 0.2 %.
     if projected_BLE.dtype == torch.float32 and _is_tf32_allowed():
         return False
     return _decide("gradient of the mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_TRAINED_STATE_TILE))
@@ -230,7 +234,7 @@ def trained_scan_runs_on_triton(
 def search_runs_on_triton(
     injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
 ) -> bool:
-    """Whether one kernel solves all blocks of a layer; if not, blocks are solved one after another, without a log."""
+    """Return whether one kernel solves all blocks of a layer; if not, they are solved one by one, without a log."""
     if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
@@ -249,7 +253,7 @@ def search_runs_on_triton(
         and width in (4, 8, 16, 32)
         and length % width == 0
         and batch * width % 32 == 0
-        and length * columns * (32 // width) <= MAX_OFFSET  # of the sequences of a program
+        and length * columns * (32 // width) <= MAX_OFFSET  # the entries of a program's sequences
     )
 
 
@@ -267,14 +271,14 @@ def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """The kernels that check convergence: only for stopping rules of single sequences."""
+    """Return whether kernels check convergence; they have only the stopping rules of single sequences."""
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
-    """The one kernel between the projections of an attention layer: a single token, without gradient."""
+    """Return whether one kernel runs all of a layer's attention between its projections: one token, no gradient."""
     if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     batch, heads, room, width = room_BHSP[0].shape
@@ -312,15 +316,15 @@ def _unfit(x: Tensor) -> str | None:
 
 
 def published_chunk(length: int) -> int:
-    """Positions of a chunk in mamba_ssm's kernels."""
+    """Return the number of positions of a chunk in mamba_ssm's kernels."""
     return next((size for size in PUBLISHED_CHUNKS if size >= length), PUBLISHED_CHUNKS[-1])
 
 
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
-    """Entries of the largest tensor that mamba_ssm's SSD or its gradient reads or forms, and its programs on an axis.
+    """Return the entries of the largest tensor in mamba_ssm's SSD and its gradient, and its programs along an axis.
 
-    It reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
-    by rows of 32 (B, H, C, Q / 32, Q) of the chunks C of length Q.
+    SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
+    in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.
     """
     (batch, length, heads, width), (groups, size) = x_BLHP.shape, B_BLGN.shape[2:]
     chunk = published_chunk(length)
@@ -330,12 +334,12 @@ def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
 
 
 def _extent(x: Tensor) -> int:
-    """Entries of the memory from the first entry of x to the last one, both included."""
+    """Return the number of entries in memory from the first entry of x to the last one, both included."""
     return 1 + sum((count - 1) * stride for count, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
-    """Say which limit is exceeded by the entries that an offset counts, or by the programs along an axis."""
+    """Return which limit is exceeded by the entries that an offset counts or by the programs along an axis, or None."""
     if entries <= MAX_OFFSET and programs <= MAX_GRID:
         return None
     limit = "offsets of 2^31 or more" if entries > MAX_OFFSET else f"more than {MAX_GRID} programs along an axis"
@@ -343,7 +347,7 @@ def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
 
 
 def _first(limits: Mapping[str, bool]) -> str | None:
-    """The first limit that is exceeded."""
+    """Return the first limit that is exceeded, or None."""
     return next((reason for reason, is_exceeded in limits.items() if is_exceeded), None)
 
 
@@ -361,5 +365,5 @@ def _is_tf32_allowed() -> bool:
     matmul = torch.backends.cuda.matmul
     try:
         return matmul.allow_tf32
-    except RuntimeError:  # torch 2.9 and later, where the newer setting contradicts this one
+    except RuntimeError:  # raised by torch 2.9 and later if the newer setting contradicts this one
         return matmul.fp32_precision == "tf32"

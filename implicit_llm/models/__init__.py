@@ -1,1 +1,1 @@
-"""Implicit and explicit language models of the Mamba2 and Llama families."""
+"""Define implicit and explicit language models of the Mamba2 and Llama families."""

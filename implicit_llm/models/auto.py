@@ -1,4 +1,4 @@
-"""The models under Hugging Face's Auto classes, and the configurations and trained models of the package, by name."""
+"""Register the models with the Auto classes; find the package's configurations and trained models by name."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from implicit_llm_contracts.config.registry import InvalidEntry, NameTaken
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 
-CONFIGS = Path(__file__).parent.parent / "configs"  # a directory for each configuration
-TRAINED = CONFIGS.with_name("trained")  # a directory for each trained model
+CONFIGS = Path(__file__).parent.parent / "configs"  # one directory per configuration
+TRAINED = CONFIGS.with_name("trained")  # one directory per trained model
 FAMILIES.update(
     implicit_mamba2=(ImplicitMamba2Config, ImplicitMamba2Model, ImplicitMamba2ForCausalLM),
     implicit_llama3=(ImplicitLlama3Config, ImplicitLlama3Model, ImplicitLlama3ForCausalLM),
@@ -38,12 +38,12 @@ def register_implicit_causal_lm() -> None:
 
 
 def register_family(name: str, config: type[ImplicitConfig], layer: type[RecurrentLayer]) -> type[RecurrentForCausalLM]:
-    """Make `name` a model type of Hugging Face's Auto classes: layers of the class `layer`, explicit or implicit.
+    """Register `name` with Hugging Face's Auto classes: explicit and implicit models with layers of the class `layer`.
 
-    Everything around the layers is that of the built-in families: embedding, injection, solver, loss, generation and
-    saving. Call it before such a model is loaded.
-    Args: config has `model_type = name` and the fields that `layer(config)` reads.
-    Returns: the class of its language models.
+    Everything else is the same as in the built-in families: embedding, injection, solver, loss, generation and saving.
+    Call this function before you load such a model.
+    Args: config has `model_type = name` and the fields that `layer(config)` uses.
+    Returns: the class of the family's language models.
     Raises: NameTaken for a model type of this package or of transformers; InvalidEntry; ModelConfigError.
     """
     if not (isinstance(config, type) and issubclass(config, ImplicitConfig)):
@@ -64,14 +64,14 @@ def register_family(name: str, config: type[ImplicitConfig], layer: type[Recurre
 
 
 def list_configs() -> list[str]:
-    """Names that `load_config` knows, for example "mamba2-130m-implicit"."""
+    """Return the names that `load_config` accepts, for example "mamba2-130m-implicit"."""
     return sorted(path.parent.name for path in CONFIGS.glob("*/config.json"))
 
 
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
-    """The configuration of that name, with fields replaced by `overrides`; a dict of solver settings replaces those.
+    """Return the configuration of that name with `overrides`; a dict for `solver` changes only the settings it names.
 
-    Raises: ModelConfigError for a name or a field that does not exist, naming the nearest one that does.
+    Raises: ModelConfigError for an unknown name or field; the message suggests the nearest known one.
     """
     if name not in list_configs():
         hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")
@@ -87,10 +87,11 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
 
 
 def trained_model(name: str | Path) -> Path:
-    """The directory of a trained model, for `from_pretrained`: of the package, or of a finished run.
+    """Return the directory of a trained model for `from_pretrained`; its README.md is the model card.
 
-    name: such as "s5-state-passing-s0", or a run directory, such as "results/demo/train/a5-implicit-s1/free". README.md
-    in the directory is the model card. Raises: ModelConfigError for any other name.
+    name: a model of the package, such as "s5-state-passing-s0", or the directory of a finished run, such as
+        "results/demo/train/a5-implicit-s1/free".
+    Raises: ModelConfigError for any other name.
     """
     run = Path(name)
     if (run / MANIFEST).is_file():

@@ -1,4 +1,4 @@
-"""The model without its head: embedding, injection, and the layer stack iterated to its fixed point.
+"""Define models without their heads: embedding, injection, and a layer stack, which implicit models iterate.
 
 Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabulary.
 """
@@ -6,7 +6,7 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,18 +21,18 @@ from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.models.runner import Runner
 from implicit_llm.models.stack import LayerState, Padding, Prefix, StackInput, refuse_lost_gradient
 from implicit_llm.solver.passes import Search, differentiated_steps, free_stats, unrolled_pass, with_gradient
-from implicit_llm.solver.stats import SolverStats
+from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import AS_TRAINED, EvalMode, SolverConfig
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class ImplicitModelOutput(ModelOutput):
-    """last_hidden_state is z* (B, L, D) for an implicit model; solver_stats is None for an explicit one."""
+    """The output of a model without its head.
+
+    last_hidden_state (B, L, D): for an implicit model the fixed point z*. solver_stats: None for an explicit model.
+    """
 
     last_hidden_state: Tensor | None = None
     past_key_values: ConvergedStateCache | None = None
@@ -41,7 +41,7 @@ class ImplicitModelOutput(ModelOutput):
 
 
 class StackMap:
-    """f(., x) of a model for one input: what the solver iterates (solver.passes: SequenceMap)."""
+    """The map f(., x) of a model for one input, which the solver iterates (a `SequenceMap` of solver.passes)."""
 
     def __init__(self, model: "ImplicitModel", x: StackInput) -> None:
         self.model, self.x = model, x
@@ -61,7 +61,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Sharded layers are gathered at each call, so every process has to call them until none needs them."""
+        """Return whether any process needs f again; all processes must join a call, which gathers sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -78,16 +78,16 @@ class StackMap:
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """The forward pass that families share; a family names its layer class, its embedding and its last norm.
+    """The forward pass that all families share; a family defines its layer class, its embedding and its last norm.
 
-    runner: it runs the passes, a `runner_class()` at first.
+    runner: runs the passes; it is initially a `runner_class()`.
     """
 
     layer_class: type[Layer]
     _final_norm: str
     runner_class: type[Runner] = Runner
     _has_said_so = False
-    has_growing_state = False  # whether a layer's state is as long as the sequence
+    has_growing_state = False  # whether a layer's state grows with the sequence
 
     def __init__(self, config: ImplicitConfig) -> None:
         super().__init__(config)
@@ -96,7 +96,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         setattr(self, self._final_norm, RMSNorm(width, eps))
         self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
         if config.is_implicit:
-            if config.injection_width == 1:  # PyTorch would add it to every channel, and nothing would say so
+            if config.injection_width == 1:  # PyTorch would silently broadcast it to every channel
                 raise ModelConfigError(
                     f"injection_width: 1 would be added to every channel alike; let {type(config).__name__} return the "
                     "width of what it is added to"
@@ -107,13 +107,16 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self.post_init()
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Rotary tables of attention layers, None for others."""
+        """Return the rotary tables of attention layers, or None for other layers."""
         return None
 
     def apply_stack(
         self, h_BLD: Tensor, x: StackInput, *, return_states: bool = False, collect: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """One evaluation of f: all layers and the final norm. The layers' states after the block, if asked for."""
+        """Evaluate f once: apply all layers and the final norm; append each layer's input and the output to `collect`.
+
+        Returns: f(h) and the layers' states after the block, which are an empty tuple without `return_states`.
+        """
         states, branch_BLD = [], None
         for index, layer in enumerate(self.layers):
             if collect is not None:
@@ -126,11 +129,11 @@ class ImplicitModel(ImplicitPreTrainedModel):
             collect.append(h_BLD)
         return h_BLD, tuple(states) if return_states else ()
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
         """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
 
-        None where no kernel can, or where the state became NaN or infinite; the blocks are then solved one after
-        another.
+        Return None if no kernel can do this, or if the state became NaN or infinite; the caller then solves the blocks
+        one after another.
         """
         return None
 
@@ -147,12 +150,12 @@ class ImplicitModel(ImplicitPreTrainedModel):
         eval_mode: EvalMode | None = None,
         **kwargs: Any,
     ) -> ImplicitModelOutput:
-        """Run to the fixed point: the training pass of `solver` in train mode, its evaluation pass in eval mode.
+        """Compute the fixed point: run the training pass of `solver` in train mode, its evaluation pass in eval mode.
 
-        Args: input_ids (B, L) or inputs_embeds (B, L, D); attention_mask (B, past + L), 0 for padding, which
-            may be anywhere in a row and never changes the result for the other tokens; past_key_values a cache of
-            converged states, advanced in place, without a gradient through it; eval_mode replaces the solver's for this
-            call.
+        Args: input_ids (B, L) or inputs_embeds (B, L, D). attention_mask (B, past + L): 0 for padding, which may be
+            anywhere in a sequence and never changes the results of the other tokens. past_key_values: a cache of
+            converged states, which is advanced in place and passes no gradient. eval_mode: replaces that of the solver
+            for this call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
             arguments; NonFiniteState, whose position does not count padding; NotImplementedError in an export.
         """
@@ -160,7 +163,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
         cache = self.joined_cache(len(h_BLD), past_key_values, use_cache)
         padding = Padding.of(attention_mask, h_BLD, 0 if cache is None else cache.get_seq_length())
-        stats: SolverStats | None
         is_plain = not output_hidden_states and eval_mode is None
         if cache is not None and is_plain and padding is None:
             token = self.runner.next_token(self, h_BLD, cache)
@@ -179,7 +181,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
                 position_ids = padding.move_behind(position_ids.expand(len(h_BLD), -1))
         x = self.stack_input(h_BLD, None if padding is None else padding.valid_BL, position_ids, prefix)
         collect: list[Tensor] | None = [] if output_hidden_states else None
-        stats = None
+        stats: SolverStats | None = None
         if solver is None:
             h_BLD, prefix = self._explicit_pass(h_BLD, x, cache is not None, collect)
         else:
@@ -199,9 +201,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
 
     def joined_cache(self, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
-        """The cache that a forward pass reads and advances; a new one if none is given and `use_cache` wants one.
+        """Return the cache that a forward pass uses and advances: the given one, or a new one if `use_cache` is true.
 
-        Raises: ValueError for any other kind of cache, and for a cache of another model or number of sequences.
+        Raises: ValueError for a cache of another class, another model or another number of sequences.
         """
         if cache is None and not use_cache:
             return None
@@ -220,22 +222,22 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
-        """The embedding (B, L, D), once the arguments of `forward` are found to go together. Raises: ValueError."""
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        """Check the arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
+        is_ids = inputs_embeds is None
+        given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
         if with_hidden_states and self.config.is_implicit:
             raise ValueError(
                 "an implicit model has no hidden state per layer, only its fixed point: read last_hidden_state"
             )
-        is_ids = inputs_embeds is None
         if given.ndim != (2 if is_ids else 3) or 0 in given.shape:
             wanted = "input_ids must be (batch, length)" if is_ids else "inputs_embeds must be (batch, length, width)"
             raise ValueError(f"{wanted} with at least one token; got shape {tuple(given.shape)}")
-        return self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        return self.get_input_embeddings()(given) if is_ids else given
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
-        """The solver with the call's evaluation mode. Raises: ValueError for an explicit model and in train mode."""
+        """Return the solver of this call. Raises: ValueError if `eval_mode` is set in train mode or without solver."""
         solver = self.solver
         if eval_mode is None:
             return solver
@@ -244,7 +246,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return replace(solver, eval_mode=eval_mode)
 
     def calls_modules(self) -> bool:
-        """Whether every module must be called, for a hook or an adapter; no CUDA graphs then. Logged once."""
+        """Return whether a hook or an adapter requires module calls, which rules out CUDA graphs; log this once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True
@@ -263,9 +265,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         position_ids: Tensor | None,
         prefix: Prefix | None,
     ) -> StackInput:
-        """Everything f needs besides z; computed once per forward pass.
+        """Return everything that f needs besides z; call this once per forward pass.
 
-        Args: valid_BL is False for padding, which comes last in each row. Without position_ids, positions count tokens.
+        Args: valid_BL: False for padding, which comes last in each sequence. position_ids: by default, positions count
+            the tokens, but not earlier padding.
         Raises: ValueError for positions that do not increase, as in packed documents.
         """
         _, length, _ = embedding_BLD.shape
@@ -293,7 +296,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         )
 
     def draw_dropout(self, embedding_BLD: Tensor) -> tuple[Tensor, ...] | None:
-        """Per layer a scaled keep-mask (B, L, D); None outside training."""
+        """Return a scaled keep-mask (B, L, D) for each layer, or None without dropout and outside training."""
         if not self.training or self.config.dropout == 0:
             return None
         keep = 1 - self.config.dropout
@@ -332,7 +335,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
 
 class RecurrentModel(ImplicitModel):
-    """Layers of one class whose states do not grow with the sequence, explicit or iterated to the fixed point."""
+    """An explicit or implicit model whose layers have states that do not grow with the sequence."""
 
     base_model_prefix = "backbone"
     _input_embed_layer = "embeddings"

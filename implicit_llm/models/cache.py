@@ -1,4 +1,4 @@
-"""The cache of converged states that generation carries from token to token."""
+"""Define the cache of converged states, which generation carries from token to token."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from implicit_llm.models.stack import Prefix
 
 
 class ConvergedStateCache(Cache):
-    """Converged SSM and convolution states, or keys and values, of everything seen so far, for one batch.
+    """The converged states after all tokens so far, for one batch: SSM and convolution states, or keys and values.
 
-    Given as `past_key_values` to a model, it is read and then advanced in place.
-    made_by: the model of the states; is_growing: whether they are as long as the sequence.
+    A model that gets the cache as `past_key_values` starts from these states and then advances the cache in place.
+    prefix: the states, None before the first forward pass. made_by: the model that computed the states. is_growing:
+    whether they grow with the sequence.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Forget the last `-tokens` tokens; keep the first `tokens` if positive, as transformers up to 5.20 wants.
+        """Remove the last `-tokens` tokens, or all but the first `tokens` if that is positive (transformers <= 5.20).
 
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """
@@ -64,7 +65,7 @@ class ConvergedStateCache(Cache):
         self.prefix = before.first(length)
 
     def join(self, model: str, batch: int, *, is_growing: bool) -> None:
-        """Begin with a forward pass of this model over so many sequences, or go on with one.
+        """Prepare a forward pass of `model` over `batch` sequences: record the model, or check that the states fit it.
 
         Raises: ValueError for states of another model or of another number of sequences.
         """

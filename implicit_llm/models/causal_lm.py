@@ -1,4 +1,4 @@
-"""Language models of both families: backbone, tied head, loss, generation.
+"""Define the language models of all families: backbone, tied head, loss and generation.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
@@ -26,9 +26,10 @@ from implicit_llm_data.shards import IGNORED_LABEL
 
 @dataclass
 class ImplicitCausalLMOutput(ModelOutput):
-    """loss is None without labels; logits (B, L, V), None if not asked for; solver_stats is None if explicit.
+    """The output of a language model.
 
-    last_hidden_state (B, L, D): what the head is applied to.
+    loss: None without labels. logits (B, L, V): None with `return_logits=False`. last_hidden_state (B, L, D): the input
+    of the head. solver_stats: None for an explicit model.
     """
 
     loss: Tensor | None = None
@@ -40,7 +41,7 @@ class ImplicitCausalLMOutput(ModelOutput):
 
 
 class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
-    """What both families share around the backbone."""
+    """A language model of any family: a backbone with head, loss and generation."""
 
     model_class: type[ImplicitModel]
 
@@ -72,13 +73,13 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> ImplicitCausalLMOutput:
-        """Logits and, with labels, the mean cross entropy in fp32 (fp64 if the model is).
+        """Return the logits and, with labels, the mean cross entropy in fp32 (in fp64 if the model is fp64).
 
-        Args: labels (B, L), -100 ignored. aligned: logits at t are scored on labels at t (word problems);
-            otherwise on labels at t+1, as everywhere in Hugging Face. logits_to_keep: only the last so many positions
-            (0: all), or an index of positions; labels are then theirs. return_logits=False: the loss alone, without
-            ever holding all logits. num_items_in_batch divides the sum of the losses instead of the number of labels.
-            Others as in the backbone.
+        Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on labels at t (word problems)
+            instead of labels at t+1, as elsewhere in Hugging Face. logits_to_keep: how many of the last positions are
+            computed (0: all), or an index of positions; labels then belong to these positions. return_logits: if False,
+            only the loss is returned and all logits are never in memory at once. num_items_in_batch: the divisor of the
+            summed loss, by default the number of labels. All other arguments are those of the backbone.
         """
         self.refuse_unknown(kwargs)
         inputs: dict[str, Any] = {
@@ -89,9 +90,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
             "output_hidden_states": output_hidden_states,
             "eval_mode": eval_mode,
         }
-        is_bare = all(given is None or given is False for given in inputs.values())
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        is_bare = is_bare and isinstance(logits_to_keep, int) and logits_to_keep == 0
+        has_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        is_bare = has_all and all(given is None or given is False for given in inputs.values())
         if labels is not None and input_ids is not None and is_bare:
             how = {"aligned": aligned, "return_logits": return_logits}
             cache = self.base.joined_cache(len(input_ids), past_key_values, None)
@@ -102,7 +103,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
                 return ImplicitCausalLMOutput(mean, logits_BLV, hidden_BLD, cache, solver_stats=stats)
         output = self.base(input_ids, past_key_values=past_key_values, return_dict=True, **inputs)
         kept_BLD, logits_BLV, loss = output.last_hidden_state[:, keep], None, None
-        is_fp64 = kept_BLD.dtype == torch.float64  # which the loss of transformers takes to fp32
+        is_fp64 = kept_BLD.dtype == torch.float64  # the loss of transformers would cast it to fp32
         if labels is not None and (aligned or not return_logits or is_fp64):
             total, logits_BLV = self.total_loss(kept_BLD, labels, aligned, return_logits)
             loss = total / _count(labels, aligned, num_items_in_batch)
@@ -117,9 +118,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def total_loss(
         self, hidden_BLD: Tensor, labels_BL: Tensor, aligned: bool, return_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the cross entropy summed over the labels, in fp32 (fp64 if the model is), and the logits (B, L, V).
+        """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
-        Without `return_logits` all logits are never held, and None is returned for them.
+        Without `return_logits`, the logits are None and never in memory all at once.
         """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
@@ -137,12 +138,12 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # forward makes a ConvergedStateCache
+        return False  # forward creates a ConvergedStateCache
 
-    def generate(  # type: ignore[override]  # its other parameters are keywords here
+    def generate(  # type: ignore[override]  # the other parameters are in kwargs
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """Generate as in transformers, always with the evaluation pass; afterwards train mode is as before.
+        """Generate as in transformers, always with the evaluation pass; restore train mode afterwards.
 
         Raises: ValueError for a cache_implementation, and for prompts with padding on the right.
         """
@@ -164,9 +165,9 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Do as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter.
+        """Prepare as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter.
 
-        Raises: ValueError for a prompt that ends in padding, from which transformers would continue.
+        Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
         mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
         is_prompt = cache is None or cache.get_seq_length() == 0
@@ -179,21 +180,21 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
 
 def _count(labels_BL: Tensor, aligned: bool, num_items: int | Tensor | None) -> int | Tensor:
-    """What the sum of the losses is divided by."""
+    """Return the divisor of the summed loss: `num_items`, or the number of labels without it."""
     if num_items is not None:
         return num_items
     return ((labels_BL if aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
 
 
 class RecurrentForCausalLM(ImplicitForCausalLM):
-    """Language model whose layers have states that do not grow with the sequence."""
+    """A language model whose layers have states that do not grow with the sequence."""
 
     base_model_prefix = "backbone"
-    _is_stateful = True  # decoding methods that rewind are refused by name
+    _is_stateful = True  # so transformers refuses decoding methods that rewind
     _tied_weights_keys = {"lm_head.weight": "backbone.embeddings.weight"}  # noqa: RUF012 (an instance variable in transformers)
 
 
-# Fields of the configurations of transformers' models that ours have too, in every family.
+# The configurations of transformers' models and of all our families have these fields.
 TAKEN = (
     "vocab_size",
     "hidden_size",
@@ -213,10 +214,11 @@ def sharing_weights(
     taken: Sequence[str],
     **fields: Any,
 ) -> ImplicitForCausalLM:
-    """An explicit model of the class `cls` with the weights of a model of transformers, which have the same names.
+    """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    Its configuration has theirs in the fields `taken`, and `fields`. Raises: ModelConfigError for a setting in `fixed`
-    with another value, which gives another layer than ours.
+    The weights have the same names in both. The configuration copies the fields TAKEN and `taken` from that of `model`
+    and gets `fields` on top.
+    Raises: ModelConfigError if a setting in `fixed` has another value, because the layer would differ from ours.
     """
     theirs = model.config
     for key, wanted in fixed.items():
@@ -233,8 +235,8 @@ def sharing_weights(
 
 
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
-    """`model(input_ids, ...)` in sequential mode: each token solved to convergence, only converged state carried.
+    """Run the model in sequential mode: solve each token to convergence and carry only converged states.
 
-    The model must be in evaluation mode. An explicit model has one mode only.
+    The model must be in evaluation mode. An explicit model has only one mode. `kwargs` are those of `model(...)`.
     """
     return model(input_ids, eval_mode=None if model.solver is None else "sequential", **kwargs)

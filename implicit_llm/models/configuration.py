@@ -1,6 +1,6 @@
-"""Configurations of the two families: flat, typed fields that `AutoConfig` reads and writes.
+"""Define the configurations of all families: flat, typed fields that `AutoConfig` reads and writes.
 
-The published nested layout is translated on reading (published.py) and never written.
+The published nested layout is translated when it is read (published.py), and is never written.
 """
 
 import os
@@ -19,21 +19,22 @@ from implicit_llm.models.published import clean_config, is_published
 from implicit_llm_contracts.config.solver import SolverConfig
 
 SHIM = Path(__file__).with_name("modeling_implicit.py")
-NORM_EPS = 1e-5  # of a family whose configuration has no layer_norm_epsilon
+NORM_EPS = 1e-5  # for a family whose configuration has no layer_norm_epsilon
 
 
 @strict
 class ImplicitConfig(PreTrainedConfig):
-    """Fields that both families share.
+    """The configuration fields that all families share.
 
-    is_implicit: iterate the layer stack to a fixed point; False is the explicit baseline of the same architecture.
-    weight_norm: weight normalisation on linear and convolution weights; None means "as is_implicit", as published.
-    solver: a `SolverConfig`, also given as a dict of its settings; None for explicit models.
-    dropout: variational, one mask for all iterations of a forward pass; the paper trains without.
-    initializer_range: standard deviation of the embedding at initialisation.
+    is_implicit: whether to iterate the layer stack to a fixed point; False is the explicit baseline of the same
+        architecture.
+    weight_norm: whether to normalise linear and convolution weights; None means the value of is_implicit, as published.
+    solver: a `SolverConfig` or a dict of its settings; None for explicit models.
+    dropout: the rate of variational dropout, which uses one mask for all iterations of a pass; the paper uses none.
+    initializer_range: the standard deviation of the embedding at initialisation.
     """
 
-    # What Trainer leaves out of predictions, so that compute_metrics gets the logits.
+    # Trainer omits these outputs from predictions, so that compute_metrics gets the logits.
     keys_to_ignore_at_inference = ["past_key_values", "solver_stats", "last_hidden_state"]  # noqa: RUF012 (no field)
 
     vocab_size: int = 50288
@@ -58,7 +59,7 @@ class ImplicitConfig(PreTrainedConfig):
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
         own = [field.name for field in fields(self)]
-        for key in kwargs:  # transformers keeps every further one as an attribute; a misspelt field would set nothing
+        for key in kwargs:  # transformers stores unknown keys as attributes, so a misspelt field would have no effect
             if close := get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ModelConfigError(f"{key}: {type(self).__name__} has no such field; did you mean {close[0]!r}?")
         super().__post_init__(**kwargs)
@@ -69,23 +70,24 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Whether the module that is saved beside a model has its classes: those of this package, not a user's."""
+        """Return whether the module that is saved with a model has this class: it has only those of this package."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the configuration, and beside it the module that `auto_map` names."""
+        """Save the configuration and, in the same folder, the module that `auto_map` names."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if self._is_in_shim():
             shutil.copyfile(SHIM, Path(save_directory) / SHIM.name)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Do nothing: transformers would copy part of this package's source beside the saved model."""
+        """Do nothing, because transformers would copy part of this package's source into the folder of the model."""
 
     def __setattr__(self, key: str, value: Any) -> None:
-        """Set a field; a dict of solver settings changes those of the solver that is there, and keeps the others.
+        """Set a field; a dict of solver settings changes only these settings of an existing solver.
 
-        Raises: ModelConfigError for a solver that an explicit model would ignore or an implicit one lacks.
+        Raises: ModelConfigError for a solver of an explicit model, for the removal of the solver of an implicit model,
+            and for another value of is_implicit.
         """
         before = self.__dict__.get("solver")
         if key == "solver":
@@ -104,24 +106,24 @@ class ImplicitConfig(PreTrainedConfig):
 
     @property
     def injection_width(self) -> int:
-        """Width of what the layers add to their in-projections."""
+        """The width of the injection, which the layers add to their in-projections."""
         return self.hidden_size
 
     @property
     def norm_eps(self) -> float:
-        """Epsilon of the norms around and between the layers."""
+        """The epsilon of the norms around and between the layers."""
         return getattr(self, "layer_norm_epsilon", NORM_EPS)
 
     @property
     def has_weight_norm(self) -> bool:
-        """`weight_norm`, which is never None once the configuration is made."""
+        """The value of `weight_norm`, which is never None after initialisation."""
         return bool(self.weight_norm)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read the clean layout, or translate the published one. Fields in `kwargs` replace those that were saved.
+        """Read the clean layout, or translate the published one; fields in `kwargs` replace the saved ones.
 
-        They are replaced before the configuration is made, so that it checks them as it checks its own.
+        Fields are replaced before the configuration is created, so that its checks apply to the new values.
         """
         values = clean_config(config_dict) if is_published(config_dict) else config_dict
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}
@@ -130,7 +132,7 @@ class ImplicitConfig(PreTrainedConfig):
 
 
 def replaced(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved fields with some of them changed; of the solver those settings that a dict names."""
+    """Return the saved fields with `changed` applied; a dict for `solver` changes only the settings that it names."""
     values = {**saved, **changed}
     if isinstance(changed.get("solver"), Mapping) and saved.get("solver"):
         values["solver"] = SolverConfig.of(changed["solver"], SolverConfig.of(saved["solver"]))

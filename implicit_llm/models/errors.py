@@ -1,10 +1,10 @@
-"""Errors of the model library."""
+"""Define the errors of the model library."""
 
 from implicit_llm_contracts.errors import UserError
 
 
 class ModelConfigError(UserError, ValueError):
-    """A model cannot be made of a configuration or of weights; the message names the key or the file, and the fix."""
+    """A configuration or weights do not define a valid model; the message names the key or the file, and the fix."""
 
 
 class LostGradient(ValueError):

@@ -1,4 +1,4 @@
-"""What solver, padding and generation assume of a layer, tested on one of a user's family.
+"""Check that a layer of a user's family meets the assumptions of the solver, of padding and of generation.
 
 Shapes: `B` batch, `L` length, `D` model.
 """
@@ -16,16 +16,15 @@ from implicit_llm.models.stack import Prefix
 from implicit_llm_contracts.config.flops import FAMILIES
 
 BATCH, LENGTH, SPLIT = 2, 12, 7
-TOLERANCE = 1e-4  # of the largest output, in fp32; faults of a layer are of its size
+TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wrong layer is about as large as its output
 
 
 def check_layer(config: ImplicitConfig) -> None:
-    """Check that a layer of this configuration is causal, continues from its state, and ignores padding and other rows.
+    """Check that a layer is causal, continues from its state, and ignores padding and other sequences of the batch.
 
-    The layer of an implicit model must add its injection too. The family must be registered. One layer with random
-    weights gets random input, with an injection if the configuration is implicit; the random numbers of the caller
-    stay as they were.
-    Raises: ModelConfigError, which says what the layer does wrong.
+    The layer of an implicit model must also add its injection. The family must be registered. The check runs one layer
+    of this configuration with random weights on random input; the caller's random state does not change.
+    Raises: ModelConfigError, whose message describes what the layer does wrong.
     """
     family = FAMILIES[config.model_type]
     config = copy.deepcopy(config)

@@ -1,8 +1,9 @@
-"""What the layers of both families are built of: weights with weight normalisation, convolution, norm, injection.
+"""Define the building blocks of layers: normalised weights, projections, norms, the injection, and layer base classes.
 
-An implicit model applies the same weights dozens of times in one pass. Normalising (and under autocast casting) them in
-every iteration is waste, so a layer asks for `effective_weight()` once and hands the tensors to each iteration. That
-bypasses the modules, so it is done only where `touched_module` finds none; elsewhere the layer calls its modules.
+An implicit model applies the same weights dozens of times in one pass. Normalising them (and casting them under
+autocast) in every iteration would waste time, so a layer calls `effective_weight()` once and passes the tensors to each
+iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise calls the
+modules.
 
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
@@ -22,9 +23,9 @@ from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalisation with a learned scale, of x silu(gate) where a gate is given.
+    """The root mean square normalisation with a learned scale, of x or, with a gate, of x silu(gate).
 
-    feeds_products: its output is only multiplied by weights, so it is written in the dtype to which autocast casts it.
+    feeds_products: whether the output is only multiplied by weights; it then has the dtype to which autocast casts it.
     """
 
     def __init__(self, width: int, eps: float, *, feeds_products: bool = False) -> None:
@@ -36,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h + branch, and its norm. One pass over memory, unless a hook or adapter needs the module to be called."""
+        """Return h + branch and its norm, in one pass over memory unless a hook or adapter requires a module call."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -51,7 +52,7 @@ def added(t: Tensor, other: Tensor | None) -> Tensor:
 
 
 def product_dtype(t: Tensor) -> torch.dtype:
-    """In which a product takes `t`: autocast's where it is on, but fp64 stays."""
+    """Return the dtype in which a product uses `t`: that of autocast if it is on, but fp64 stays fp64."""
     is_cast = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
     return torch.get_autocast_dtype(t.device.type) if is_cast else t.dtype
 
@@ -59,7 +60,7 @@ def product_dtype(t: Tensor) -> torch.dtype:
 class NormedWeight(nn.Module):
     """A weight of any shape, plain (`weight`) or weight-normalised (`g`, `v`) over all dimensions but the first.
 
-    The parameters are not called weight_g and weight_v: transformers would rename them on loading.
+    The parameters are not named weight_g and weight_v, because transformers would rename them when it loads a model.
     Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution
     weight.
     """
@@ -67,7 +68,7 @@ class NormedWeight(nn.Module):
     def __init__(
         self, shape: tuple[int, ...], *, weight_norm: bool, bias: bool = False, init_scale: float = 1.0
     ) -> None:
-        nn.Module.__init__(self)  # not nn.Linear's, which would draw random weights
+        nn.Module.__init__(self)  # that of nn.Linear would draw random weights
         self.shape = shape
         self.init_scale = init_scale
         self.is_normed = weight_norm
@@ -79,7 +80,7 @@ class NormedWeight(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
     def effective_weight(self) -> Tensor:
-        """The weight as it is applied, differentiable in its parameters; in autocast's dtype where autocast is on."""
+        """Return the weight as it is applied, differentiable in the parameters and in the dtype of autocast, if on."""
         weight = self._normalised() if self.is_normed else self.weight
         return weight.to(product_dtype(weight))
 
@@ -88,7 +89,7 @@ class NormedWeight(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan in), PyTorch's range for such layers, times init_scale; g = ||v||."""
+        """Draw weight and bias uniformly within +-1/sqrt(fan in) as PyTorch does; scale the weight; set g to ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
@@ -102,22 +103,22 @@ class NormedWeight(nn.Module):
 
 
 class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear types bias and weight as never None
-    """A linear layer, optionally weight-normalised; `weight` is then computed and cannot be set.
+    """A linear layer, optionally weight-normalised; its `weight` is then computed and cannot be set.
 
-    Its options are those of `NormedWeight`.
+    options: those of `NormedWeight`.
     """
 
     def __init__(self, shape: tuple[int, int], **options: Any) -> None:
         super().__init__(shape, **options)
         self.out_features, self.in_features = shape
 
-    def __getattr__(self, name: str) -> Any:  # called for `weight` of a normalised projection, which is no parameter
+    def __getattr__(self, name: str) -> Any:  # called for `weight` if that is computed, since it is then no parameter
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register as any module; quantisers assign a new `weight`. Raises: TypeError for a computed one."""
+        """Register a parameter, such as a quantiser's new `weight`. Raises: TypeError if `weight` is computed."""
         if name == "weight" and self.is_normed:
             raise TypeError(
                 "a weight-normalised projection computes its weight from g and v, so it cannot be quantised or given "
@@ -130,7 +131,7 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
 
 
 class _ComputedWeight(Tensor):
-    """A read-only weight: to assign to its `data`, as adapters do to merge, raises TypeError."""
+    """A read-only weight: an assignment to its `data`, by which adapters merge their weights, raises TypeError."""
 
     # Operations on it return plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -145,12 +146,15 @@ class _ComputedWeight(Tensor):
 
 
 def gain_of(weight: Tensor) -> Tensor:
-    """Norm over all dimensions but the first, which stay with length 1: the g with which `weight` is its own v."""
+    """Return the norm over all dimensions except the first; the reduced dimensions keep length 1.
+
+    With this norm as the gain g, and with v = `weight`, the normalised weight g v / ||v|| is `weight` itself.
+    """
     return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
 
 
 class Injection(nn.Module):
-    """Linear(RMSNorm(embedding)), added to the in-projection of every layer."""
+    """The injection Linear(RMSNorm(embedding)), which every layer adds to its in-projection."""
 
     def __init__(self, width: int, out_width: int, eps: float, weight_norm: bool) -> None:
         super().__init__()
@@ -162,32 +166,35 @@ class Injection(nn.Module):
 
 
 class Layer(nn.Module):
-    """A causal residual layer: h + branch, where `mixed` computes the branch from the norm of h.
+    """A causal residual layer h + branch; `mixed` computes the branch from the norm of h.
 
-    A layer does not add its own branch: one kernel adds it and takes the next norm, for little more than the norm.
-    rounds_state: its products read the state in their own dtype, so a pass that does not advance the state may be given
-    it in that dtype.
+    A layer does not add its own branch, because the kernel of the next norm can add it at little extra cost.
+    rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
+        may then provide it in that dtype.
     """
 
     rounds_state = False
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h + branch, and its norm, which `mixed` takes."""
+        """Return h + branch and its norm, which is the input of `mixed`."""
         raise NotImplementedError
 
     def weights(self) -> Any:
-        """What is computed from the parameters once for a whole pass, ahead of the iterations; None for nothing."""
+        """Return what can be computed from the parameters once per pass, before the iterations; None for nothing."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
-        """Mix along the sequence, after `state`. weights: this layer's in x."""
+        """Return the branch, mixed along the sequence from `state` on, and the state after it if `return_state`.
+
+        weights: this layer's entry in `x.weights`.
+        """
         raise NotImplementedError
 
     def forward(
         self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
     ) -> tuple[Tensor, Tensor, LayerState | None]:
-        """One layer on h + branch: returns that sum, the layer's own branch, and its state if asked for.
+        """Apply the layer to h + branch; return that sum, the layer's own branch and, if `return_state`, its state.
 
-        index: which entry of the weights, masks and states in x is this layer's.
+        index: the index of this layer's weights, mask and state in x.
         """
         before = None if x.prefix is None else x.prefix.layers[index]
         h_BLD, u_BLD = self.normed(h_BLD, branch_BLD)
@@ -198,7 +205,7 @@ class Layer(nn.Module):
 
 
 class RecurrentLayer(Layer):
-    """A residual layer of a user's family (`register_family`): h + mix(h), causal, with a state of fixed size."""
+    """A residual layer h + mix(h) of a user's family (`register_family`), causal and with a state of fixed size."""
 
     def mix(
         self,
@@ -207,11 +214,11 @@ class RecurrentLayer(Layer):
         state: LayerState | None,
         valid_BL: Tensor | None,
     ) -> tuple[Tensor, LayerState]:
-        """Mix along the sequence: y (B, L, D), and the state after it, tensors with the batch first.
+        """Mix along the sequence; return y (B, L, D) and the state after it, a tuple of tensors with the batch first.
 
-        Args: injection_BLE (width `config.injection_width`) is to be added to the in-projection, None for an explicit
-            model; state is that after the tokens before, None if there are none; valid_BL is False for padding, which
-            comes last in each row and must not change the state, None if there is none.
+        Args: injection_BLE (width `config.injection_width`): must be added to the in-projection; None for an explicit
+            model. state: the state after the previous tokens; None if there are none. valid_BL: False for padding,
+            which comes last in each sequence and must not change the state; None without padding.
         """
         raise NotImplementedError
 
@@ -234,7 +241,7 @@ class RecurrentLayer(Layer):
         return y_BLD, state if return_state else None
 
     def _checked(self, mixed: Any, h_BLD: Tensor) -> tuple[Tensor, LayerState]:
-        """What `mix` returned. Raises: ModelConfigError unless it is y and a state with the batch first."""
+        """Return the result of `mix`. Raises: ModelConfigError unless it is y and a state with the batch first."""
         if isinstance(mixed, tuple) and len(mixed) == 2:
             y_BLD, state = mixed
             is_state = isinstance(state, tuple) and all(
@@ -254,7 +261,7 @@ def _described(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-OUR_MODULES: set[type[nn.Module]] = {Projection, RMSNorm, nn.Embedding}  # and those that a family adds
+OUR_MODULES: set[type[nn.Module]] = {Projection, RMSNorm, nn.Embedding}  # families add their own
 _PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
 
 
@@ -268,11 +275,11 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """The first module in `module` that a layer must call, so that it may not use the weights directly; None if none.
+    """Return the first module in `module` that a layer must call instead of using its weights directly, or None.
 
-    That is a module with a hook or its own `forward`, and a module without children that is of another class (adapters,
-    parametrisations and quantisers replace it) or has parameters of another class (quantised, sharded). `fully_shard`
-    adds hooks to what it shards.
+    Such a module has a hook or its own `forward`, or it has no children and an unknown class (adapters,
+    parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
+    `fully_shard` adds hooks to the modules that it shards.
     """
     waiting = [module]  # this runs for every layer at every decoded token, so it is one loop without calls
     while waiting:

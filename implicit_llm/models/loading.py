@@ -1,4 +1,4 @@
-"""Models with the weights of others: causal models of other packages, and implicit ones made of explicit ones."""
+"""Load causal language models of other packages, and convert explicit models to implicit ones."""
 
 import copy
 import importlib
@@ -23,7 +23,7 @@ FROM_TRANSFORMERS = {"llama": from_llama, "mamba2": from_mamba2}
 
 
 def import_package_of(fields: Mapping[str, Any]) -> None:
-    """Import the package that registers a model's type with transformers, if its fields name one in `package`.
+    """Import the package that registers a model's type with transformers, if the field `package` names one.
 
     Raises: ModelConfigError.
     """
@@ -37,7 +37,7 @@ def import_package_of(fields: Mapping[str, Any]) -> None:
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Say in one line, as ModelConfigError, that what is loaded here is no causal language model."""
+    """Turn any loading error in this context into a ModelConfigError whose message is one line."""
     try:
         yield
     except ModelConfigError:
@@ -52,18 +52,18 @@ def load_errors() -> Iterator[None]:
 def load_foreign(
     folder: Path, *, dtype: torch.dtype | Literal["auto"] = torch.float32, use_safetensors: bool = True
 ) -> PreTrainedModel:
-    """The model in a folder, every weight of which is there; nothing is fetched, and no code beside it is run.
+    """Load the model in a folder, which must have all its weights; nothing is fetched and no code of the folder runs.
 
-    Args: use_safetensors False also reads the tensors of a pickle, in the published layout.
-    Raises: ModelConfigError, one line without the folder, for what is no whole causal language model.
+    Args: use_safetensors: if False, the tensors of a pickle in the published layout are read too.
+    Raises: ModelConfigError, in one line without the folder, if this is not a complete causal language model.
     """
     how: dict[str, Any] = {
         "dtype": dtype,
         "local_files_only": True,
-        "trust_remote_code": False,  # and no question at a terminal
+        "trust_remote_code": False,  # without a value, transformers would prompt at a terminal
         "use_safetensors": use_safetensors or None,
         "output_loading_info": True,
-        # Weights of another shape are reported with those that are missing, instead of being an error of their own.
+        # This reports weights of a wrong shape, as it does missing ones, instead of raising for them.
         "ignore_mismatched_sizes": True,
     }
     with load_errors():
@@ -81,12 +81,11 @@ def load_foreign(
 
 @torch.no_grad()
 def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any] | None = None) -> ImplicitForCausalLM:
-    """A new implicit model with the layers of an explicit one, ours or a Llama or Mamba2 of transformers.
+    """Return a new implicit model with the layers of an explicit one: ours, or a Llama or Mamba2 of transformers.
 
-    The injection is newly initialised.
-
-    Weight normalisation splits each weight into g = ||v|| and v, so every layer computes what it did; the model as a
-    whole does not, since its layers now read the fixed point instead of the embedding. Train it.
+    The injection is newly initialised. Weight normalisation splits each weight into g = ||v|| and v, so every layer
+    still computes the same function. The model as a whole does not, because the input of its layers is now the fixed
+    point instead of the embedding, so you must train it.
 
     Raises: TypeError for a model of another family; ModelConfigError; ValueError if it is implicit already.
     """

@@ -1,4 +1,4 @@
-"""A plain LSTM as a Hugging Face causal model: the recurrent baseline of the word problems.
+"""Define a plain LSTM as a Hugging Face causal model, which is the recurrent baseline of the word problems.
 
 Shapes: `B` batch, `L` length, `D` model, `K` layers, `V` vocabulary.
 """
@@ -14,12 +14,12 @@ from transformers.modeling_outputs import CausalLMOutput
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 
-LONGEST = 32768  # tokens that cuDNN is given at once; it refuses 65,536
+LONGEST = 32768  # tokens per cuDNN call; cuDNN fails at 65,536
 
 
 @strict
 class LstmConfig(PreTrainedConfig):
-    """`num_hidden_layers` LSTM layers of width `hidden_size`, with an embedding and a head of their own."""
+    """The configuration of an LSTM with `num_hidden_layers` layers of width `hidden_size`."""
 
     model_type = "lstm"
 
@@ -30,7 +30,7 @@ class LstmConfig(PreTrainedConfig):
 
 
 class LstmForCausalLM(PreTrainedModel):
-    """Embedding, LSTM and head, initialised as PyTorch does."""
+    """An LSTM between an embedding and an untied head, with PyTorch's default initialisation."""
 
     config_class = LstmConfig
     config: LstmConfig
@@ -49,9 +49,9 @@ class LstmForCausalLM(PreTrainedModel):
         attention_mask: Tensor | None = None,
         **others: Any,
     ) -> CausalLMOutput:
-        """Return the logits (B, L, V) of each position after its token.
+        """Return the logits (B, L, V) after each token.
 
-        A cache holds the states (h, c) in which the sequences start; it is advanced in place, without a gradient.
+        past_key_values: the states (h, c) in which the sequences start; they are advanced in place, without a gradient.
         Raises: TypeError for an argument without effect here, such as labels; ValueError for padding.
         """
         for name, value in others.items():

@@ -1,4 +1,4 @@
-"""What every model of both families has, with or without its head: loading, saving, initialisation, the solver."""
+"""Define the base class of all models, with or without a head: loading, saving, initialisation and the solver."""
 
 import inspect
 import json
@@ -19,11 +19,12 @@ from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 
-PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of trl and transformers
+# The arguments by which trl and transformers pass packed documents.
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
 class ImplicitPreTrainedModel(PreTrainedModel):
-    """Loading, saving, initialisation, and the solver of both families."""
+    """A model of any family, with or without its head: loading, saving, initialisation and the solver."""
 
     config_class: type[ImplicitConfig]
     config: ImplicitConfig
@@ -32,11 +33,11 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @property
     def solver(self) -> SolverConfig | None:
-        """How the fixed point is found; None for explicit models.
+        """The solver settings, which are saved with the model; None for explicit models.
 
-        Assign a new one to change the phase, or a dict to change some of its settings; it is saved with the model.
+        Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names.
         """
-        return self.config.solver  # type: ignore[return-value]  # the field takes a dict too, and turns it into the object
+        return self.config.solver  # type: ignore[return-value]  # the field also accepts a dict and converts it
 
     @solver.setter
     def solver(self, solver: SolverConfig | dict[str, Any]) -> None:
@@ -48,9 +49,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a saved model; a run directory, and a local directory in the published layout (published.py), as well.
+        """Load a saved model, also from a run directory or from a local directory in the published layout.
 
-        Raises: ModelConfigError for a quantisation that would not take effect.
+        Raises: ModelConfigError for a quantisation that would have no effect.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
@@ -71,7 +72,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         return _quantised_or_not(super().from_pretrained(None, *args, state_dict=weights, **kwargs))
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the model, with a card that says how to load it unless there is already a README.md."""
+        """Save the model and, unless the folder has a README.md, a model card that explains how to load it."""
         super().save_pretrained(save_directory, *args, **kwargs)
         from implicit_llm.cards.model_card import FILE_NAME, saved_card
 
@@ -81,10 +82,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing, as `ImplicitConfig.register_for_auto_class`."""
+        """Do nothing, for the same reason as `ImplicitConfig.register_for_auto_class`."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Refuse a choice without effect, since `kernels.selection` chooses the kernels. Raises: ValueError."""
+        """Raise ValueError for a choice that would have no effect, because `kernels.selection` chooses the kernels."""
         if requested_attention not in (None, "sdpa"):
             raise ValueError(
                 f"attn_implementation={requested_attention!r} is not supported: choose kernels with "
@@ -96,7 +97,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         self.get_correct_attn_implementation(attn_implementation)
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
-        """Refuse what would train wrongly or do nothing. Raises: ValueError."""
+        """Turn activation checkpointing on or off. Raises: ValueError for options with a wrong or no effect."""
         how = getattr(args[0] if args else options.get("gradient_checkpointing_func"), "keywords", {})
         if enable and self.config.is_implicit and how.get("use_reentrant"):
             raise LostGradient(REENTRANT)
@@ -113,9 +114,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that `forward` would ignore; None is fine, since peft passes every argument it knows.
+        """Raise for arguments that `forward` would ignore, unless they are None: peft passes all arguments it knows.
 
-        Raises: TypeError, naming the nearest argument; ValueError for attention weights and packed documents.
+        Raises: TypeError, which names the nearest argument; ValueError for attention weights and packed documents.
         """
         for name, value in arguments.items():
             if name in PACKING and value is not None:
@@ -137,7 +138,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """Return what was loaded. Raises: ModelConfigError for a quantiser that left the layers unchanged."""
+    """Return `loaded` unchanged. Raises: ModelConfigError if a quantiser was set but did not change the layers."""
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
         return loaded

@@ -1,6 +1,6 @@
-"""Reading models in the layout of the published code: its nested config.json and its weight names.
+"""Read models in the layout of the published code, which has a nested config.json and other weight names.
 
-The weights may be safetensors or pytorch_model.bin. A model that is saved again has the clean layout.
+The weights may be safetensors or pytorch_model.bin. Saving such a model writes the clean layout.
 Source of the format: microsoft/implicit_languagemodels at commit 84a0bf3.
 """
 
@@ -36,14 +36,14 @@ LLAMA3_RENAMES = (
 
 
 def is_published(config: dict[str, Any]) -> bool:
-    """Whether a config.json is in the published layout."""
+    """Return whether a config.json is in the published layout."""
     return "backbone_config" in config
 
 
 def clean_config(published: dict[str, Any]) -> dict[str, Any]:
-    """Translate a published config.json to the fields of our configurations, with the criteria of the released code.
+    """Translate a published config.json to our fields, with the stopping criteria of the released code.
 
-    Raises: ModelConfigError naming a key whose value the published family never had.
+    Raises: ModelConfigError, which names the keys, for a value that no published model has.
     """
     backbone = published["backbone_config"]
     block = backbone.get("block_cfg", {})
@@ -82,7 +82,7 @@ def clean_config(published: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_solver(published: dict[str, Any]) -> dict[str, Any]:
-    """The solver settings of a published config, stopping as the published code does."""
+    """Return the solver settings of a published config, with the stopping criteria of the released code."""
     solver, training = published["deq_params"]["solver"], published["deq_params"]["training"]
     budget = solver.get("eval_f_max_iter") or int(solver.get("eval_factor", 4.0) * solver["f_max_iter"])
     return {
@@ -100,18 +100,19 @@ def published_solver(published: dict[str, Any]) -> dict[str, Any]:
 
 
 def clean_name(name: str, model_type: str) -> str:
-    """Our name of a published parameter."""
+    """Return our name of a published parameter."""
     for pattern, replacement in SHARED_RENAMES + (LLAMA3_RENAMES if model_type == "implicit_llama3" else ()):
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def read_published_weights(directory: Path, model_type: str, *, use_safetensors: bool = False) -> dict[str, Tensor]:
-    """All weights of a published directory under our names; plain files, or else shards, never unpickling code.
+    """Return all weights of a published directory, by our names; code in a pickle never runs.
 
-    Args: use_safetensors reads these only, and no pickle.
-    Raises: FileNotFoundError naming the files looked for; ModelConfigError for an index that leads elsewhere, or a
-    pickle that holds more than tensors.
+    A single file takes precedence over shards.
+    Args: use_safetensors: whether to accept only safetensors and no pickle.
+    Raises: FileNotFoundError, which names the expected files; ModelConfigError for an index with files outside the
+        folder, or for a pickle with anything but tensors.
     """
     names = ("model.safetensors",) if use_safetensors else ("model.safetensors", "pytorch_model.bin")
     for name in names:
@@ -127,17 +128,15 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
         else:
             continue
         read = load_file if name.endswith(".safetensors") else read_pickle  # whatever the shards are called
-        weights: dict[str, Tensor] = {}
-        for file in files:
-            weights |= read(directory / file)
-        return {clean_name(key, model_type): value for key, value in weights.items() if not key.startswith("lm_head.")}
+        weights = (item for file in files for item in read(directory / file).items())
+        return {clean_name(key, model_type): value for key, value in weights if not key.startswith("lm_head.")}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors by name, on the CPU; code in the file does not run.
+    """Return the tensors by name, on the CPU; code in the file does not run.
 
-    Raises: ModelConfigError when the file holds anything else, or is damaged; OSError when it cannot be opened.
+    Raises: ModelConfigError if the file contains anything else or is damaged; OSError if it cannot be opened.
     """
     refusal = ModelConfigError(
         f"{path}: cannot be read with weights_only: it is damaged, or holds more than tensors by name; fetch it again, "
@@ -147,7 +146,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # KeyError, struct.error, ...: whatever the damaged bytes happen to mean
+    except Exception as error:  # KeyError, struct.error, ...: it depends on which bytes are damaged
         raise refusal from error
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in weights.items()

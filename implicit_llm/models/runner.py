@@ -1,13 +1,11 @@
-"""How the passes of a model are run: kernel by kernel here, from CUDA graphs in `implicit_llm.cuda_graphs`.
+"""Run the passes of a model kernel by kernel; `implicit_llm.cuda_graphs` runs them from CUDA graphs instead.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,40 +13,24 @@ from torch import Tensor
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.passes import evaluation_pass, training_solve
-from implicit_llm.solver.stats import SolverStats
+from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
 
 # Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
-Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), statistics if implicit
-
-
-class Reducer(Protocol):
-    """Sums gradients over ranks. is_done: those of this step are summed already."""
-
-    is_done: bool
-
-    def over_ranks(self, leaves: Sequence[Tensor] | None = None) -> AbstractContextManager[None]:
-        """Sum the gradients of `leaves`, or of the trained parameters, that a backward pass in this context adds to."""
-        ...
-
-    def is_true_anywhere(self, is_true: bool) -> bool:
-        """Return whether it is true on any rank. Collective."""
-        ...
+Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), solver statistics if implicit
 
 
 class Runner:
-    """Runs the solver's part of each pass kernel by kernel. Another runner may replay it, or a whole step or token.
+    """A runner that runs the solver's part of each pass kernel by kernel.
 
     A model calls `model.base.runner`; assign another one to run its passes in another way. Models import this module,
     so their types are left open here: `model` is the one that calls, `f` its StackMap.
-    reducer: what sums gradients over ranks, for a runner that computes them in the forward pass.
+    reducer: the `training.gradients.GradientReducer` of several processes, for a runner that computes gradients in the
+    forward pass.
     """
 
-    reducer: Reducer | None = None
+    reducer: Any = None
 
     def training_step(
         self,
@@ -60,22 +42,23 @@ class Runner:
         aligned: bool,
         return_logits: bool,
     ) -> TrainingStep | None:
-        """A whole training pass with its loss, whose gradients are known; None if the model has to compute it.
+        """Run a whole training pass with loss and gradients; return None if the model has to compute the pass itself.
 
-        cache: the states before the sequences, which the pass advances; None if they start empty and leave nothing.
+        cache: the states before the sequences, which the pass advances; None if the sequences start from the empty
+            state and their last states are not needed.
         """
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """The pass of a single token, by which the cache is advanced; None if the model has to compute it."""
+        """Run the pass of a single token and advance the cache; return None if the model has to compute it itself."""
         return None
 
-    def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, Blocks]:
-        """Work like `solver.passes.training_solve`, from z = 0."""
+    def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
+        """Run `solver.passes.training_solve` from z = 0."""
         return training_solve(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)
 
     def evaluation_pass(
         self, f: Any, embedding_BLD: Tensor, solver: SolverConfig
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Work like `solver.passes.evaluation_pass`, from z = 0."""
+        """Run `solver.passes.evaluation_pass` from z = 0."""
         return evaluation_pass(f, torch.zeros_like(embedding_BLD), solver, f.x.prefix)

@@ -1,6 +1,6 @@
-"""What one application of the layer stack needs besides z: the x of z* = f(z*, x), for a block of tokens.
+"""Define the input x of the layer stack in z* = f(z*, x), for a block of tokens.
 
-Shapes: `B` batch, `L` length of the block, `S` length of what precedes it, `D` model, `E` width of the injection.
+Shapes: `B` batch, `L` length of the block, `S` number of tokens before it, `D` model, `E` width of the injection.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from implicit_llm.models.errors import REENTRANT, LostGradient
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-LayerState = tuple[Tensor, ...]  # one layer's converged state, every tensor with the batch first
-Mixed = tuple[Tensor, LayerState | None]  # what a layer makes of a block, and its state after it if asked for
+LayerState = tuple[Tensor, ...]  # one layer's converged state; every tensor has the batch first
+Mixed = tuple[Tensor, LayerState | None]  # a layer's branch on a block and, if requested, its state after the block
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Converged state of the tokens before a block: tensors per layer, and which of the keys are padding.
+    """The converged state after the tokens before a block: the tensors of each layer, and which keys are padding.
 
-    valid_BS: False where a key is padding; None if none is, or if no layer keeps keys.
-    room: tokens that the tensors of keys and values can hold; only the first `length` are valid. position: where the
-    block's tokens are written, on the device. seen_LS: which keys of the room they see, (L, room), if known.
+    valid_BS: False where a key is padding; None if there is no padding, or if no layer stores keys.
+    room: the number of tokens for which the tensors of keys and values have space; only the first `length` are valid.
+    position: the index at which the block's tokens are written, on the device. seen_LS: which keys of the room each
+    token of the block attends to, (L, room), if known.
     """
 
     layers: tuple[LayerState, ...]
@@ -41,35 +42,35 @@ class Prefix:
     seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
-        """The same prefix in tensors of its own length; only a runner whose tensors stay in place needs the room."""
+        """Return this prefix in tensors of its own length; only a runner with fixed addresses needs the extra room."""
         return self if self.room is None else self.first(self.length)
 
     def first(self, length: int) -> Prefix:
-        """The first tokens of a prefix of keys and values."""
+        """Return the first `length` tokens of a prefix of keys and values."""
         layers = self.map(lambda t: t[:, :, :length]).layers
         return Prefix(layers, length, None if self.valid_BS is None else self.valid_BS[:, :length])
 
     def select(self, index_B: Tensor) -> Prefix:
-        """The state of some of the sequences, also repeated or reordered."""
+        """Return the prefix of some of the sequences, which may be repeated or reordered."""
         valid_BS = None if self.valid_BS is None else self.valid_BS[index_B]
         return replace(self.map(lambda t: t[index_B]), valid_BS=valid_BS)
 
     def rounded(self, dtype: torch.dtype | None) -> Prefix:
-        """The same with states of fp32 in the dtype of products, None if that is their own."""
+        """Return this prefix with fp32 states cast to `dtype`, the dtype of products; None leaves them unchanged."""
         return self if dtype is None else self.map(lambda t: t.to(dtype) if t.dtype == torch.float32 else t)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
-        """The same with every tensor of the layers changed."""
+        """Return this prefix with `change` applied to every tensor of the layers."""
         return replace(self, layers=tuple(tuple(map(change, layer)) for layer in self.layers))
 
 
 @dataclass(frozen=True)
 class Padding:
-    """The padding of a batch, and the order that moves it behind the tokens of each row.
+    """The padding of a batch, and the order that moves it behind the tokens of each sequence.
 
-    The stack only sees rows in that order, so that blocks, states and residuals depend on a row's tokens alone,
-    wherever the padding is: before them, after them or between them.
-    valid_BL: True for tokens, in the new order: the first positions of each row.
+    The stack gets the sequences in this order. Blocks, states and residuals therefore depend on the tokens alone,
+    whether the padding was before, after or between them.
+    valid_BL: True for tokens, in the new order; they are the first positions of each sequence.
     """
 
     order_BL: Tensor
@@ -77,7 +78,7 @@ class Padding:
 
     @classmethod
     def of(cls, attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
-        """The padding of the tokens after the `past` ones of a cache, None without any.
+        """Return the padding of the tokens that follow the `past` tokens of a cache, or None if there is none.
 
         Raises: ValueError for a mask of another shape.
         """
@@ -96,7 +97,7 @@ class Padding:
         return cls(order_BL, valid_BL.gather(1, order_BL))
 
     def move_behind(self, t_BLX: Tensor) -> Tensor:
-        """Move padding behind the tokens of each row."""
+        """Move padding behind the tokens of each sequence."""
         return _reorder(t_BLX, self.order_BL)
 
     def move_back(self, t_BLX: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ class Padding:
         return _reorder(t_BLX, self.order_BL.argsort(dim=1))
 
     def move_back_keys(self, prefix: Prefix) -> Prefix:
-        """Undo `move_behind` for keys and values: these tokens are the last ones of `prefix`."""
+        """Undo `move_behind` for the keys and values of these tokens, which are the last ones of `prefix`."""
         if prefix.valid_BS is None:
             return prefix
         batch, length = self.order_BL.shape
@@ -120,15 +121,15 @@ def _reorder(t_BLX: Tensor, order_BL: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StackInput:
-    """The fixed input of f on a block.
+    """The input x of f on a block, which is the same in every iteration.
 
     weights: `layer.weights()` of each layer, so that normalisation and casts happen once; None for a layer whose
         modules are called.
-    injection_BLE: added to the in-projection of every layer; None for explicit models.
-    valid_BL: False where padding, which comes last in each row; None if there is none.
-    dropout_masks: per layer a scaled keep-mask (B, L, D), the same in every iteration; None outside training.
-    rope: cosines and sines (1 or B, L, head width) of attention layers.
-    mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not.
+    injection_BLE: the tensor that every layer adds to its in-projection; None for explicit models.
+    valid_BL: False for padding, which comes last in each sequence; None without padding.
+    dropout_masks: a scaled keep-mask (B, L, D) for each layer; None without dropout and outside training.
+    rope: the cosines and sines (1 or B, L, head width) of attention layers.
+    mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not sharded.
     """
 
     weights: tuple[Any, ...]
@@ -141,9 +142,9 @@ class StackInput:
 
     @cached_property
     def attention_mask(self) -> Tensor | None:
-        """Return which keys a query sees, (1 or B, 1, L, S + L), or None where plain causal attention gives the same.
+        """The mask of the keys that each query attends to (1 or B, 1, L, S + L), or None if causal attention suffices.
 
-        Padding of the block itself comes after every token and so needs no mask.
+        Padding in the block itself comes after every token, so it needs no mask.
         """
         assert self.rope is not None
         length, device = self.rope[0].shape[1], self.rope[0].device
@@ -165,7 +166,7 @@ class StackInput:
         }
 
     def select(self, index_B: Tensor) -> StackInput:
-        """The input of some of the sequences."""
+        """Return the input of some of the sequences."""
         rope = self.rope
         if rope is not None and len(rope[0]) > 1:
             rope = rope[0][index_B], rope[1][index_B]
@@ -173,15 +174,15 @@ class StackInput:
         return replace(self, **self._map(lambda t: t[index_B]), rope=rope, prefix=prefix)
 
     def block(self, start: int, end: int, prefix: Prefix | None) -> StackInput:
-        """The input of tokens start to end, after `prefix`."""
-        # Contiguous, or kernels would copy injection and tables in every iteration.
+        """Return the input of the tokens from start to end, which follow `prefix`."""
+        # Without `contiguous`, kernels would copy the injection and the tables in every iteration.
         rope = self.rope
         if rope is not None:
             rope = rope[0][:, start:end].contiguous(), rope[1][:, start:end].contiguous()
         return replace(self, **self._map(lambda t: t[:, start:end].contiguous()), rope=rope, prefix=prefix)
 
     def extend_prefix(self, layers: tuple[LayerState, ...], length: int) -> Prefix:
-        """The prefix of the next block, whose tokens follow the `length` tokens of this one."""
+        """Return the prefix of the next block, given the layers' states after the `length` tokens of this one."""
         before = 0 if self.prefix is None else self.prefix.length
         old_BS = None if self.prefix is None else self.prefix.valid_BS
         if self.rope is None or (self.valid_BL is None and old_BS is None):
@@ -194,10 +195,10 @@ class StackInput:
 
 
 def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
-    """Refuse an output of `module` that carries no gradient to its weights, as of a reentrant checkpoint from z = 0.
+    """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module`.
 
-    Such a checkpoint sees its arguments alone, and z is the only one; weights and injection come by closure.
-    Raises: LostGradient.
+    An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
+    argument z, but weights and injection reach it through a closure.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return

@@ -1,1 +1,1 @@
-"""Fixed-point solvers; nothing here knows what a layer is."""
+"""These fixed-point solvers do not depend on what a layer is."""

@@ -1,6 +1,6 @@
-"""The fixed-point iteration: iterate a map until every sequence is done, dropping those that are.
+"""Iterate a map to its fixed point until every sequence is done, and drop finished sequences on the way.
 
-Knows nothing of layers: a `FixedPointMap` is called with z (B, L, D) and can be narrowed to a part of the batch.
+The solver does not depend on layers. It calls a `FixedPointMap` with z (B, L, D) and narrows it to a part of the batch.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from implicit_llm.solver.methods import Update
 from implicit_llm.solver.residual import Progress, Rule
 from implicit_llm.solver.stats import BlockStats, NonFiniteState
 
-# A sequence that is done only wastes work while it stays in the batch; copying the others out costs about half an
-# evaluation of f. Leaving at three quarters keeps both small.
+# A finished sequence wastes work while it stays in the batch, and copying the others out costs about half an
+# evaluation of f. Compacting when at most three quarters are open keeps both costs small.
 COMPACT_BELOW = 0.75
-# On an accelerator, asking whether all are done waits for the device, so it is asked only every few iterations.
+# Checking whether all sequences are done waits for the accelerator, so it is checked only every few iterations.
 CHECK_EVERY_ON_DEVICE = 4
 
 
 class FixedPointMap(Protocol):
-    """f(., x) for a fixed input x, over a batch of sequences."""
+    """A map f(., x) for a fixed input x, over a batch of sequences."""
 
     def __call__(self, z_BLD: Tensor) -> Tensor: ...
 
     def select(self, index_B: Tensor) -> FixedPointMap: ...
 
     def is_wanted(self, num_open: int) -> bool:
-        """Whether to evaluate f again with `num_open` sequences not done; the same for all processes that share f."""
+        """Return whether to evaluate f again while `num_open` sequences are not done.
+
+        All processes that share f must get the same result.
+        """
         return num_open > 0
 
 
 class Best:
-    """The best iterate of every token so far, and when each sequence was done; all on the device.
+    """The record of a solve: the best iterate of every token and the progress of each sequence, all on the device.
 
-    rank_BL: what the best iterate has lowest (`Progress.rank_BL`).
+    rank_BL: the quantity that the best iterate minimises (`Progress.rank_BL`).
     residual_BL: the token's own residual at that iterate.
     Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width.
     """
@@ -54,7 +57,10 @@ class Best:
         self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
 
     def advance(self, active_A: Tensor, z_ALD: Tensor, fz_ALD: Tensor, rule: Rule, tau: float) -> bool:
-        """Record an iteration and make z the next iterate z + tau (f(z) - z), in place; False where no kernel can."""
+        """Record an iteration and overwrite z with the next iterate z + tau (f(z) - z).
+
+        Return False, and change nothing, if no kernel can do this.
+        """
         if not judge_runs_on_triton(fz_ALD, rule.stop):
             return False
         from implicit_llm.kernels.triton import convergence
@@ -63,7 +69,7 @@ class Best:
         return True
 
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
-        """Record an iteration (z, f(z), next z) of the sequences `active_A`; those already done keep what they have."""
+        """Record an iteration (z, f(z), next z) of the sequences `active_A`; finished sequences do not change."""
         if judge_runs_on_triton(z[1], rule.stop):
             from implicit_llm.kernels.triton import convergence
 
@@ -91,7 +97,7 @@ class Best:
         }
         for name, (where, value) in found.items():
             current, where = mine(name), where[(...,) + (None,) * (value.ndim - where.ndim)]
-            if whole:  # in place: a captured graph knows the tensors by their addresses
+            if whole:  # in place, because a captured graph refers to the tensors by their addresses
                 torch.where(where, value.to(current.dtype), current, out=current)
             else:
                 getattr(self, name)[active] = torch.where(where, value.to(current.dtype), current)
@@ -102,7 +108,7 @@ class Best:
         return self.rank_BL[:, -1]
 
     def reset(self) -> None:
-        """Forget everything, in place."""
+        """Reset the record in place, as before the first iteration."""
         self.z.zero_()
         self.rank_BL.fill_(torch.inf)
         self.residual_BL.fill_(torch.inf)
@@ -110,7 +116,7 @@ class Best:
             t.zero_()
 
     def raise_if_not_finite(self) -> None:
-        """Raises: NonFiniteState, naming sequence and position."""
+        """Raise NonFiniteState, which names sequence and position, if an iterate was NaN or infinite."""
         if bool(self.non_finite.any()):
             sequence, position = self.non_finite.nonzero()[0].tolist()
             raise NonFiniteState(
@@ -131,12 +137,12 @@ def solve(
 ) -> tuple[Tensor, BlockStats]:
     """Iterate `step` from z0 until `rule` is met or `max_iter` evaluations are spent; without gradient.
 
-    Padding, where `valid_BL` is False, stays at zero and so has no part in residuals or acceleration; z0 is zero there.
+    Padding (`valid_BL` is False) starts and stays at zero, so it does not affect residuals or acceleration.
 
-    Returns: the iterate with the lowest residual, by sequence or by token (`Progress`), made by `update`, (B, L, D),
-        and the statistics. A token whose own residual is not below the rule's tol is reported whatever the rule says
-        of its sequence.
-    Raises: NonFiniteState, naming sequence and position; NotImplementedError inside torch.func.vmap.
+    Returns: the iterate with the lowest residual (B, L, D), chosen per sequence or per token (`Progress`), and the
+        statistics, which count every token whose own residual is not below the rule's tol as unconverged, even if its
+        sequence meets the rule.
+    Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """
     batch = len(z0_BLD)

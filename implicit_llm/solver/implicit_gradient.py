@@ -1,12 +1,13 @@
-"""The derivatives of a fixed point from products with the Jacobian of f at one z, which is never formed.
+"""Compute the derivatives of a fixed point by products with the Jacobian of f at one z, which is never formed.
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
 u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
 w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums as many terms of their damped series
-as there are phantom steps. Both hold for the whole sequence, whatever the blocks of the solver.
+as there are phantom steps. Both apply to the whole sequence, also where the solver works in blocks.
 
-A product takes no gradient of a matrix: `torch.autograd.grad` skips it in PyTorch's own operations. Our kernels compute
-those of norms, convolution and decays beside that of z, which costs little.
+A product computes no gradients of weight matrices, because `torch.autograd.grad` skips them in PyTorch's own
+operations. Our kernels still compute the gradients of norms, convolution and decays beside that of z, which costs
+little.
 Source: Bai et al. 2019, Theorem 1; Geng et al. 2021, Neumann series. Shapes: `B` batch, `A` sequences still being
 solved, `L` length, `D` width.
 """
@@ -29,27 +30,30 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 _log = logging.getLogger(__name__)
 
-Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` gives it
-IsWanted = Callable[[int], bool]  # as `FixedPointMap.is_wanted`
-Through = Callable[[Linear, Tensor], Tensor]  # from a product and g: what becomes of g by all the steps to the result
+Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` returns it
+IsWanted = Callable[[int], bool]  # see `FixedPointMap.is_wanted`
+Through = Callable[[Linear, Tensor], Tensor]  # (product, g) -> g transported through all steps to the result
 
 
 def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Return f(z) with the derivatives of the fixed point: once differentiable; forwards under `reference` only."""
+    """Return f(z) with the derivatives of the fixed point.
+
+    The result can be differentiated once; forward mode works only with the `reference` kernels.
+    """
     return _with_derivatives(f, z_BLD, partial(_solve_linear, is_wanted=f.is_wanted, solver=solver))
 
 
 def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Return (1 - tau) z + tau f(z) with the derivatives of `phantom_steps` such steps from a z that does not move.
+    """Return (1 - tau) z + tau f(z) with the derivatives of `phantom_steps` such steps, all linearised at this z.
 
-    Derivatives exist as those of `implicit_step` do.
+    The same derivatives exist as for `implicit_step`.
     """
     fz_BLD = _with_derivatives(f, z_BLD, partial(_sum_series, steps=solver.phantom_steps, tau=solver.tau))
     return torch.lerp(z_BLD, fz_BLD, solver.tau)
 
 
 def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
-    """Return f(z), whose gradient g reaches f as `through(product with (df/dz)^T, g)`; z itself gets none."""
+    """Return f(z). Its backward pass turns a gradient g into `through(product with (df/dz)^T, g)`; z gets none."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
@@ -61,7 +65,7 @@ def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tens
 
 
 class _Derivative(torch.autograd.Function):
-    """Copies f(z). Reverse mode uses the product u -> (df/dz)^T u, forward mode the transpose of that product."""
+    """A copy of f(z): reverse mode uses the product u -> (df/dz)^T u, forward mode uses the transposed product."""
 
     @staticmethod
     def forward(fz_BLD: Tensor, pull_back: Linear, through: Through) -> Tensor:
@@ -88,9 +92,9 @@ class _Derivative(torch.autograd.Function):
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """Passes on a solved u, which autograd would otherwise take for a constant in derivatives of derivatives."""
+    """A copy of a solved u that raises for second derivatives, in which autograd would treat u as a constant."""
 
-    generate_vmap_rule = True  # jacrev takes many gradients at once
+    generate_vmap_rule = True  # jacrev computes many gradients at once
 
     @staticmethod
     def forward(u_BLD: Tensor, *depends_on: Tensor) -> Tensor:
@@ -110,7 +114,7 @@ class _OnceDifferentiable(torch.autograd.Function):
 
 
 class _Affine(FixedPointMap):
-    """The map u -> g + product(u), for some of the sequences."""
+    """The map u -> g + product(u), restricted to the sequences `index_A`."""
 
     def __init__(self, product: Linear, g_BLD: Tensor, index_A: Tensor, is_wanted: IsWanted) -> None:
         self.product, self.g_BLD, self.index_A = product, g_BLD, index_A
@@ -125,7 +129,7 @@ class _Affine(FixedPointMap):
 
 
 def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tensor:
-    """The sum over m < steps of M^m g, where M u = (1 - tau) u + tau product(u)."""
+    """Return the sum over m < steps of M^m g, where M u = (1 - tau) u + tau product(u)."""
     u_BLD = sum_BLD = g_BLD
     for _ in range(steps - 1):
         u_BLD = torch.lerp(u_BLD, product(u_BLD)[0], tau)
@@ -134,7 +138,7 @@ def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tenso
 
 
 def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
-    """Solve u = g + product(u) with each sequence's g at norm 1, since the loss may have any scale."""
+    """Solve u = g + product(u), with each sequence's g scaled to norm 1 because the loss may have any scale."""
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(

@@ -1,6 +1,6 @@
-"""How the next iterate is made from the last one: plain, damped, Anderson. Each is `update(z, fz) -> z_next`.
+"""Compute the next iterate by a plain, damped or Anderson update, which is called as `update(z, fz) -> z_next`.
 
-An update may remember earlier pairs; `select` keeps the memory of the sequences that are still being solved.
+An update may remember earlier pairs; `select` drops the memory of finished sequences.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,24 @@ ANDERSON_RIDGE = 1e-8
 
 
 class Update(Protocol):
-    """Makes the next iterate; shapes (B, L, D)."""
+    """A function that computes the next iterate from z and f(z), all of shape (B, L, D)."""
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor: ...
 
     def select(self, index_B: Tensor) -> None:
-        """Keep what is remembered of these sequences; by default nothing is."""
+        """Keep the memory of these sequences alone; the default has no memory."""
         return
 
 
 class Plain(Update):
-    """z <- f(z)."""
+    """The undamped update z <- f(z)."""
 
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor:
         return fz_BLD
 
 
 class Damped(Update):
-    """z <- (1 - tau) z + tau f(z)."""
+    """The damped update z <- (1 - tau) z + tau f(z)."""
 
     def __init__(self, tau: float) -> None:
         self.tau = tau
@@ -44,12 +44,12 @@ class Damped(Update):
 
 
 class Anderson:
-    """Mix the last iterates so that the linear model of the residual vanishes (type II, memory 5).
+    """The Anderson update, which mixes the last iterates by a linear model of the residual (type II, memory 5).
 
-    With residuals g_i = f(z_i) - z_i, minimise ||sum a_i g_i|| subject to sum a_i = 1;
-    z_next = sum a_i (z_i + tau g_i). The weights of a token minimise the residual of the tokens up to it, so later
-    tokens do not change it; without `is_causal` all tokens share the weights of the whole sequence. The small systems
-    are solved in fp32 (fp64 input: fp64) with a relative ridge.
+    With residuals g_i = f(z_i) - z_i, it minimises ||sum a_i g_i|| subject to sum a_i = 1 and returns
+    z_next = sum a_i (z_i + tau g_i). A token's weights a_i minimise the residual of the tokens up to it, so later
+    tokens do not change them; without `is_causal` all tokens share the weights of the whole sequence. The small systems
+    are solved in fp32 (in fp64 if the input is fp64) with a relative ridge.
     Source: Walker and Ni 2011; one set of weights for each token is new here.
     """
 
@@ -64,7 +64,7 @@ class Anderson:
         wide_BLMD = g_BLMD if g_BLMD.dtype == torch.float64 else g_BLMD.float()
         gram_BLMM = wide_BLMD @ wide_BLMD.mT
         gram_BLMM = gram_BLMM.cumsum(1) if self.is_causal else gram_BLMM.sum(1, keepdim=True)
-        # Relative to the largest residual, so that tokens whose residuals are all zero stay where they are.
+        # Dividing by the largest residual makes the ridge relative; tokens whose residuals are all zero do not change.
         largest_BL = gram_BLMM.diagonal(dim1=2, dim2=3).amax(2).clamp_min(torch.finfo(gram_BLMM.dtype).tiny)
         gram_BLMM = gram_BLMM / largest_BL[..., None, None]
         gram_BLMM.diagonal(dim1=2, dim2=3).add_(ANDERSON_RIDGE)
@@ -80,9 +80,9 @@ METHODS.update(plain=lambda tau: Plain(), damped=Damped, anderson=Anderson)
 
 
 def register_method(name: str, make: Callable[[float], Update]) -> None:
-    """Make `SolverConfig(method=name)` find fixed points by the update that `make(tau)` returns, one for each block.
+    """Register a solver method: `SolverConfig(method=name)` then uses the update that `make(tau)` returns per block.
 
-    Raises: NameTaken for a built-in method; InvalidEntry for one that cannot iterate, or drop sequences.
+    Raises: NameTaken if `name` is a built-in method; InvalidEntry if the update cannot iterate or drop sequences.
     """
     METHODS.refuse_builtin(name)
     _try_out(f"solver method {name!r}", make)
@@ -90,7 +90,7 @@ def register_method(name: str, make: Callable[[float], Update]) -> None:
 
 
 def _try_out(what: str, make: Callable[[float], Update]) -> None:
-    """Run two iterations, the second without one of three sequences. Raises: InvalidEntry."""
+    """Run two iterations with three sequences and drop one of them in between. Raises: InvalidEntry."""
     z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
     index_B = torch.tensor([0, 2], device=z_BLD.device)
     try:
@@ -107,7 +107,7 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
                 raise InvalidEntry(f"{what}: update(z, f(z)) must return the next z {tuple(given_BLD.shape)}, not {of}")
     except InvalidEntry:
         raise
-    except Exception as error:  # of a user's code
+    except Exception as error:  # a user's code may raise any error
         raise InvalidEntry(
             f"{what}: make(tau) and two iterations, the second for sequences 0 and 2 of three, ended in "
             f"{type(error).__name__}: {error}"
@@ -115,5 +115,8 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
 
 
 def make_update(method: str, tau: float) -> Update:
-    """The update named by `SolverConfig.method`; `tau` damps "damped" and mixes "anderson". Raises: UnknownName."""
+    """Return the update named by `SolverConfig.method`; `tau` damps "damped" and mixes "anderson".
+
+    Raises: UnknownName.
+    """
     return METHODS[method](tau)

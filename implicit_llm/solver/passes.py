@@ -1,7 +1,7 @@
-"""The ways a model runs to its fixed point: unrolled, free (solver plus phantom gradient), and evaluation by blocks.
+"""Run the passes in which a model iterates: unrolled, free (solver plus phantom gradient), and blockwise evaluation.
 
-Source: Schöne et al. 2025, sections 2 and 3; blockwise evaluation is new here (f is causal, so the fixed point is the
-same).
+Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here; f is causal, so it has the same fixed
+point.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from implicit_llm.solver.fixed_point import FixedPointMap, solve
 from implicit_llm.solver.implicit_gradient import implicit_step, series_step
 from implicit_llm.solver.methods import Update, make_update
 from implicit_llm.solver.residual import Rule, make_rule
-from implicit_llm.solver.stats import Blocks, BlockStats, SolverStats, gather_blocks, unrolled_stats
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks, unrolled_stats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 
 class SequenceMap(FixedPointMap, Protocol):
-    """f(., x) on sequences, or on a block of their tokens; differentiable."""
+    """A differentiable map f(., x) on sequences, or on a block of their tokens."""
 
     @property
     def valid_BL(self) -> Tensor | None: ...
 
     def block(self, start: int, end: int, state: Any) -> SequenceMap:
-        """The map on tokens start to end, given the converged state of those before."""
+        """Return the map on the tokens from start to end, given the converged state before them."""
         ...
 
     def close(self, z_BLD: Tensor) -> tuple[Tensor, Any]:
-        """f(z) and the state after the last token."""
+        """Return f(z) and the state after the last token."""
         ...
 
 
-@dataclass(frozen=True, eq=False)  # as residual.Rule
+@dataclass(frozen=True, eq=False)  # see residual.Rule
 class Search:
-    """How a block is solved: its stopping rule, and the most evaluations of f before it is closed."""
+    """The settings of a block's solve: stopping rule, largest number of evaluations of f, method and damping."""
 
     rule: Rule
     max_iter: int
@@ -46,26 +46,26 @@ class Search:
 
     @classmethod
     def of(cls, solver: SolverConfig, *, is_training: bool) -> Search:
-        """The search of a training pass, or of an evaluation pass."""
+        """Return the search of a training pass or of an evaluation pass."""
         if is_training:
             return cls(make_rule(solver.stop, solver.tol, is_training=True), solver.max_iter, solver.method, solver.tau)
-        # `method` sets training alone. As in the released code, evaluation is damped, and its closing f is one of the
-        # iterations.
+        # `method` applies to training alone. As in the released code, evaluation is damped, and its closing f counts as
+        # one of the iterations.
         rule = make_rule(solver.eval_stop, solver.tol, is_training=False)
         return cls(rule, max(1, solver.eval_budget - 1), "damped", solver.tau)
 
     @property
     def damping(self) -> float | None:
-        """The tau of z <- (1 - tau) z + tau f(z); None for methods that remember iterates."""
+        """The tau of z <- (1 - tau) z + tau f(z), or None if the method remembers iterates."""
         return {"plain": 1.0, "damped": self.tau}.get(self.method)
 
     def update(self) -> Update:
-        """Make a new update for each block, as it may remember iterates."""
+        """Return a new update, because each block needs its own: an update may remember iterates."""
         return make_update(self.method, self.tau)
 
 
 def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, SolverStats]:
-    """`num_unroll` iterations, all differentiated: the first undamped, the others damped by tau."""
+    """Run `num_unroll` differentiated iterations: the first is undamped, the others are damped by tau."""
     z_BLD = f(z0_BLD)
     for _ in range(solver.num_unroll - 1):
         z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
@@ -73,8 +73,10 @@ def unrolled_pass(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig) -> tuple
 
 
 @torch.no_grad()
-def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None) -> tuple[Tensor, Blocks]:
-    """The solver's part of a free pass after `state`: z (B, L, D), and the statistics of each block with its length.
+def training_solve(
+    f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None
+) -> tuple[Tensor, list[Block]]:
+    """Run the solver's part of a free pass after `state`; return z (B, L, D) and each block's length and statistics.
 
     A sequence that fits into one block needs no state after it, so its z is not closed.
     """
@@ -86,34 +88,34 @@ def training_solve(f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: 
 
 
 def differentiated_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """Steps over the whole sequence, from a z solved without gradient, that carry the gradient of the pass."""
+    """Run the steps that carry the gradient of the pass, over the whole sequence, from a z solved without gradient."""
     how = {"phantom": phantom_steps, "series": series_steps, "implicit": implicit_step}
     return how[solver.gradient](f, z_BLD, solver)
 
 
 def with_gradient(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """The same values of z, bit for bit, with the gradient of `differentiated_steps` from z."""
+    """Return the same values as z, bit for bit, with the gradient of `differentiated_steps` from z."""
     y_BLD = differentiated_steps(f, z_BLD, solver)
     return z_BLD + (y_BLD - y_BLD.detach())
 
 
 def phantom_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """`phantom_steps` differentiated steps over the whole sequence, each z <- (1 - tau) z + tau f(z)."""
+    """Run `phantom_steps` differentiated steps over the whole sequence, each z <- (1 - tau) z + tau f(z)."""
     for _ in range(solver.phantom_steps):
         z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
     return z_BLD
 
 
 def series_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
-    """The values of `phantom_steps`, with a gradient that is a series at the z before the last step."""
+    """Return the values of `phantom_steps` with the gradient of `series_step` at the z before the last step."""
     with torch.no_grad():
         for _ in range(solver.phantom_steps - 1):
             z_BLD = torch.lerp(z_BLD, f(z_BLD), solver.tau)
     return series_step(f, z_BLD.detach(), solver)
 
 
-def free_stats(blocks: Blocks, solver: SolverConfig) -> SolverStats:
-    """Statistics of a free pass whose solver left `blocks`; several of them were each closed by one f."""
+def free_stats(blocks: list[Block], solver: SolverConfig) -> SolverStats:
+    """Return the statistics of a free pass from its solved `blocks`; if there are several, one f closed each."""
     return gather_blocks(blocks, solver.steps_after_solve + (len(blocks) > 1))
 
 
@@ -121,7 +123,7 @@ def free_stats(blocks: Blocks, solver: SolverConfig) -> SolverStats:
 def evaluation_pass(
     f: SequenceMap, z0_BLD: Tensor, solver: SolverConfig, state: Any = None
 ) -> tuple[Tensor, Any, SolverStats]:
-    """Damped iterations to the tolerance, block by block, each closed by one undamped f whose state is carried on.
+    """Iterate block after block to the tolerance, damped; one undamped f closes each block and advances the state.
 
     Returns: z (B, L, D), the state after the last block, and the statistics.
     """
@@ -132,14 +134,14 @@ def evaluation_pass(
 
 def solve_blocks(
     f: SequenceMap, z0_BLD: Tensor, search: Search, block_len: int, state: Any, *, close_longer_than: int = 0
-) -> tuple[Tensor, Any, Blocks]:
-    """Solve block after block from the converged state before each; one undamped f closes each block.
+) -> tuple[Tensor, Any, list[Block]]:
+    """Solve block after block, each from the converged state before it; one undamped f closes each block.
 
-    Sequences of up to `close_longer_than` tokens keep the solver's own z.
+    Sequences of at most `close_longer_than` tokens keep the solver's own z.
     """
     length = z0_BLD.shape[1]
     parts: list[Tensor] = []
-    blocks: list[tuple[int | Tensor, BlockStats]] = []
+    blocks: list[Block] = []
     for start in range(0, length, block_len):
         end = min(start + block_len, length)
         block = f.block(start, end, state)
@@ -157,6 +159,6 @@ def solve_blocks(
                 is_closed_B = f.valid_BL.sum(1) > close_longer_than
                 closed_BWD = torch.where(is_closed_B[:, None, None], closed_BWD, z_BWD)
             z_BWD = closed_BWD
-        parts.append(z_BWD.detach())  # drops forward-mode derivatives, as in `solve`
-        blocks.append((end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
+        parts.append(z_BWD.detach())  # to drop forward-mode derivatives, as in `solve`
+        blocks.append(Block(end - start if block.valid_BL is None else block.valid_BL.sum(1), stats))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], state, blocks

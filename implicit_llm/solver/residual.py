@@ -1,7 +1,4 @@
-"""Relative residuals and the rules that stop an iteration on them.
-
-A rule maps one iteration to its `Progress`.
-"""
+"""Compute relative residuals and decide when an iteration stops. A rule maps one iteration to its `Progress`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +10,16 @@ from implicit_llm_contracts.config.registry import InvalidEntry
 from implicit_llm_contracts.config.solver import STOPS
 
 EPS = 1e-8
-RELEASED_EPS = 1e-6  # of the released code's criterion in evaluation, whose denominator is the iterate z
+RELEASED_EPS = 1e-6  # in the released code's evaluation criterion, whose denominator is the norm of z
 
 
 @dataclass
 class Progress:
-    """One iteration judged: done and residual per sequence, residual per position.
+    """A rule's judgement of one iteration: done and residual per sequence, residual per position.
 
-    by_token: the iterate that is kept is chosen for each token, by the worst residual up to it, so that no later token
-        has a part in the choice; otherwise one is chosen for the sequence, by `residual_B`.
-    keeps_last: the newest iterate is the answer, not the one of lowest residual.
+    by_token: the stored iterate is chosen for each token by the worst residual up to it, so that later tokens do not
+        affect the choice. Otherwise one iterate is chosen for the sequence, by `residual_B`.
+    keeps_last: the newest iterate is the result, not the one of lowest residual.
     """
 
     done_B: Tensor
@@ -33,15 +30,15 @@ class Progress:
 
     @property
     def rank_BL(self) -> Tensor:
-        """What the kept iterate of each token has lowest, (B, L); in the last column it is the sequence's residual."""
+        """The quantity (B, L) that each token's stored iterate minimises; its last column is the residual (B)."""
         if self.by_token:
             return self.residual_BL.cummax(1).values
         return self.residual_B[:, None].expand_as(self.residual_BL)
 
 
-@dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes it before it has its fields
+@dataclass(frozen=True, eq=False)  # torch.compile of PyTorch 2.7 hashes a rule before its fields are set
 class Rule:
-    """A stopping rule: called with z and f(z) (B, L, D), both zero where padded."""
+    """A stopping rule, which is called with z and f(z) (B, L, D), both zero at padding."""
 
     stop: str
     tol: float
@@ -52,12 +49,12 @@ class Rule:
 
 
 def _norms(t_BLD: Tensor) -> Tensor:
-    """Norm of every position (B, L), at least fp32."""
+    """Return the norm of every position (B, L), in fp32 or fp64."""
     return torch.linalg.vector_norm(t_BLD if t_BLD.dtype == torch.float64 else t_BLD.float(), dim=-1)
 
 
 def _relative(z_BLD: Tensor, fz_BLD: Tensor) -> tuple[Tensor, Tensor]:
-    """||f(z) - z|| / ||f(z)|| by sequence (B) and by position (B, L)."""
+    """Return ||f(z) - z|| / ||f(z)|| by sequence (B) and by position (B, L)."""
     change_BL, size_BL = _norms(fz_BLD - z_BLD), _norms(fz_BLD)
     by_token = change_BL / (size_BL + EPS)
     by_sequence = torch.linalg.vector_norm(change_BL, dim=1) / (torch.linalg.vector_norm(size_BL, dim=1) + EPS)
@@ -65,27 +62,27 @@ def _relative(z_BLD: Tensor, fz_BLD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _judge_sequences(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """Each sequence stops by itself, on its residual over all its positions."""
+    """Stop each sequence by itself, when its residual over all positions is below tol."""
     by_sequence, by_token = _relative(z, fz)
     return Progress(by_sequence < tol, by_sequence, by_token)
 
 
 def _judge_tokens(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """Each sequence stops by itself, when the residual of each of its tokens is below tol."""
+    """Stop each sequence by itself, when the residual of each of its tokens is below tol."""
     _, by_token = _relative(z, fz)
     worst = by_token.amax(1)
     return Progress(worst < tol, worst, by_token, by_token=True)
 
 
 def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """The released code's criterion in training: all stop when the largest residual of the sequences is below tol."""
+    """Stop all sequences when the largest of their residuals is below tol: the released code's training criterion."""
     by_sequence, by_token = _relative(z, fz)
     done = (by_sequence.amax() < tol).expand(len(by_sequence))
     return Progress(done, by_sequence, by_token)
 
 
 def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """The released code's criterion in evaluation: one norm of f(z) - z over the batch, relative to that of z."""
+    """Stop all when ||f(z) - z|| / ||z|| over the batch is below tol: the released code's evaluation criterion."""
     change_BL, size_BL = _norms(fz - z), _norms(z)
     ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + RELEASED_EPS)
     batch = len(z)
@@ -98,16 +95,16 @@ STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
 
 
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
-    """Make `SolverConfig(stop=name)`, or `eval_stop`, stop where `judge(z, f(z), tol)` says so.
+    """Register a stopping rule: `SolverConfig(stop=name)`, or `eval_stop`, then stops by `judge(z, f(z), tol)`.
 
-    Raises: NameTaken for a built-in rule; InvalidEntry for one that returns no `Progress` of its shapes.
+    Raises: NameTaken if `name` is a built-in rule; InvalidEntry if `judge` returns no `Progress` with its shapes.
     """
     STOPS.refuse_builtin(name)
     what = f"stopping rule {name!r}: judge(z, f(z), tol)"
     z_BLD = torch.linspace(-1, 1, 24).view(3, 2, 4)
     try:
         found = judge(z_BLD, z_BLD / 2, 0.05)
-    except Exception as error:  # of a user's code
+    except Exception as error:  # a user's code may raise any error
         raise InvalidEntry(f"{what} ended in {type(error).__name__}: {error}") from error
     if not isinstance(found, Progress):
         raise InvalidEntry(f"{what} must return a Progress, not {type(found).__name__}")
@@ -122,8 +119,8 @@ def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress])
 
 
 def make_rule(stop: str, tol: float, *, is_training: bool) -> Rule:
-    """The rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation). Raises: UnknownName.
+    """Return the rule named by `SolverConfig.stop` (training) or `SolverConfig.eval_stop` (evaluation).
 
-    The criteria of the released code, "batch", differ between the two.
+    The released code's criterion, "batch", differs between training and evaluation. Raises: UnknownName.
     """
     return Rule(stop, tol, _judge_batch if stop == "batch" and not is_training else STOPS[stop])

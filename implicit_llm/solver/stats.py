@@ -1,7 +1,8 @@
-"""What a solve reports about itself, as tensors on the device of the model."""
+"""The statistics of a solve are tensors on the device of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +14,16 @@ class NonFiniteState(FloatingPointError):
 
 @dataclass
 class SolverStats:
-    """Health of one forward pass, one entry a sequence (shape B).
+    """The statistics of one forward pass, with one entry per sequence (shape B).
 
-    num_iter: solver iterations a token took part in, as a mean over the sequence's blocks weighted by their length; the
-        closing f of a block, phantom steps and unrolled steps are counted in `num_closing`.
-    residual: relative residual ||f(z) - z|| / ||f(z)|| of the iterate that is closed and returned: the lowest of its
-        block, or with eval_stop "batch" the last; the largest over blocks. NaN for unrolled passes, which measure none.
-    is_converged: every block met its stopping rule.
-    unconverged_tokens: tokens whose own residual is not below tol, also where the rule was content with their sequence.
-    unconverged_BL: the same by position; None for unrolled passes.
+    num_iter: solver iterations per token, as a mean over the sequence's blocks weighted by their length. The closing f
+        of a block, phantom steps and unrolled steps are counted in `num_closing`.
+    residual: relative residual ||f(z) - z|| / ||f(z)|| of the iterate that is closed and returned, the largest over
+        blocks. In a block that iterate has the lowest residual, or is the last with eval_stop "batch". Unrolled passes
+        measure no residual and have NaN.
+    is_converged: whether every block met its stopping rule.
+    unconverged_tokens: number of tokens whose own residual is not below tol, even if their sequence met the rule.
+    unconverged_BL: which tokens these are; None for unrolled passes.
     """
 
     num_iter: Tensor
@@ -33,13 +35,13 @@ class SolverStats:
 
     @property
     def f_evaluations(self) -> Tensor:
-        """Evaluations of f per token, all included (shape B)."""
+        """The evaluations of f per token (shape B), including the closing, phantom and unrolled steps."""
         return self.num_iter + self.num_closing
 
 
 @dataclass
 class BlockStats:
-    """Result of one solve: per sequence, and per position for the tokens that did not converge."""
+    """The statistics of one solve: per sequence, and which tokens (B, L) did not converge."""
 
     num_iter: Tensor
     residual: Tensor
@@ -48,7 +50,7 @@ class BlockStats:
 
 
 def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverStats:
-    """Statistics of a pass that iterates a fixed number of times and measures no residual."""
+    """Return the statistics of a pass that iterates a fixed number of times and measures no residual."""
     return SolverStats(
         num_iter=torch.zeros(batch, device=device),
         residual=torch.full((batch,), float("nan"), device=device),
@@ -58,14 +60,18 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
     )
 
 
-Blocks = Sequence[tuple[int | Tensor, BlockStats]]  # each with its number of tokens, by sequence where padded
+class Block(NamedTuple):
+    """A solved block: its number of tokens, which is per sequence if padded, and its statistics."""
+
+    length: int | Tensor
+    stats: BlockStats
 
 
-def gather_blocks(blocks: Blocks, num_closing: int) -> SolverStats:
+def gather_blocks(blocks: Sequence[Block], num_closing: int) -> SolverStats:
     """Combine blocks into the statistics of whole sequences."""
     total = sum(length for length, _ in blocks)
     if isinstance(total, Tensor):
-        total = total.clamp_min(1)  # a row may be all padding
+        total = total.clamp_min(1)  # a sequence may be all padding
     unconverged = [stats.unconverged_BL for _, stats in blocks]
     return SolverStats(
         num_iter=sum(stats.num_iter.float() * (length / total) for length, stats in blocks),  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Training: one curriculum phase a job, resumed bit for bit from committed checkpoints."""
+"""Train one curriculum phase per job; a job resumes bit for bit from its committed checkpoints."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,36 +89,27 @@ _ROUNDS = 4
 _CACHED_SAMPLES = 4096  # permuted at once: numpy's cost per call would otherwise show in steps of a few milliseconds
 
 
-class IndexPermutation:
-    """A seeded permutation of 0..size - 1 in constant memory.
+def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
+    """Images of `indices` (int64, any shape, each in 0..size - 1) under a seeded permutation, in constant memory.
 
-    A Feistel network on Z_a x Z_b with a * b a little above `size`; indices that fall outside walk on until they are
+    A Feistel network on Z_a x Z_b with a * b a little above `size`; images that fall outside walk on until they are
     inside. `key` is any tuple of integers.
     """
+    rows = math.isqrt(size - 1) + 1
+    columns = -(-size // rows)
+    keys = np.random.SeedSequence(key).generate_state(2 * _ROUNDS, np.uint64)
+    images = _encrypted(indices, np.uint64(rows), np.uint64(columns), keys)
+    while (outside := images >= size).any():
+        images[outside] = _encrypted(images[outside], np.uint64(rows), np.uint64(columns), keys)
+    return images
 
-    def __init__(self, size: int, key: tuple[int, ...]) -> None:
-        self.size = size
-        self._rows = math.isqrt(size - 1) + 1
-        self._columns = -(-size // self._rows)
-        self._keys = np.random.SeedSequence(key).generate_state(2 * _ROUNDS, np.uint64)
 
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Images of `indices` (int64, any shape, each in 0..size - 1)."""
-        images = self._encrypt(indices)
-        outside = images >= self.size
-        while outside.any():
-            images[outside] = self._encrypt(images[outside])
-            outside = images >= self.size
-        return images
-
-    def _encrypt(self, indices: np.ndarray) -> np.ndarray:
-        row, column = np.divmod(indices.astype(np.uint64), np.uint64(self._columns))
-        for number in range(_ROUNDS):
-            row = (row + _mix(column + self._keys[2 * number]) % np.uint64(self._rows)) % np.uint64(self._rows)
-            column = (column + _mix(row + self._keys[2 * number + 1]) % np.uint64(self._columns)) % np.uint64(
-                self._columns
-            )
-        return (row * np.uint64(self._columns) + column).astype(np.int64)
+def _encrypted(indices: np.ndarray, rows: np.uint64, columns: np.uint64, keys: np.ndarray) -> np.ndarray:
+    row, column = np.divmod(indices.astype(np.uint64), columns)
+    for of_row, of_column in keys.reshape(_ROUNDS, 2):
+        row = (row + _mix(column + of_row) % rows) % rows
+        column = (column + _mix(row + of_column) % columns) % columns
+    return (row * columns + column).astype(np.int64)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
@@ -131,27 +123,20 @@ class StepSampler:
     """Shuffled epochs without replacement, one after another; a batch may span two of them."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self._seed = seed
-        self._steps_cached = max(1, _CACHED_SAMPLES // batch_size)
-        self._cache_first = -1
-        self._cache = np.empty(0, dtype=np.int64)
+        self.num_samples, self.batch_size, self._seed = num_samples, batch_size, seed
+        self._steps_at_once = max(1, _CACHED_SAMPLES // batch_size)
+        self._chunk = lru_cache(maxsize=1)(self._chunk_of_steps)
 
     def indices(self, step: int) -> np.ndarray:
         """Samples of the update that follows `step` finished ones: int64 of shape (batch_size,)."""
-        first = step - step % self._steps_cached
-        if first != self._cache_first:
-            count = self._steps_cached * self.batch_size
-            self._cache = self._indices_at(np.arange(first * self.batch_size, first * self.batch_size + count))
-            self._cache_first = first
-        offset = (step - first) * self.batch_size
-        return self._cache[offset : offset + self.batch_size]
+        chunk, number = divmod(step, self._steps_at_once)
+        return self._chunk(chunk)[number * self.batch_size : (number + 1) * self.batch_size]
 
-    def _indices_at(self, positions: np.ndarray) -> np.ndarray:
-        epochs, places = np.divmod(positions, self.num_samples)
-        indices = np.empty_like(positions)
+    def _chunk_of_steps(self, chunk: int) -> np.ndarray:
+        count = self._steps_at_once * self.batch_size
+        epochs, places = np.divmod(np.arange(chunk * count, (chunk + 1) * count), self.num_samples)
+        indices = np.empty_like(places)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            indices[chosen] = IndexPermutation(self.num_samples, (self._seed, int(epoch)))(places[chosen])
+            indices[chosen] = permuted(places[chosen], self.num_samples, (self._seed, int(epoch)))
         return indices

@@ -40,11 +40,18 @@ def join_world(device_type: str) -> torch.device:
     """Join the process group if several processes were started, by the launcher or torchrun; return this one's device.
 
     Numbers in host memory are exchanged by gloo: by NCCL each would make the host wait for all work of its GPU.
-    Raises: WrongWorld when the processes do not come together in time.
+    Raises: WrongWorld when the processes do not come together in time, when they are another number than the launcher
+        was asked for, or more than the GPUs that they can see on this node.
     """
     has_gpu = device_type == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
     if has_gpu:
+        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if processes > gpus:
+            raise WrongWorld(
+                f"{processes} processes on this node and {gpus} visible GPUs; ask Slurm for a GPU each (resource "
+                f"'gpus' of the rule): {_shown_variables()}"
+            )
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         try:
@@ -56,27 +63,13 @@ def join_world(device_type: str) -> torch.device:
             ) from error
         backend, device_id = ("cpu:gloo,cuda:nccl", device) if has_gpu else ("gloo", None)
         dist.init_process_group(backend, store=store, rank=number, world_size=size, device_id=device_id)
-    return device
-
-
-def require_world() -> None:
-    """Raises: WrongWorld when the launcher was asked for another number of processes than have come together."""
-    wanted = os.environ.get(WORLD_VARIABLE)
-    if wanted is not None and int(wanted) != world_size():
+    wanted = int(os.environ.get(WORLD_VARIABLE, world_size()))
+    if wanted != world_size():
         raise WrongWorld(
             f"{wanted} processes were asked for, {world_size()} train together; give the rule the nodes and gpus of "
             f"the allocation: {_shown_variables()}"
         )
-
-
-def require_own_gpu() -> None:
-    """Raises: WrongWorld when this node has more processes than GPUs that they can see."""
-    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if processes > gpus:
-        raise WrongWorld(
-            f"{processes} processes on this node and {gpus} visible GPUs; ask Slurm for a GPU each (resource 'gpus' of "
-            f"the rule): {_shown_variables()}"
-        )
+    return device
 
 
 def _shown_variables() -> str:
@@ -137,15 +130,6 @@ def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str,
                 dist.recv(received, owner)
                 found[name] = received.cpu()
     return found
-
-
-def from_main(value: Any) -> Any:
-    """The value of rank 0, on every rank. Collective."""
-    if world_size() == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
 
 
 def wait_for_all() -> None:

@@ -1,4 +1,4 @@
-"""Sum the gradients of all ranks in buckets, while the backward pass still computes others."""
+"""Sum the gradients of all ranks in buckets, while the backward pass still computes other gradients."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,35 +12,35 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.distributed import max_over_ranks
 
-BUCKET_BYTES = 25 * 2**20  # as in DDP: enough for the full rate of a network, and the first is full early
+BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for the network's full bandwidth, and the first is complete early
 
 
 class GradientReducer:
-    """Sums the gradients of a model's parameters over ranks.
+    """An object that sums the gradients of a model's parameters over ranks.
 
-    All ranks send the same buckets in the same order, whichever is complete first, so that they also meet those of a
-    rank whose solver failed and which differentiates something else.
-    dtype: in which gradients are sent and summed.
-    is_done: a CUDA graph has summed the gradients of this step already.
+    All ranks send the same buckets in the same order, whichever bucket is complete first. The buckets therefore also
+    match those of a rank whose solver failed, which differentiates something else.
+    dtype: the dtype in which gradients are sent and summed.
+    is_done: whether a CUDA graph has already summed the gradients of this step.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """Give all ranks the weights of rank 0. Collective."""
+        """Copy the weights of rank 0 to all ranks. The call is collective."""
         self.is_done = False
         self._dtype = dtype
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._buckets = _buckets(self._parameters, _order(model, self._parameters), bucket_bytes)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
-        for bucket in self._buckets:  # NCCL connects the ranks here, which it should not do while a graph is captured
+        for bucket in self._buckets:  # connect the ranks here, because NCCL must not do so while a graph is captured
             size = sum(self._parameters[position].numel() for position in bucket)
             dist.all_reduce(torch.zeros(size, dtype=dtype, device=self._parameters[0].device))
 
     @contextmanager
     def over_ranks(self, leaves: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Sum the gradients of `leaves` when the backward pass in this context has added to them. Collective.
+        """Sum the gradients of `leaves` that a backward pass in this context computes. The call is collective.
 
-        leaves: the trained parameters, or tensors in their place. A missing gradient counts as zero.
+        leaves: tensors in place of the trained parameters, which are the default. A missing gradient counts as zero.
         """
         if leaves is None and self.is_done:
             self.is_done = False
@@ -52,18 +52,18 @@ class GradientReducer:
         backward.finish()
 
     def is_true_anywhere(self, is_true: bool) -> bool:
-        """Whether it is true on any rank. Collective."""
+        """Return whether `is_true` is true on any rank. The call is collective."""
         return max_over_ranks(int(is_true)) > 0
 
 
 class _Backward:
-    """One backward pass, whose gradients are sent bucket by bucket as soon as they are complete."""
+    """A backward pass whose gradients are sent bucket by bucket as soon as they are complete."""
 
     def __init__(self, buckets: list[list[Tensor]], dtype: torch.dtype) -> None:
         self._buckets, self._dtype = buckets, dtype
         self._num_missing = [len(bucket) for bucket in buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []
-        # A weight that several steps use has its gradient with the backward pass of the first of them: one call.
+        # If several steps use a weight, its hook runs once, after the gradients of all these steps have been summed.
         self._hooks = [
             leaf.register_post_accumulate_grad_hook(partial(self._complete, number))
             for number, bucket in enumerate(buckets)
@@ -71,7 +71,7 @@ class _Backward:
         ]
 
     def finish(self) -> None:
-        """Send the rest, and put the sums of all ranks in place of the gradients."""
+        """Send the remaining buckets, and replace the gradients by their sums over all ranks."""
         for hook in self._hooks:
             hook.remove()
         while len(self._sent) < len(self._buckets):
@@ -97,9 +97,9 @@ class _Backward:
 
 
 def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Positions of `parameters` in about the order in which a backward pass completes their gradients.
+    """Return the positions of `parameters`, in about the order in which a backward pass completes their gradients.
 
-    The order is from the last layer to the first; the injection comes at the end, because every layer uses it.
+    The order is from the last layer to the first; the injection is at the end, because every layer uses it.
     """
     late: set[int] = set()
     if isinstance(model, ImplicitForCausalLM) and model.config.is_implicit:
@@ -108,7 +108,7 @@ def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[i
 
 
 def _buckets(parameters: Sequence[nn.Parameter], order: Sequence[int], bucket_bytes: int) -> list[list[int]]:
-    """Neighbours in `order`, up to `bucket_bytes` together, or a larger one alone."""
+    """Split `order` into buckets of at most `bucket_bytes`; a larger parameter has a bucket of its own."""
     buckets: list[list[int]] = []
     room = 0
     for position in order:

@@ -25,9 +25,8 @@ from implicit_llm.training.distributed import (
     world_size,
 )
 from implicit_llm.training.gradients import GradientReducer
-from implicit_llm.training.metrics import StepCost, StepMetrics
-from implicit_llm.training.mode_gap import is_due, look_at_fixed_point
-from implicit_llm.training.non_finite import SolverFailures, UpdateGuard, judge, non_finite_error
+from implicit_llm.training.metrics import StepMetrics, cost_per_token, is_due, look_at_fixed_point
+from implicit_llm.training.non_finite import NonFiniteTraining, SolverFailures, UpdateGuard, judge
 from implicit_llm.training.operations.checkpoint import Checkpoint, CheckpointStore, TrainingState
 from implicit_llm.training.operations.preemption import StopRequest
 from implicit_llm.training.operations.save_schedule import SaveSchedule
@@ -46,8 +45,9 @@ from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.runs import faults
+from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.stage_context import StageContext
-from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset
+from implicit_llm_data.shards import IGNORED_LABEL, TokenDataset
 from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
 MAX_SKIPPED_IN_A_ROW = 24
+NON_FINITE_REPORT = "non_finite.json"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class TrainingJob:
     config: TrainConfig
     runtime: Runtime
     device: torch.device
-    dataset: Sequences
+    dataset: TokenDataset
     model: PreTrainedModel
     store: CheckpointStore
     start: Checkpoint | None
@@ -104,9 +105,8 @@ class TrainingLoop:
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
-        self.metrics = StepMetrics(
-            job.context.kinds.tasks[config.task], StepCost(model, config.batch_size, job.dataset.length)
-        )
+        task, length = job.context.kinds.tasks[config.task], job.dataset.length
+        self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:
             self._load(job.start)
         self.speed = SpeedMeter(config.precision, job.device, world_size())
@@ -119,10 +119,10 @@ class TrainingLoop:
         self._reducer = GradientReducer(model, _DTYPES[config.reduction]) if world_size() > 1 else None
         if isinstance(model, ImplicitForCausalLM) and job.layout.accumulation_steps == 1:
             model.base.runner.reducer = self._reducer
-        self._passing: StatePassing | None = None
-        if config.phase.state_passing is not None:
-            source = cast("TokenDataset", job.dataset).source
-            self._passing = StatePassing(config.phase, source, job.layout, job.device)
+        passes_states = config.phase.state_passing is not None
+        self._passing = (
+            StatePassing(config.phase, job.dataset.source, job.layout, job.device) if passes_states else None
+        )
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
@@ -302,6 +302,14 @@ class TrainingLoop:
         messages = gather_objects(self._solver_failures.message)
         return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
-    def _non_finite(self, step: int, what: str) -> Exception:
-        indices, recent = self.sampler.indices(step - 1), self.metrics.recent_rows()
-        return non_finite_error(self.job.context.name, step, what, indices, recent, self.job.context.work)
+    def _non_finite(self, step: int, what: str) -> NonFiniteTraining:
+        """The error of `step` (its number once finished), after a report of the batch and the last steps."""
+        context, samples = self.job.context, self.sampler.indices(step - 1).tolist()
+        report = {"step": step, "what": what, "sample_indices": samples, "recent": self.metrics.recent_rows()}
+        write_json(context.work / NON_FINITE_REPORT, report)
+        some = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
+        return NonFiniteTraining(
+            f"train/{context.name}: {what} at step {step} (samples {some}; all of them and the steps before in "
+            f"{context.work / NON_FINITE_REPORT}), the last checkpoint is from before it; lower "
+            "schedule.peak_learning_rate or optimizer.max_grad_norm"
+        )

@@ -5,15 +5,18 @@ Shapes: `B` batch, `L` length, `V` vocabulary.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from implicit_llm.analysis.spectral_radius import spectral_radius
 from implicit_llm.training.distributed import max_tensor_over_ranks, mean_over_ranks
 from implicit_llm_contracts.config.flops import training_flops
 from implicit_llm_contracts.config.solver import solver_of
@@ -21,7 +24,7 @@ from implicit_llm_contracts.config.tasks import TaskKind
 from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
-# Measured about ten times in a curriculum: mode_gap.py.
+# Measured about ten times in a curriculum, by `look_at_fixed_point`.
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _SUMMED = ("loss", "right", "scored")  # over micro-batches; right and scored are positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
@@ -40,19 +43,13 @@ class Totals:
     skipped_in_a_row: int = 0
 
 
-class StepCost:
-    """Tokens and FLOPs of the steps of a phase, counted from the model's configuration (config.flops)."""
+Cost = Callable[[float], float]  # FLOPs of a token by evaluations of f, NaN where none were counted
 
-    def __init__(self, model: PreTrainedModel, batch_size: int, length: int) -> None:
-        self.tokens = batch_size * length
-        self._model = {**model.config.to_dict(), "num_parameters": model.num_parameters()}
-        self._length = length
-        self._solver = solver_of(model)
 
-    def flops(self, f_evaluations: float) -> float:
-        """FLOPs of a step; f_evaluations is NaN where none were counted."""
-        counted = f_evaluations if math.isfinite(f_evaluations) else None
-        return self.tokens * training_flops(self._model, self._length, self._solver, counted)
+def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
+    """The cost of training, counted from the model's configuration (config.flops)."""
+    fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
+    return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
 
 class StepMetrics:
@@ -65,11 +62,12 @@ class StepMetrics:
     totals: up to the last row that was pulled.
     """
 
-    def __init__(self, task: TaskKind, cost: StepCost | None = None) -> None:
+    def __init__(self, task: TaskKind, tokens: int = 0, cost: Cost = lambda number: 0.0) -> None:
+        """tokens: of a step."""
         self.totals = Totals()
         self._accuracy, self._last_tokens = task.accuracy or ("accuracy", 0)
         self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, "carried_share", *OCCASIONAL)
-        self._cost = cost
+        self._tokens, self._cost = tokens, cost
         self._micro: list[Tensor] = []
         self._occasional: dict[str, Tensor] = {}
         self._pending: list[Tensor] = []
@@ -124,7 +122,7 @@ class StepMetrics:
         """Read the rows closed since the last pull; waits for the device, and with several ranks is collective."""
         if not self._pending:
             return []
-        pending = torch.stack(self._pending)
+        pending, totals = torch.stack(self._pending), self.totals
         found = mean_over_ranks(pending)
         found[:, _RESIDUAL] = max_tensor_over_ranks(pending[:, _RESIDUAL])
         self._pending = []
@@ -132,7 +130,11 @@ class StepMetrics:
         for row in rows:
             right, scored = row.pop("right"), row.pop("scored")
             row[self._accuracy] = right / scored if scored > 0 else math.nan
-            self._count(row)
+            totals.tokens += self._tokens
+            totals.flops += self._tokens * self._cost(row["f_evaluations"])
+            is_skipped = not math.isfinite(row["grad_norm"])
+            totals.skipped_updates += is_skipped
+            totals.skipped_in_a_row = totals.skipped_in_a_row + 1 if is_skipped else 0
         self._window += rows
         self._recent.extend(rows)
         return rows
@@ -175,14 +177,6 @@ class StepMetrics:
         is_right = logits_BLV[:, first:].argmax(-1) == labels_BL
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
-    def _count(self, row: Row) -> None:
-        if self._cost is not None:
-            self.totals.tokens += self._cost.tokens
-            self.totals.flops += self._cost.flops(row["f_evaluations"])
-        is_skipped = not math.isfinite(row["grad_norm"])
-        self.totals.skipped_updates += is_skipped
-        self.totals.skipped_in_a_row = self.totals.skipped_in_a_row + 1 if is_skipped else 0
-
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Mean of each column that has numbers, and NaN for a loss or norm that has none.
 
@@ -206,3 +200,53 @@ def _finite(rows: Iterable[Row]) -> list[Row]:
 
 def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
+
+
+# An evaluation takes up to four times max_iter iterations for every block of tokens, so both look at few: in a phase
+# without fixed points yet, more would cost minutes. Models are causal: what follows a token does not change its loss.
+SEQUENCES, POSITIONS = 8, 512
+RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
+RADIUS_PRODUCTS = 40  # each a backward pass; within a few percent of the limit on trained models
+POINTS = 10  # over a curriculum
+_MIN_INTERVAL_STEPS = 5
+
+
+def is_due(step: int, total_steps: int) -> bool:
+    """Whether to measure in the step that will be number `step`: every tenth part of the curriculum."""
+    return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
+
+
+@torch.no_grad()
+def look_at_fixed_point(
+    model: Any, inputs: dict[str, Any], outputs: Any, context: AbstractContextManager[Any]
+) -> dict[str, Tensor]:
+    """mode_gap and spectral_radius of an implicit language model, on the first tokens of a micro-batch; not yet read.
+
+    mode_gap: loss in evaluation mode minus that of the training pass with these `outputs`: what the model loses, or
+    gains, when its fixed point is found the way it is in evaluation. spectral_radius: of df/dz at
+    the fixed point that evaluation finds, the largest over the tokens of a sequence, as a mean over sequences.
+    Takes nothing from the random state, leaves gradients as they were and the model in training mode. NaN where the
+    evaluation is not finite.
+    """
+    part = (slice(SEQUENCES), slice(POSITIONS))
+    input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
+    some_ids, base = input_ids[:RADIUS_SEQUENCES, :RADIUS_POSITIONS], model.base
+    found = dict.fromkeys(("mode_gap", "spectral_radius"), torch.full((), math.nan, device=labels_BL.device))
+    model.eval()
+    try:
+        with context, suppress(FloatingPointError):
+            # A pass without accuracy made no logits.
+            trained_BLV = model.lm_head(outputs.last_hidden_state[part]) if outputs.logits is None else outputs.logits
+            evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
+            found["mode_gap"] = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)
+            del trained_BLV, evaluated_BLV  # large
+            z_BLD = base(some_ids, use_cache=False).last_hidden_state
+            x = base.stack_input(base.get_input_embeddings()(some_ids), None, None, None)
+            found["spectral_radius"] = spectral_radius(base, x, z_BLD, num_products=RADIUS_PRODUCTS).float().mean()
+    finally:
+        model.train()
+    return found
+
+
+def _loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BLV.flatten(0, 1).float(), labels_BL.flatten(), ignore_index=IGNORED_LABEL)

@@ -41,12 +41,14 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             raise
         raise ModelError(f"{where}.model: {' '.join(str(error).split())[:300]}") from error
     if solver is not None and solver_of(model) is None:
-        if "pretrained" not in fields:
-            raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
-        model = _implicit(model, solver, where)
+        raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    if config.phase.state_passing is not None and not _passes_states(model):
+    # Such a model starts in the states of a cache, which do not grow with the sequence, and advances them.
+    passes_states = isinstance(model, LstmForCausalLM) or (
+        isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
+    )
+    if config.phase.state_passing is not None and not passes_states:
         raise ModelError(
             f"{where}.phase.state_passing: {type(model).__name__} has no state of fixed size in which a sequence could "
             "start; remove the key, or take a Mamba2 or an LSTM"
@@ -57,23 +59,6 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
             "raise it"
         )
     return model
-
-
-def _implicit(model: PreTrainedModel, solver: SolverConfig, where: str) -> PreTrainedModel:
-    """The implicit model that begins with the layers of an explicit checkpoint. Raises: ModelError."""
-    try:
-        return to_implicit(model, solver)
-    except (ModelConfigError, TypeError) as error:
-        raise ModelError(
-            f"{where}.model.pretrained: cannot become implicit: {error}; or set the solver of its phases to null"
-        ) from error
-
-
-def _passes_states(model: PreTrainedModel) -> bool:
-    """Whether the model starts in the states of a cache, which do not grow with the sequence, and advances them."""
-    if isinstance(model, ImplicitForCausalLM):
-        return not model.base.has_growing_state
-    return isinstance(model, LstmForCausalLM)
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
@@ -98,7 +83,8 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
     """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network.
 
-    An implicit model gets the phase's solver in place of the one that it was saved with.
+    An implicit model gets the phase's solver in place of the one that it was saved with, and an explicit one becomes
+    implicit with it.
     """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None
@@ -119,9 +105,17 @@ def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str)
         model = load_foreign(folder)
     except ModelConfigError as error:
         raise ModelError(f"{where}.model.pretrained: {folder}: {error}") from error
-    if solver is not None and solver_of(model) is not None:
+    if solver is None:
+        return model
+    if solver_of(model) is not None:
         cast("HasSolver", model).solver = solver
-    return model
+        return model
+    try:
+        return to_implicit(model, solver)
+    except (ModelConfigError, TypeError) as error:
+        raise ModelError(
+            f"{where}.model.pretrained: cannot become implicit: {error}; or set the solver of its phases to null"
+        ) from error
 
 
 def _from_config(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:

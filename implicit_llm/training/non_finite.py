@@ -3,10 +3,8 @@
 import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,9 +12,6 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from implicit_llm.training.distributed import max_tensor_over_ranks
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import write_json
-
-REPORT = "non_finite.json"
 
 
 class NonFiniteTraining(UserError):
@@ -100,16 +95,3 @@ def judge(
             return skipped, (step, f"{what}, whatever the scale: {in_a_row} updates in a row were skipped")
         skipped.append(step)
     return skipped, None
-
-
-def non_finite_error(
-    name: str, step: int, what: str, sample_indices: np.ndarray, recent: Sequence[dict[str, Any]], work: Path
-) -> NonFiniteTraining:
-    """The error of `step` (its number once finished), with a report of the batch and the last steps below `work`."""
-    report = {"step": step, "what": what, "sample_indices": sample_indices.tolist(), "recent": list(recent)}
-    write_json(work / REPORT, report)
-    shown = ", ".join(map(str, sample_indices[:8].tolist())) + (", ..." if len(sample_indices) > 8 else "")
-    return NonFiniteTraining(
-        f"train/{name}: {what} at step {step} (samples {shown}; all of them and the steps before in {work / REPORT}), "
-        "the last checkpoint is from before it; lower schedule.peak_learning_rate or optimizer.max_grad_norm"
-    )

@@ -1,4 +1,4 @@
-"""AdamW as the recipe wants it, and the learning rate as a pure function of the global step."""
+"""Build AdamW for the recipe, and compute the learning rate as a pure function of the global step."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConf
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bool = False) -> optim.Optimizer:
-    """AdamW on all trainable parameters, fused where the device can; weight decay on matrices only.
+    """Return AdamW for all trainable parameters, fused if the device supports it, with weight decay on matrices only.
 
-    is_sharded: each process updates a part of the parameters, has the moments of that part alone, and sends it to the
-    others (ZeRO stage 1).
+    is_sharded: whether each process stores the moments of a part of the parameters only, updates this part and sends it
+        to the other processes (ZeRO stage 1).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -38,15 +38,16 @@ def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Whether two axes are longer than one, unlike those of a norm, bias, A_log, or the gain (N, 1) of a weight."""
+    """Return whether at least two axes are longer than 1, unlike in a norm, bias, A_log, or a weight's gain (N, 1)."""
     return sum(size > 1 for size in parameter.shape) >= 2
 
 
 def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
-    """Learning rate of the update that follows `step` finished ones, for step in 0..total_steps - 1.
+    """Return the learning rate of the update after `step` finished updates, for step in 0..total_steps - 1.
 
-    Warm-up reaches the peak with its last update; its first one is not wasted on a rate of zero. Then either a straight
-    line to `final_learning_rate`, or the peak followed by 1 - sqrt over the last `decay_fraction`.
+    Warm-up reaches the peak at its last update; its first update is not wasted on a learning rate of zero. After
+    warm-up, the learning rate either falls linearly to `final_learning_rate`, or stays at the peak and falls as
+    1 - sqrt over the last `decay_fraction`.
     Source: Schöne et al. 2025 (release script and section 4); the published linear schedule starts from zero.
     """
     warmup_steps = math.ceil(schedule.warmup_fraction * total_steps)

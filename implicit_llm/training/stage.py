@@ -7,19 +7,11 @@ from typing import Any, cast
 
 import torch
 
-from implicit_llm.cards.model_card import FILE_NAME as CARD_FILE
-from implicit_llm.cards.model_card import training_card
+from implicit_llm.cards import model_card
 from implicit_llm.device import set_up_torch
 from implicit_llm.models.pretrained import ImplicitPreTrainedModel
 from implicit_llm.training.batches import BatchSizeError
-from implicit_llm.training.distributed import (
-    ReplicasDiffer,
-    from_main,
-    join_world,
-    require_own_gpu,
-    require_world,
-    wait_for_all,
-)
+from implicit_llm.training.distributed import ReplicasDiffer, gather_objects, join_world, wait_for_all
 from implicit_llm.training.loop import TrainingJob, TrainingLoop
 from implicit_llm.training.metrics import StepMetrics
 from implicit_llm.training.model import apply_runtime, build_model
@@ -40,8 +32,7 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.solver import HasSolver, solver_of
 from implicit_llm_contracts.config.training import Runtime, TrainConfig
 from implicit_llm_contracts.errors import Preempted, UserError
-from implicit_llm_contracts.runs import faults
-from implicit_llm_contracts.runs import journal as journals
+from implicit_llm_contracts.runs import faults, journal
 from implicit_llm_contracts.runs.atomic import new_directory, write_json
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE
 from implicit_llm_contracts.runs.run_directory import DECLARED
@@ -62,7 +53,7 @@ def run(context: StageContext) -> StageResult:
     Raises: UserError; Preempted once the state is committed after a stop request.
     """
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
-    with StopRequest() as stop, Watchdog(runtime.hang_s or None, context.work) as watchdog:
+    with StopRequest() as stop, Watchdog(runtime.hang_s, context.work) as watchdog:
         job = _prepare(context, runtime, stop, watchdog)
         if job.first_step < job.config.phase.end_step:
             if stop:
@@ -80,22 +71,18 @@ def run(context: StageContext) -> StageResult:
 def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdog: Watchdog) -> TrainingJob:
     where = f"train/{context.name}"
     config = context.settings(TrainConfig)
-    device_type = set_up_torch(runtime.device, runtime.kernels, runtime.threads)
-    if device_type == "cuda":
-        require_own_gpu()
-    device = join_world(device_type)
-    require_world()
+    device = join_world(set_up_torch(runtime.device, runtime.kernels, runtime.threads))
     dataset = open_dataset(context.given(DATA_ROLE).work)
     model = build_model(config, dataset.vocab_size, where)
     apply_runtime(model, runtime, where)
     identity = {"stage": context.stage, "fingerprint": context.fingerprint, "config": context.config}
     store = CheckpointStore(context.work, identity, context.journal, config.phase.keep)
-    start = from_main(_find_start(context, config, store) if context.is_main else None)
+    start = gather_objects(_find_start(context, config, store) if context.is_main else None)[0]
     job = TrainingJob(context, config, runtime, device, dataset, model, store, start, stop, watchdog)
     if context.is_main:
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
         path, step = context.journal.path, job.first_step
-        if path is not None and any(point.step > step for point in journals.read(path)):
+        if path is not None and any(point.step > step for point in journal.read(path)):
             context.journal.rewind(step)  # the steps after the checkpoint are made again, and must not count twice
     return job
 
@@ -139,7 +126,9 @@ def _finish(job: TrainingJob) -> StageResult:
     with new_directory(context.work / MODEL_DIR) as directory:
         faults.point("train.before_model")
         job.model.save_pretrained(directory)
-        (directory / CARD_FILE).write_text(training_card(context, job.model, summary), encoding="utf-8")
+        (directory / model_card.FILE_NAME).write_text(
+            model_card.training_card(context, job.model, summary), encoding="utf-8"
+        )
     faults.point("train.before_summary")
     write_json(context.work / SUMMARY_FILE, summary)
     for path in beside:

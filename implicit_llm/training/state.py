@@ -1,4 +1,4 @@
-"""The state of a training process as named tensors and plain values, and back: weights, optimizer, random numbers."""
+"""Convert weights, optimizer and random numbers of a training process to named tensors and plain values, and back."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ _SAME_MODEL = "all phases of a curriculum need the same model"
 
 
 class StateMismatch(UserError):
-    """A checkpoint does not fit the model or the optimizer that should take it."""
+    """A checkpoint does not fit the model or the optimizer into which it is loaded."""
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, tied ones once; the live tensors, not copies."""
+    """Return parameters and persistent buffers by name, without copying them; tied ones occur once."""
     seen: set[int] = set()
     tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -31,7 +31,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy `tensors` into the model. Raises: StateMismatch that starts with `where`."""
+    """Copy `tensors` into the model. Raises: StateMismatch, whose message starts with `where`."""
     live = model_tensors(model)
     _check_names(live.keys(), tensors.keys(), where)
     for name, tensor in live.items():
@@ -44,51 +44,47 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """State of every parameter as "<parameter>.<key>"; empty before the first update.
+    """Return the optimizer's state by the names "<parameter>.<key>"; it is empty before the first update.
 
-    If the optimizer is sharded, the call is collective. Rank 0 alone gets all tensors, those of other ranks in
-    host memory.
+    If the optimizer is sharded, the call is collective and returns all tensors on rank 0 only, with those of other
+    ranks in host memory.
     """
-    names = _parameter_names(model)
-    own = {
-        f"{names[id(parameter)]}.{key}": value.detach()
-        for parameter, values in local_part(optimizer).state.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    return own if local_part(optimizer) is optimizer else gather_on_main(own, next(model.parameters()).device)
+    local = local_part(optimizer)
+    names, state = _names_in_order(local, model), local.state_dict()["state"]
+    own = {f"{names[number]}.{key}": value for number, values in state.items() for key, value in values.items()}
+    return own if local is optimizer else gather_on_main(own, next(model.parameters()).device)
 
 
 def load_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], where: str
 ) -> None:
-    """Put `tensors` into the optimizer; its settings stay those of the config. Raises: StateMismatch."""
+    """Load `tensors` into the optimizer, but keep its settings, which come from the config. Raises: StateMismatch."""
     if not tensors:
         return
-    names, local = _parameter_names(model), local_part(optimizer)
+    local = local_part(optimizer)
     state: dict[str, dict[str, Tensor]] = {}
     for flat_name, tensor in tensors.items():
         name, _, key = flat_name.rpartition(".")
         state.setdefault(name, {})[key] = tensor
-    _check_names(_in_order(optimizer, names), state, where, "train")
-    own = {number: state[name] for number, name in enumerate(_in_order(local, names))}
-    # load_state_dict puts each tensor on the device and in the type that this optimizer keeps it in.
+    _check_names(_names_in_order(optimizer, model), state, where, "train")
+    own = {number: state[name] for number, name in enumerate(_names_in_order(local, model))}
+    # load_state_dict casts each tensor to the device and dtype that this optimizer uses for it.
     local.load_state_dict({"state": own, "param_groups": local.state_dict()["param_groups"]})
 
 
 def random_state() -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """State of all generators: Python's and numpy's as JSON values, torch's as uint8 tensors."""
+    """Return the state of all random generators: Python's and numpy's as JSON values, torch's as uint8 tensors."""
     numpy = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
     values = {"python": random.getstate(), "numpy": numpy}
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        tensors["cuda"] = torch.cuda.get_rng_state()  # of the current device: a process trains on one
+        tensors["cuda"] = torch.cuda.get_rng_state()  # a process trains on the current device only
     return values, tensors
 
 
 def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Undo everything drawn since `random_state`."""
+    """Restore the state of all random generators, as `random_state` returned it."""
     version, numbers, gauss = values["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(values["numpy"])
@@ -97,11 +93,9 @@ def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         torch.cuda.set_rng_state(tensors["cuda"])
 
 
-def _parameter_names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def _in_order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+def _names_in_order(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """Return the names of the parameters in the optimizer's order, by which its state numbers them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -1,12 +1,13 @@
-"""State passing: a word starts in the state in which the word before it in its row of the batch ended.
+"""Pass states between training steps: a sequence starts in the last state of the previous sequence in its chain.
 
-So a model that trains on short words meets the states of long ones, at the cost of short ones: no gradient goes back
-into the word before. The rows of a batch join different numbers of words before they start from the empty state again,
-so that each step has states of all ages. With `restart_when_wrong`, a row also starts again after a wrong last answer:
-the old state has lost the product, and an implicit model that is trained to go on from it forgets what it could do. A
-model at chance then never carries a state; the metric carried_share says how often one is carried.
+A model that trains on short sequences thereby gets the states of long ones, at the cost of short ones: no gradient
+flows into the previous sequence. Each batch element has one chain of sequences. The chains have different lengths
+before they restart from the empty state, so that each step has states of all ages. With `restart_when_wrong`, a chain
+also restarts after a wrong last prediction. The old state has then lost the product, and an implicit model that is
+trained to continue from it forgets what it has learned. A model at chance then hardly ever carries a state; the metric
+carried_share is the share of sequences that start from a carried state.
 
-Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782), without the rules for when a row starts again.
+Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782); the rules for restarts are new here.
 Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of the group.
 """
 
@@ -26,7 +27,10 @@ from implicit_llm_data.groups import load_product
 
 @dataclass
 class Rows:
-    """The start of each word of a micro-batch: state, product of the words before, and whether there are any."""
+    """The start of each sequence of a micro-batch.
+
+    cache: the states. product_B: the product of the chain's earlier sequences. is_carried_B: whether there are any.
+    """
 
     cache: ConvergedStateCache
     product_B: Tensor
@@ -34,17 +38,17 @@ class Rows:
 
 
 class StatePassing:
-    """The states between the steps of a phase.
+    """The states that a phase carries from step to step.
 
-    With `phase.state_passing` 64, half of the rows of a batch start empty after 64 words, a quarter after 32, an eighth
-    after 16, and so on. So all of them start empty after every 64 steps, and a checkpoint that is taken there need not
-    hold any state.
+    With `phase.state_passing` 64, half of the chains restart from the empty state after 64 sequences, a quarter after
+    32, an eighth after 16, and so on. All chains therefore restart after every 64 steps, and a checkpoint at such a
+    step contains no states.
     """
 
     def __init__(
         self, phase: PhaseConfig, data_source: Mapping[str, Any], layout: BatchLayout, device: torch.device
     ) -> None:
-        """data_source: what the words were made from, `TokenDataset.source`."""
+        """Create the chains of a phase; `data_source` (`TokenDataset.source`) names the group and the monoid."""
         assert phase.state_passing is not None
         table_AA = load_product(data_source["group"], data_source["monoid"]).table
         self._table_AA = torch.tensor(table_AA, dtype=torch.long, device=device)
@@ -56,13 +60,14 @@ class StatePassing:
         self._rows: list[Rows] = []
 
     def starts_at(self, step: int) -> bool:
-        """Whether all rows start empty after `step` finished steps."""
+        """Return whether all chains start from the empty state after `step` finished steps."""
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Let the words of a step go on from those of the last, and change the `labels` of the micro-batches to match.
+        """Continue the chains with the sequences of a step, and multiply the `labels` of the batches by the products.
 
-        Also set `rows`, `ends` (B), after which words the row starts empty whatever the answer, and `carried_share`.
+        Also set `rows`, `ends` (B), which is True where the chain restarts after this sequence whatever the prediction
+        is, and `carried_share`.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])
@@ -74,7 +79,7 @@ class StatePassing:
             batch["labels"] = self._table_AA[rows.product_B[:, None], batch["labels"]]
 
     def leave(self, batch: dict[str, Any], logits_BLV: Tensor) -> None:
-        """Keep what the rows of a micro-batch end in, and empty those that start again."""
+        """Store the last states and products of a micro-batch, and reset those of the chains that restart."""
         rows, answer_B = batch["rows"], batch["labels"][:, -1]
         goes_on_B = ~batch["ends"]
         if self._restarts_when_wrong:

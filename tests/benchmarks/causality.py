@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
@@ -33,7 +32,7 @@ SEEDS, LENGTH, CHANGED = 3, 64, 40
 
 
 def main() -> None:
-    options = options_of(__doc__).parse_args()
+    options = options_of(__doc__)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for method, stop in product(("plain", "anderson"), ("sequence", "token", "batch")):
@@ -66,12 +65,8 @@ def moved(model: Any, is_training: bool) -> tuple[float, int]:
     """The largest move of a logit before the change, and how many predictions change there."""
     first, other = torch.randint(model.config.vocab_size, (2, 6, LENGTH), generator=torch.Generator().manual_seed(0))
     other[:, :CHANGED] = first[:, :CHANGED]
-    before, after = (logits_of(model.train(is_training), ids) for ids in (first, other))
+    before, after = (model.train(is_training)(ids_BL).logits[:, :CHANGED] for ids_BL in (first, other))
     return float(((before - after).abs() / before.std()).max()), int((before.argmax(-1) != after.argmax(-1)).sum())
-
-
-def logits_of(model: Any, ids_BL: Tensor) -> Tensor:
-    return model(ids_BL).logits[:, :CHANGED]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import implicit_llm
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.runner import Runner
-from tests.measuring import card, keep, options_of, seconds, show, spread
+from tests.measuring import DEVICE, HAS_GPU, card, keep, options_of, seconds, show, spread
 
 # Published code and goal in ms a token, by batch size.
 FIGURES = {
@@ -33,19 +33,20 @@ PROMPT, WARM_UP = 64, 8
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("configs", nargs="*", default=list(FIGURES))
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 64])
-    parser.add_argument("--tokens", type=int, default=32)
-    options = parser.parse_args()
+    arguments = {
+        "configs": {"nargs": "*", "default": list(FIGURES)},
+        "--batch": {"type": int, "nargs": "*", "default": [1, 64]},
+        "--tokens": {"type": int, "default": 32},
+    }
+    options = options_of(__doc__, arguments)
     torch.set_float32_matmul_precision("high")
     rows = []
     for name in options.configs:
         config = implicit_llm.load_config(name)
-        if not torch.cuda.is_available():
+        if not HAS_GPU:
             config.num_hidden_layers, options.tokens = 1, 3
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
         for batch in options.batch:
             found = measure(model, batch, options.tokens)
             reference, goal = FIGURES.get(name, {}).get(batch, (None, None))

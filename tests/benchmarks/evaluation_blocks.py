@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
-from implicit_llm_contracts.config.solver import SolverConfig
 from tests.benchmarks.series_gradient import stories, words
 from tests.measuring import keep, options_of, show
 
@@ -28,9 +27,7 @@ PROTOCOL = {"eval_mode": "blockwise", "eval_stop": "token"}
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("--models", nargs="+", default=[*TASKS], choices=[*TASKS])
-    options = parser.parse_args()
+    options = options_of(__doc__, {"--models": {"nargs": "+", "default": [*TASKS], "choices": [*TASKS]}})
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
     for name in options.models:
@@ -53,7 +50,7 @@ TASKS: dict[str, Any] = {
 }
 
 
-def solvers(saved: SolverConfig, cap: int, length: int) -> Iterator[SolverConfig]:
+def solvers(saved: implicit_llm.SolverConfig, cap: int, length: int) -> Iterator[implicit_llm.SolverConfig]:
     """The settings of each row: blocks up to the whole sequence by token, then blocks of 32 by their mean residual."""
     for block_len in sorted({min(block_len, length) for block_len in (*BLOCKS, length)}):
         yield replace(saved, **PROTOCOL, eval_block_len=block_len, eval_max_iter=max(cap, 2 * block_len))

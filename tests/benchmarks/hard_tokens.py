@@ -36,7 +36,7 @@ DRAWS = 2000
 
 
 def main() -> None:
-    options = options_of(__doc__).parse_args()
+    options = options_of(__doc__)
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
     for name, (group, monoid, shares, lengths) in TASKS.items():

@@ -22,9 +22,8 @@ from transformers import AutoModelForCausalLM
 
 import implicit_llm  # noqa: F401  (registers the models)
 from implicit_llm.evaluation.kinds.perplexity import TextRows
-from implicit_llm_contracts.config.solver import SolverConfig
 from tests.benchmarks.evaluation_blocks import PROTOCOL
-from tests.measuring import keep, options_of, show
+from tests.measuring import DEVICE, keep, options_of, show
 
 LENGTH, ROWS, FEW_ROWS, CAP = 2048, 16, 4, 64
 BLOCKS = (1, 8, 32, 64, 256, LENGTH)
@@ -33,17 +32,14 @@ MOST = 2000  # evaluations of f, for the small tolerances
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("--models", type=Path, nargs="+", required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = {"type": Path, "required": True}
+    options = options_of(__doc__, {"--models": folder | {"nargs": "+"}, "--data": folder})
     rows = TextRows(options.data, LENGTH).fetch(np.arange(ROWS))
-    ids_BL, labels_BL = (torch.as_tensor(rows[key].astype(np.int64), device=device) for key in ("input_ids", "labels"))
+    ids_BL, labels_BL = (torch.as_tensor(rows[key].astype(np.int64), device=DEVICE) for key in ("input_ids", "labels"))
     found: list[dict[str, Any]] = []
     for folder in options.models:
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        model.to(device).eval()
+        model.to(DEVICE).eval()
         for name, part in (("blocks", by_block), ("distance", by_tolerance)):
             new = [{"table": name, "model": name_of(folder)} | row for row in part(model, ids_BL, labels_BL)]
             found += new
@@ -90,7 +86,8 @@ def by_block(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str, An
 def by_tolerance(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str, Any]]:
     found, trained, states = [], model.solver, []
     ids_BL, labels_BL = ids_BL[:FEW_ROWS], labels_BL[:FEW_ROWS]
-    for solver in [replace(trained, eval_mode="as_trained"), *(tighter(trained, tol) for tol in TOLERANCES)]:
+    blocks = replace(trained, **PROTOCOL, eval_block_len=256, eval_max_iter=MOST)
+    for solver in [replace(trained, eval_mode="as_trained"), *(replace(blocks, tol=tol) for tol in TOLERANCES)]:
         model.solver = solver
         out = model(ids_BL)
         states.append(out.last_hidden_state.float())
@@ -107,10 +104,6 @@ def by_tolerance(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> list[dict[str
         row["distance"] = float(((state_BLD - states[-1]).norm(dim=-1) / states[-1].norm(dim=-1)).mean())
     model.solver = trained
     return found
-
-
-def tighter(trained: SolverConfig, tol: float) -> SolverConfig:
-    return replace(trained, **PROTOCOL, eval_block_len=256, tol=tol, eval_max_iter=MOST)
 
 
 def loss_of(out: Any, labels_BL: Tensor) -> float:

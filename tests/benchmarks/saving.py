@@ -23,21 +23,21 @@ from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.state import model_tensors, optimizer_tensors, random_state
 from implicit_llm_contracts.config.training import OptimizerConfig, Runtime
 from implicit_llm_contracts.runs.journal import Journal
-from tests.measuring import card, keep, options_of, seconds, show
+from tests.measuring import DEVICE, card, keep, options_of, seconds, show
 
 METRICS = {"columns": [], "window": [], "recent": [], "totals": {}}
 
 
 def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument("config", nargs="?", default="mamba2-130m-implicit")
-    parser.add_argument("--directory", type=Path, help="on the file system to measure; default that of temporary files")
-    parser.add_argument("--saves", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=10.0, metavar="SECONDS")
-    options = parser.parse_args()
+    arguments = {
+        "config": {"nargs": "?", "default": "mamba2-130m-implicit"},
+        "--directory": {"type": Path, "help": "on the file system to measure; default that of temporary files"},
+        "--saves": {"type": int, "default": 3},
+        "--pause": {"type": float, "default": 10.0, "metavar": "SECONDS"},
+    }
+    options = options_of(__doc__, arguments)
     rows = []
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForCausalLM.from_config(implicit_llm.load_config(options.config)).to(device)
+    model = AutoModelForCausalLM.from_config(implicit_llm.load_config(options.config)).to(DEVICE)
     optimizer = build_optimizer(model, OptimizerConfig(0.9, 0.95, 1e-8, 0.1, 1.0))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -33,10 +33,10 @@ from implicit_llm_contracts.config.training import Runtime
 from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.babi.stories import parse_stories, vocabulary_of, words_of
+from implicit_llm_data.stages.catbabi import PAD_ID, TaskStory, join, rows
 from implicit_llm_data.stages.word_problem import generate
-from tests.measuring import keep, options_of, show
+from tests.measuring import DEVICE, HAS_GPU, keep, options_of, show, update
 
 VOCABULARY = 16384  # as language-models.yaml: the most frequent tokens; all others are the last one
 SIZE = {"vocab_size": VOCABULARY, "hidden_size": 384, "num_hidden_layers": 8}
@@ -50,29 +50,21 @@ STUDENT_4 = 2.776  # 97.5 % quantile of Student's t with the 4 degrees of freedo
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
-    if options.action == "prepare":
-        prepare(*options.files)
-    elif options.action == "train":
-        train(np.load(options.files[0]), options)
-    else:
-        compare(options.out)
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = options_of(__doc__)
-    parser.add_argument("action", nargs="?", default="compare", choices=["compare", "prepare", "train"])
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
-    options = parser.parse_args(arguments)
-    wanted = {"compare": 0, "prepare": 3, "train": 1}[options.action]
+    actions = {"compare": (compare, 0), "prepare": (prepare, 3), "train": (train, 1)}
+    arguments = {
+        "action": {"nargs": "?", "default": "compare", "choices": [*actions]},
+        "files": {"nargs": "*", "type": Path},
+        "--steps": {"type": int, "default": 400},
+        "--families": {"nargs": "+", "default": [*FAMILIES], "choices": [*FAMILIES]},
+    }
+    options = options_of(__doc__, arguments)
+    act, wanted = actions[options.action]
     if len(options.files) != wanted:
-        parser.error(f"{options.action} takes {wanted} files, not {len(options.files)}")
-    return options
+        sys.exit(f"{options.action} takes {wanted} files, not {len(options.files)}")
+    act(options)
 
 
-def compare(out: Path | None) -> None:
+def compare(options: argparse.Namespace) -> None:
     found = []
     for name, changes, (ids_BL, labels_BL) in tasks():
         model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(name), dtype=torch.float32).train()
@@ -81,13 +73,10 @@ def compare(out: Path | None) -> None:
         halved = replace(solver, phantom_steps=solver.phantom_steps // 2)
         losses, gradients = [], []
         for model.solver in (halved, solver, replace(solver, gradient="series")):
-            model.zero_grad()
             output = model(ids_BL, labels=labels_BL, aligned=True)
-            output.loss.backward()
             losses.append(output.loss.item())
-            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+            gradients.append(torch.autograd.grad(output.loss, list(model.parameters())))
         few, phantom, series = (torch.cat([gradient.flatten() for gradient in of]) for of in gradients)
-        is_scored = labels_BL != -100
         stats = output.solver_stats
         found.append(
             {
@@ -101,14 +90,14 @@ def compare(out: Path | None) -> None:
                 "cosine_of_half_the_steps": cosine(phantom, few),
                 "loss": losses[2],
                 "is_loss_equal": losses[2] == losses[1],
-                "accuracy": (output.logits.argmax(-1) == labels_BL)[is_scored].float().mean().item(),
+                "accuracy": (output.logits.argmax(-1) == labels_BL)[labels_BL != -100].float().mean().item(),
                 "residual": stats.residual.mean().item(),
                 "converged": stats.is_converged.float().mean().item(),
                 "solver": solver.to_dict(),
             }
         )
         show(found[-1:], name)
-        keep(out, found)
+        keep(options.out, found)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
@@ -127,8 +116,10 @@ def tasks() -> Iterator[tuple[str, dict[str, Any], list[Tensor]]]:
     yield "catbabi-implicit-s0", {}, stories(200, 16)
 
 
-def words(group: str, monoid: Any, hard: float, length: int, count: int) -> list[Tensor]:
-    data = WordProblemConfig(group, monoid, hard, length, count, "test", seed=0, shard_samples=count)
+def words(
+    group: str, monoid: Any, hard: float, length: int, count: int, split: str = "test", seed: int = 0
+) -> list[Tensor]:
+    data = WordProblemConfig(group, monoid, hard, length, count, split, seed, shard_samples=count)
     return [torch.from_numpy(array.astype("int64")) for array in generate(data, shard=0)]
 
 
@@ -147,10 +138,11 @@ def stories(length: int, count: int) -> list[Tensor]:
     return [ids_BL, labels_BL.masked_fill(labels_BL == PAD_ID, -100)]
 
 
-def prepare(text: Path, tokenizer: Path, out: Path) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Write the tokens of all texts as one array of 16 bits, numbered by how frequent they are."""
     from tokenizers import Tokenizer
 
+    text, tokenizer, out = options.files
     with gzip.open(text, "rt", encoding="utf-8") as lines:
         encoded = Tokenizer.from_file(str(tokenizer)).encode_batch([json.loads(line)["text"] for line in lines])
     _, tokens, counts = np.unique(np.concatenate([one.ids for one in encoded]), return_inverse=True, return_counts=True)
@@ -158,8 +150,8 @@ def prepare(text: Path, tokenizer: Path, out: Path) -> None:
     np.save(out, np.minimum(rank[tokens], VOCABULARY - 1).astype(np.uint16))
 
 
-def train(tokens: np.ndarray, options: argparse.Namespace) -> None:
-    kept, about = [], {"tokens": len(tokens), "last_steps": LAST_STEPS}
+def train(options: argparse.Namespace) -> None:
+    tokens, kept = np.load(options.files[0]), []
     for family in options.families:
         losses = {run: losses_of(family, *run, tokens, options.steps) for run in RUNS}
         last = {run: statistics.fmean(curve[-LAST_STEPS:]) for run, curve in losses.items()}
@@ -179,34 +171,29 @@ def train(tokens: np.ndarray, options: argparse.Namespace) -> None:
         row["is_within"] = abs(row["difference"]) <= min(row["half_interval"], 0.01)
         kept.append(row)
         show(kept[-1:], family)
-        keep(options.out, kept, **about)
+        keep(options.out, kept, tokens=len(tokens), last_steps=LAST_STEPS)
 
 
 def losses_of(family: str, gradient: str, seed: int, tokens: np.ndarray, steps: int) -> list[float]:
     """The loss of each step of one training: free from the first step on, in bf16 on a GPU."""
-    has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if has_cuda else "cpu")
-    batch, length = (8, 512) if has_cuda else (2, 32)
+    batch, length = (8, 512) if HAS_GPU else (2, 32)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(seed)
     name, size = FAMILIES[family]
-    config = implicit_llm.load_config(name, **size if has_cuda else {**size, "num_hidden_layers": 1})
-    model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
+    config = implicit_llm.load_config(name, **size if HAS_GPU else {**size, "num_hidden_layers": 1})
+    model: Any = AutoModelForCausalLM.from_config(config).to(DEVICE).train()
     model.solver = replace(model.solver, gradient=gradient)
-    apply_runtime(model, Runtime(cuda_graphs=has_cuda), name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=has_cuda)
+    apply_runtime(model, Runtime(cuda_graphs=HAS_GPU), name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=HAS_GPU)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (0.1 * steps)))
-    rows_NL = torch.from_numpy(tokens[: len(tokens) // length * length].astype(np.int64)).view(-1, length).to(device)
-    order_N = torch.randperm(len(rows_NL), generator=torch.Generator().manual_seed(0)).to(device)  # for every seed
+    rows_NL = torch.from_numpy(tokens[: len(tokens) // length * length].astype(np.int64)).view(-1, length).to(DEVICE)
+    order_N = torch.randperm(len(rows_NL), generator=torch.Generator().manual_seed(0)).to(DEVICE)  # for every seed
     losses = []
     for step in range(steps):
-        ids_BL = rows_NL[order_N[torch.arange(step * batch, (step + 1) * batch, device=device) % len(rows_NL)]]
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=has_cuda):
+        ids_BL = rows_NL[order_N[torch.arange(step * batch, (step + 1) * batch, device=DEVICE) % len(rows_NL)]]
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=HAS_GPU):
             loss = model(input_ids=ids_BL, labels=ids_BL, return_logits=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, loss)
         warm_up.step()
         losses.append(loss.detach().clone())
     return [round(loss, 5) for loss in torch.stack(losses).tolist()]

@@ -11,7 +11,6 @@ Without a GPU the rows are tiny and show that they work.
 """
 
 import argparse
-import sys
 import time
 from typing import Any
 
@@ -28,10 +27,9 @@ from implicit_llm.training.model import apply_runtime
 from implicit_llm.training.optimizer import build_optimizer
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import OptimizerConfig, PhaseConfig, Runtime
-from implicit_llm_contracts.config.word_problem import WordProblemConfig
-from implicit_llm_data.stages.word_problem import generate
-from tests.benchmarks.training_step import show_profile
-from tests.measuring import card, keep, milliseconds, options_of, show, spread
+from tests.benchmarks.series_gradient import words
+from tests.benchmarks.training_step import OF_STEPS, show_profile
+from tests.measuring import DEVICE, HAS_GPU, card, keep, milliseconds, options_of, show, spread, update
 
 MODEL = "s5-state-passing-s0"
 CHAIN, WARM_UP = 64, 8
@@ -40,32 +38,25 @@ CHAIN, WARM_UP = 64, 8
 class Words:
     """S5 sequences in memory, fetched as a data set's."""
 
-    def __init__(self, length: int, num_samples: int, split: str) -> None:
+    def __init__(self, length: int, count: int, split: str) -> None:
         self.length, self.vocab_size = length, 120
-        config = WordProblemConfig(
-            group="S5",
-            monoid="none",
-            length=length,
-            hard_fraction=1.0,
-            num_samples=num_samples,
-            split=split,
-            seed=5,
-            shard_samples=num_samples,
-        )
-        parts = [generate(config, shard) for shard in range(config.num_shards)]
-        self._inputs_NL, self._labels_NL = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        self._ids_NL, self._labels_NL = words("S5", "none", 1.0, length, count, split, seed=5)
 
     def __len__(self) -> int:
-        return len(self._inputs_NL)
+        return len(self._ids_NL)
 
     def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        columns = {"input_ids": self._inputs_NL, "labels": self._labels_NL}
-        return {name: column[indices].astype(np.int64) for name, column in columns.items()}
+        return {"input_ids": self._ids_NL.numpy()[indices], "labels": self._labels_NL.numpy()[indices]}
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
-    rows = []
+    arguments = {
+        "rows": {"nargs": "*", "default": ["training", "evaluation"]},
+        "--length": {"type": int, "default": 16384, "help": "tokens of the sequences that are evaluated"},
+        "--sequences": {"type": int, "default": 256, "help": "sequences that are evaluated"},
+        "--precision": {"default": "fp32", "choices": ("fp32", "bf16"), "help": "of the evaluation"},
+    }
+    options, rows = options_of(__doc__, arguments | OF_STEPS), []
     for name in options.rows:
         rows.append({"row": name} | {"training": training, "evaluation": evaluation}[name](options))
         show(rows[-1:], name)
@@ -73,41 +64,29 @@ def main() -> None:
     show(rows, f"{card()}, torch {torch.__version__}")
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = options_of(__doc__)
-    parser.add_argument("rows", nargs="*", default=["training", "evaluation"])
-    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="start every kernel by itself")
-    parser.add_argument("--length", type=int, default=16384, help="tokens of the sequences that are evaluated")
-    parser.add_argument("--sequences", type=int, default=256, help="sequences that are evaluated")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"), help="of the evaluation")
-    parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
-    return parser.parse_args(arguments)
-
-
 def trained() -> Any:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).to(device)
+    return AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model(MODEL)).to(DEVICE)
 
 
 def training(options: argparse.Namespace) -> dict[str, Any]:
     model = trained().train()
     device = model.device
-    batch_size = 512 if device.type == "cuda" else 4
+    batch_size = 512 if HAS_GPU else 4
     apply_runtime(model, Runtime(cuda_graphs=options.graphs), "benchmark")
     optimizer = build_optimizer(
         model, OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25)
     )
     for group in optimizer.param_groups:
         group["lr"] = 1e-7
-    words = Words(32, batch_size * CHAIN, "train")
+    data = Words(32, batch_size * CHAIN, "train")
     phase = PhaseConfig("free", 0, 0, CHAIN, model.solver, state_passing=CHAIN)
     layout = BatchLayout(batch_size, 1, 0, batch_size)
     passing = StatePassing(phase, {"group": "S5", "monoid": "none"}, layout, device)
     torch.manual_seed(0)
-    losses, iterations, right, carried = [], [], [], []
+    found: list[dict[str, torch.Tensor]] = []
 
     def step(number: int) -> None:
-        rows = words.fetch(np.arange(number * batch_size, (number + 1) * batch_size))
+        rows = data.fetch(np.arange(number * batch_size, (number + 1) * batch_size))
         batch: dict[str, Any] = {name: torch.as_tensor(rows[name]).to(device) for name in rows}
         passing.join([batch], number)
         with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -116,42 +95,37 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
                 past_key_values=batch["rows"].cache,
             )  # fmt: skip
         passing.leave(batch, out.logits)
-        (out.loss / (32 * batch_size)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(out.loss.detach() / (32 * batch_size))
-        iterations.append(out.solver_stats.f_evaluations.mean())
-        right.append((out.logits.argmax(-1) == batch["labels"]).float().mean())
-        carried.append((batch["rows"].product_B != 0).float().mean())
+        update(model, optimizer, out.loss / (32 * batch_size), max_norm=0.25)
+        found.append(
+            {
+                "f_evaluations": out.solver_stats.f_evaluations.mean(),
+                "accuracy": (out.logits.argmax(-1) == batch["labels"]).float().mean(),
+                "carried": (batch["rows"].product_B != 0).float().mean(),
+                "loss": out.loss.detach() / (32 * batch_size),
+            }
+        )
 
     times_ms = [milliseconds(lambda number=number: step(number)) for number in range(CHAIN)][WARM_UP:]
     start_s = time.perf_counter()
     for number in range(CHAIN):
         step(number)
-    float(losses[-1])
+    float(found[-1]["loss"])
     queued_ms = 1e3 * (time.perf_counter() - start_s) / CHAIN
     if options.profile:
         show_profile(lambda: step(0), options.profile)
-    return {
-        **spread(times_ms, "ms"),
-        "ms_of_a_chain": queued_ms,
-        "f_evaluations": float(torch.stack(iterations).mean()),
-        "accuracy": float(torch.stack(right).mean()),
-        "carried": float(torch.stack(carried).mean()),
-        "loss": float(torch.stack(losses).mean()),
-    }
+    means = {key: float(torch.stack([row[key] for row in found]).mean()) for key in found[0]}
+    return {**spread(times_ms, "ms"), "ms_of_a_chain": queued_ms, **means}
 
 
 def evaluation(options: argparse.Namespace) -> dict[str, Any]:
     model = trained().eval()
-    length, sequences = (options.length, options.sequences) if model.device.type == "cuda" else (64, 4)
+    length, sequences = (options.length, options.sequences) if HAS_GPU else (64, 4)
     if not options.graphs:
         model.base.runner = Runner()
 
     def evaluate(length: int) -> dict[str, Any]:
-        words = Words(length, sequences, "test")
-        job = EvaluationJob(model, words, sequences, BatchSize(sequences), "evaluation", options.precision)
+        data = Words(length, sequences, "test")
+        job = EvaluationJob(model, data, sequences, BatchSize(sequences), "evaluation", options.precision)
         return evaluate_word_problem(job).values
 
     evaluate(min(256, length))  # compiles and captures

@@ -43,7 +43,7 @@ PEERS = list(product((None, 2), (1000, 100)))  # processes and batch size
 
 
 def main() -> None:
-    options = options_of(__doc__).parse_args()
+    options = options_of(__doc__)
     data = Path(os.environ["IMPLICIT_LLM_DATA"])
     datasets.disable_progress_bars()
     datasets.disable_caching()

@@ -49,21 +49,22 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     is_large = torch.cuda.is_available()
-    parser = options_of(__doc__)
-    parser.add_argument("configs", nargs="*", default=["mamba2-130m-pretrain"], help="of implicit_llm.list_configs()")
-    parser.add_argument("--layers", type=int, default=None if is_large else 1, help="fewer than the config has")
-    parser.add_argument("--micro-batch", type=int, default=8 if is_large else 1)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--length", type=int, default=2048 if is_large else 64)
-    parser.add_argument("--steps", type=int, default=30 if is_large else 3)
-    parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
-    parser.add_argument("--reduction", default="fp32", choices=("fp32", "bf16"), help="in what gradients are summed")
-    parser.add_argument("--kernels", default="auto", choices=("auto", "torch", "triton"))
-    parser.add_argument("--gradient-checkpointing", action="store_true")
-    parser.add_argument("--shard-optimizer", action="store_true")
-    parser.add_argument("--processes", type=int, nargs="*", help="numbers of processes; default 1, 2, 4 ... devices")
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # for the processes of torchrun
-    return parser.parse_args()
+    arguments = {
+        "configs": {"nargs": "*", "default": ["mamba2-130m-pretrain"], "help": "of implicit_llm.list_configs()"},
+        "--layers": {"type": int, "default": None if is_large else 1, "help": "fewer than the config has"},
+        "--micro-batch": {"type": int, "default": 8 if is_large else 1},
+        "--accumulate": {"type": int, "default": 1},
+        "--length": {"type": int, "default": 2048 if is_large else 64},
+        "--steps": {"type": int, "default": 30 if is_large else 3},
+        "--precision": {"default": "bf16", "choices": ("fp32", "bf16", "fp16")},
+        "--reduction": {"default": "fp32", "choices": ("fp32", "bf16"), "help": "in what gradients are summed"},
+        "--kernels": {"default": "auto", "choices": ("auto", "torch", "triton")},
+        "--gradient-checkpointing": {"action": "store_true"},
+        "--shard-optimizer": {"action": "store_true"},
+        "--processes": {"type": int, "nargs": "*", "help": "numbers of processes; default 1, 2, 4 ... devices"},
+        "--work": {"type": Path, "help": argparse.SUPPRESS},  # for the processes of torchrun
+    }
+    return options_of(__doc__, arguments)
 
 
 def compare(options: argparse.Namespace, work: Path) -> None:
@@ -102,7 +103,7 @@ def make_tokens(run_dir: Path, length: int, vocab_size: int) -> None:
         spec = DatasetSpec(vocab_size, length, ("input_ids", "labels"), {})
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": rows}), {})
 
-    run_stage(StageRequest(run_dir, Identity("data", "tokens", {}, "", {}).to_json()), body)
+    run_stage(StageRequest(run_dir, Identity("data", "tokens", {}, "", {})), body)
 
 
 def train(name: str, options: argparse.Namespace) -> None:

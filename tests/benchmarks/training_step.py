@@ -27,7 +27,7 @@ import implicit_llm
 from implicit_llm.kernels.selection import selected_kernels
 from implicit_llm.training.model import apply_runtime
 from implicit_llm_contracts.config.training import Runtime
-from tests.measuring import card, keep, milliseconds, options_of, show, spread
+from tests.measuring import DEVICE, HAS_GPU, card, keep, milliseconds, options_of, show, spread, update
 
 WARM_UP = 3
 
@@ -72,7 +72,7 @@ ROWS = {
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
+    options = parse()
     torch.set_float32_matmul_precision("high")
     rows = []
     for name in options.rows:
@@ -86,26 +86,32 @@ def main() -> None:
     show(rows, f"{card()}, torch {torch.__version__}, {selected_kernels()} kernels")
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = options_of(__doc__)
-    parser.add_argument("rows", nargs="*", default=list(ROWS), help="rows to measure; default all")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fields of the solver")
-    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="start every kernel by itself")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="keep less for the backward pass")
-    parser.add_argument("--fp32", action="store_true", help="no autocast")
-    parser.add_argument("--profile", type=int, metavar="N", help="print the N most expensive kernels of one step")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"no such row: {unknown[0]}; rows: {', '.join(ROWS)}")
+# Of a script that takes training steps: without captured graphs, and with the kernels of one step.
+OF_STEPS = {
+    "--no-graphs": {"dest": "graphs", "action": "store_false", "help": "start every kernel by itself"},
+    "--profile": {"type": int, "metavar": "N", "help": "print the N most expensive kernels of one step"},
+}
+
+
+def parse() -> argparse.Namespace:
+    arguments = {
+        "rows": {"nargs": "*", "default": list(ROWS), "help": "rows to measure; default all"},
+        "--steps": {"type": int, "default": 8},
+        "--set": {"nargs": "*", "default": [], "metavar": "KEY=VALUE", "help": "fields of the solver"},
+        "--gradient-checkpointing": {"action": "store_true", "help": "keep less for the backward pass"},
+        "--fp32": {"action": "store_true", "help": "no autocast"},
+    }
+    options = options_of(__doc__, arguments | OF_STEPS)
+    for name in options.rows:
+        if name not in ROWS:
+            sys.exit(f"no such row: {name}; rows: {', '.join(ROWS)}")
     return options
 
 
 def adapted(row: Row, options: argparse.Namespace) -> Row:
     changes = {key: json.loads(value) for key, _, value in (item.partition("=") for item in options.set)}
     row = replace(row, solver=row.solver | changes)
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         row = replace(row, batch=2, length=64)
     return row
 
@@ -113,32 +119,27 @@ def adapted(row: Row, options: argparse.Namespace) -> Row:
 def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train for a few steps on one batch. Raises: SystemExit when the loss does not fall."""
     torch.manual_seed(0)
-    has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if has_cuda else "cpu")
     config = implicit_llm.load_config(row.config)
-    if not has_cuda:
+    if not HAS_GPU:
         config.num_hidden_layers = 1
-    model: Any = AutoModelForCausalLM.from_config(config).to(device).train()
+    model: Any = AutoModelForCausalLM.from_config(config).to(DEVICE).train()
     if model.solver is not None:
         model.solver = replace(model.solver, **row.solver)
     runtime = Runtime(cuda_graphs=options.graphs, gradient_checkpointing=options.gradient_checkpointing)
     apply_runtime(model, runtime, name)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=has_cuda)
-    tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=HAS_GPU)
+    tokens = torch.randint(config.vocab_size, (row.batch, row.length), device=DEVICE)
     losses, stats = [], []
 
     def step() -> None:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not options.fp32):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=not options.fp32):
             # With logits where training logs an accuracy.
             out = model(input_ids=tokens, labels=tokens, aligned=row.is_aligned, return_logits=row.is_aligned)
-        out.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update(model, optimizer, out.loss)
         losses.append(out.loss.detach().clone())
         stats[:] = [out.solver_stats]
 
-    if has_cuda:
+    if HAS_GPU:
         torch.cuda.reset_peak_memory_stats()
     times_ms = [milliseconds(step) for _ in range(WARM_UP + options.steps)][WARM_UP:]
     first, last = (round(losses[place].item(), 5) for place in (0, -1))
@@ -149,7 +150,7 @@ def measure(name: str, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "row": name,
         **spread(times_ms, "ms"),
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if has_cuda else 0.0,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if HAS_GPU else 0.0,
         "f_evaluations": None if stats[0] is None else float(stats[0].f_evaluations.mean()),
         "losses": [round(loss.item(), 5) for loss in losses],
         "solver": row.solver,

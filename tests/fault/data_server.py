@@ -3,13 +3,13 @@
 An order is {"run_dir": ..., "identity": ..., "inputs": {role: run directory}, "downloads": ..., "env": {...}}.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.modules["mlflow"] = None  # type: ignore[assignment]  # the tracker has tests of its own
 
+from implicit_llm_contracts.runs.identity import Identity  # noqa: E402
 from implicit_llm_data.stages import token_shard, token_stream, tokenizer, word_problem  # noqa: E402
 from implicit_llm_jobs import provenance  # noqa: E402
 from implicit_llm_jobs.stage import StageRequest, run_stage  # noqa: E402
@@ -24,10 +24,10 @@ STAGES = {
 
 
 def run(order: dict[str, Any]) -> None:
-    kind = json.loads(order["identity"])["config"]["kind"]
+    identity, _ = Identity.read(order["identity"])
     inputs = {role: Path(path) for role, path in order["inputs"].items()}
     runtime = {"downloads": order["downloads"]}
-    run_stage(StageRequest(Path(order["run_dir"]), order["identity"], inputs, runtime), STAGES[kind].run)
+    run_stage(StageRequest(Path(order["run_dir"]), identity, inputs, runtime), STAGES[identity.config["kind"]].run)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import mlflow  # noqa: F401
 from mlflow.store.tracking import sqlalchemy_store
 
 from implicit_llm_contracts.runs.atomic import new_directory, write_atomic
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs import provenance
 from implicit_llm_jobs.stage import StageRequest, run_stage
@@ -44,7 +45,8 @@ def body(context: StageContext) -> StageResult:
 def run(order: dict[str, Any]) -> None:
     if "WITHOUT_MLFLOW" in os.environ:
         sys.modules["mlflow"] = None  # type: ignore[assignment]
-    run_stage(StageRequest(Path(order["run_dir"]), order["identity"], {"data": Path(order["data"])}), body)
+    identity, _ = Identity.read(order["identity"])
+    run_stage(StageRequest(Path(order["run_dir"]), identity, {"data": Path(order["data"])}), body)
 
 
 os.environ.pop("MLFLOW_TRACKING_URI", None)

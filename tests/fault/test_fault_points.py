@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -247,9 +248,6 @@ class Job:
     manifest: bytes = b""
     hits: Counter[str] = field(default_factory=Counter)
 
-    def make(self, factory: Factory, run_dir: Path, **env: str) -> int:
-        return factory.make(run_dir, self.config, self.upstream, **env)
-
 
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory]:
@@ -276,7 +274,7 @@ def jobs(factory: Factory, tmp_path_factory: pytest.TempPathFactory) -> list[Job
     ]
     for job in jobs:
         run_dir = root / "undisturbed" / job.config["kind"]
-        assert job.make(factory, run_dir, IMPLICIT_LLM_FAULT_TRACE=str(root / "trace")) == 0
+        assert factory.make(run_dir, job.config, job.upstream, IMPLICIT_LLM_FAULT_TRACE=str(root / "trace")) == 0
         job.manifest = (run_dir / "manifest.json").read_bytes()
         job.hits = Counter((root / "trace").read_text().split())
         (root / "trace").unlink()
@@ -298,13 +296,14 @@ def finished_files(run_dir: Path) -> dict[str, tuple[int, int]]:
 
 def check_data_fault(factory: Factory, job: Job, run_dir: Path, fault: tuple[str, str, int]) -> None:
     point, kind, hit = fault
-    assert job.make(factory, run_dir, IMPLICIT_LLM_FAULT=f"{point}:{kind}@{hit}") in EXIT_CODES[kind]
+    make = partial(factory.make, run_dir, job.config, job.upstream)
+    assert make(IMPLICIT_LLM_FAULT=f"{point}:{kind}@{hit}") in EXIT_CODES[kind]
     assert not (run_dir / "manifest.json").exists()
     for record in [path for path in run_dir.glob("work/*/**/*.json") if not path.name.startswith(".")]:
         json.loads(record.read_bytes())  # what has its name is whole
     before = finished_files(run_dir)
 
-    assert job.make(factory, run_dir) == 0
+    assert make() == 0
     found = json.loads((run_dir / "manifest.json").read_bytes()) | {"name": job.config["kind"]}
     assert found == json.loads(job.manifest)
     Manifest.read(run_dir / "manifest.json").verify(run_dir)

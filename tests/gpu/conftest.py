@@ -1,4 +1,4 @@
-"""Triton kernels and TF32 products in every test on a GPU, unless it says otherwise."""
+"""Run every test on a GPU with Triton kernels and TF32 products, unless the test selects others."""
 
 from collections.abc import Iterator
 

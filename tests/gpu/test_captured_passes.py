@@ -1,4 +1,4 @@
-"""Training and evaluation from CUDA graphs against the plain code, over steps of an optimizer."""
+"""Test that training and evaluation from CUDA graphs equal the plain code, also over optimizer steps."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -8,14 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import implicit_llm
-from implicit_llm.cuda_graphs.runner import GraphRunner
+from implicit_llm import (
+    GraphRunner,
+    ImplicitLlama3Config,
+    ImplicitMamba2Config,
+    NonFiniteState,
+    SolverConfig,
+    trained_model,
+)
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.llama3.model import ImplicitLlama3Config
-from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
-from implicit_llm.solver.stats import NonFiniteState
-from implicit_llm_contracts.config.solver import SolverConfig
 from tests.unit.kernels.reference import relative_error
 
 pytestmark = [
@@ -46,16 +48,21 @@ CASES = {
 }
 
 
-def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
-    """Losses and solver iterations of some steps."""
+def _model(config: Any, solver: dict[str, Any], replays: bool, lr: float) -> tuple[Any, torch.optim.Optimizer]:
+    """Return a model in training mode and its optimizer; the next random numbers are those of the batches."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
     if model.solver is not None:
         model.solver = replace(model.solver, **solver)
     model.base.runner = GraphRunner(replays_training=replays)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    losses, iterations = [], []
     torch.manual_seed(1)
+    return model, torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+
+
+def _trained(config, solver: dict[str, Any], bf16: bool, replays: bool, return_logits: bool) -> tuple[list, list]:
+    """Train for some steps; return the losses and the evaluations of f."""
+    model, optimizer = _model(config, solver, replays, lr=1e-2)
+    losses, iterations = [], []
     batches = [torch.randint(97, (64, 64), device="cuda") for _ in range(12)]
     for ids in batches:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
@@ -78,7 +85,7 @@ def test_training_from_graphs_follows_the_plain_one(case: str, bf16: bool, retur
     config, solver = CASES[case]
     plain, plain_iterations = _trained(config, solver, bf16, False, return_logits)
     captured, captured_iterations = _trained(config, solver, bf16, True, return_logits)
-    assert plain[-1] < 0.8 * plain[0]  # so that a step which misses an update is seen
+    assert plain[-1] < 0.8 * plain[0]  # the loss falls, so a missed update would show
     assert captured == pytest.approx(plain, rel=0.02, abs=0.02)
     if plain_iterations[0] is not None:
         assert captured_iterations == pytest.approx(plain_iterations, rel=0.05)
@@ -93,14 +100,11 @@ PASSING = {
 
 
 def _passed_on(config: Any, solver: dict[str, Any], bf16: bool, replays: bool) -> tuple[list, list]:
-    """Losses of some steps, two chains of sequences in turn, each step from the state that its chain ended in."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(config)).cuda().train()
-    if model.solver is not None:
-        model.solver = replace(model.solver, **solver)
-    model.base.runner = GraphRunner(replays_training=replays)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    torch.manual_seed(1)
+    """Train on two chains of sequences in turn; return the losses and the norms of the states.
+
+    Each step starts from the state at the end of its chain's last step.
+    """
+    model, optimizer = _model(config, solver, replays, lr=3e-3)
     ids = torch.randint(97, (2, 32, 32), device="cuda")
     caches, losses, states = (ConvergedStateCache(), ConvergedStateCache()), [], []
     for step in range(16):
@@ -132,7 +136,7 @@ def test_state_passing_from_graphs_follows_the_plain_one(case: str, bf16: bool) 
 @pytest.mark.parametrize("batch", [4, 200, 384])
 def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, stop: str) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(implicit_llm.trained_model("s5-state-passing-s0")).cuda().eval()
+    model = AutoModelForCausalLM.from_pretrained(trained_model("s5-state-passing-s0")).cuda().eval()
     model.solver, width = replace(model.solver, eval_stop=stop), model.solver.eval_block_len
     ids, found = torch.randint(120, (batch, 2, 4 * width), device="cuda"), []
     runner = model.base.runner
@@ -142,7 +146,7 @@ def test_a_layer_solved_at_once_follows_the_plain_blocks(batch: int, stop: str) 
             outs = [model.base(part, past_key_values=cache) for part in ids.unbind(1)]
         assert cache.get_seq_length() == 8 * width
         stats = outs[1].solver_stats
-        assert stats.is_converged.all()  # as a trained model's always are
+        assert stats.is_converged.all()  # because the model is trained
         found.append(((outs[1].last_hidden_state, *cache.prefix.layers[0]), stats.num_iter.mean().item()))
     assert not runner.sequences  # no graph was captured
     (mine, iterations), (plain, plain_iterations) = found
@@ -190,7 +194,7 @@ def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool) -> N
         captured = evaluate(ids, rough, bf16=bf16)
         model.base.runner = Runner()
         plain, exact = evaluate(ids, rough, bf16=bf16), evaluate(ids, fine, bf16=False)
-        # The tolerance leaves an error beside which rounding and the order of sums are small.
+        # Rounding and the order of sums must be small beside the error that the tolerance allows.
         assert relative_error(captured.logits, plain.logits) < 0.2 * relative_error(plain.logits, exact.logits)
         iterations = [found.solver_stats.num_iter.mean().item() for found in (captured, plain)]
         assert iterations[0] == pytest.approx(iterations[1], rel=0.1)

@@ -1,4 +1,4 @@
-"""Our Triton kernels against their plain PyTorch twins over a grid of shapes."""
+"""Test that our Triton kernels equal their plain PyTorch twins over a grid of shapes."""
 
 from dataclasses import replace
 
@@ -8,13 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from implicit_llm import ImplicitLlama3Config, ImplicitMamba2Config
 from implicit_llm.kernels.linear_cross_entropy import linear_cross_entropy
 from implicit_llm.kernels.norm import add_and_norm, rms_norm
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.backbone import StackMap
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.llama3.model import ImplicitLlama3Config
-from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.passes import Search, solve_blocks
@@ -25,7 +24,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # fp32 products in TF32
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # fp32 products are in TF32
 MIXERS = [
     *((length, (64, groups, 128)) for groups in (1, 2) for length in (1, 16, 32, 50, 64, 65, 256)),
     *((length, (64, 1, 128)) for length in (1000, 2048, 4097)),
@@ -46,18 +45,10 @@ def test_a_mixer_in_one_kernel_equals_the_plain_one(
         n_groups=groups,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
-    layer, x = (
-        model.backbone.layers[0],
-        model.backbone.stack_input(torch.zeros(3, length, 128).to(DEVICE), None, None, None),
-    )
-    u = torch.randn(3, length, 128, device=DEVICE)
-    mixer = layer.mixer
-    state = None
-    if has_state:
-        state = (
-            torch.randn(3, mixer.heads, head_dim, state_size).to(DEVICE),
-            torch.randn(3, 3, mixer.conv_channels).to(DEVICE),
-        )
+    x = model.backbone.stack_input(torch.zeros(3, length, 128).to(DEVICE), None, None, None)
+    u, mixer = torch.randn(3, length, 128, device=DEVICE), model.backbone.layers[0].mixer
+    shapes = (3, mixer.heads, head_dim, state_size), (3, 3, mixer.conv_channels)
+    state = tuple(torch.randn(shape).to(DEVICE) for shape in shapes) if has_state else None
     with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16), torch.no_grad():
         weights = mixer.weights()
         found, found_state = mixer(u, weights, x, state, True)
@@ -100,10 +91,14 @@ def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, 
         mine.take(active, (z, fz, fz), rule)
         with kernels("torch"):
             plain.take(active, (z, fz, fz), rule)
+    assert_same_record(mine, plain, rtol=1e-5)
+
+
+def assert_same_record(mine: Best, plain: Best, rtol: float) -> None:
     for name in ("z", "done", "num_iter", "non_finite"):
         assert torch.equal(getattr(mine, name), getattr(plain, name)), name
     for name in ("rank_BL", "residual_BL"):
-        torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(getattr(mine, name), getattr(plain, name), rtol=rtol, atol=1e-6)
 
 
 @pytest.mark.parametrize("of_products", [torch.bfloat16, torch.float16])
@@ -134,7 +129,7 @@ def test_a_layer_solved_at_once_equals_its_blocks_one_by_one(stop: str, of_produ
     assert found[1].length == expected[1].length == 32
     for (width, mine), (_, other) in zip(found[2], expected[2], strict=True):
         assert width == 8
-        assert (mine.num_iter - other.num_iter).abs().max() <= 1  # rounding may need another
+        assert (mine.num_iter - other.num_iter).abs().max() <= 1  # rounding may change the number by one
         assert torch.equal(mine.is_converged, other.is_converged)
         assert mine.unconverged_BL.shape == other.unconverged_BL.shape
     assert found[2][0][1].num_iter.max() > 2
@@ -155,7 +150,7 @@ def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool) ->
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
-    if model.solver is not None:  # a looser tolerance would show how many iterations rounding makes of it
+    if model.solver is not None:  # with a looser tolerance, rounding could change the number of iterations
         model.solver = replace(model.solver, tol=1e-3, eval_max_iter=60)
     prompt, tokens = torch.randint(97, (3, 9)).to(DEVICE), torch.randint(97, (3, 300)).to(DEVICE)
 
@@ -163,7 +158,7 @@ def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool) ->
         cache, found = ConvergedStateCache(), []
         with torch.inference_mode(), torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=bf16):
             model(input_ids=prompt, past_key_values=cache)
-            for token in tokens.split(1, dim=1):  # more than the room of the first graphs
+            for token in tokens.split(1, dim=1):  # more tokens than the first graphs have room for
                 found.append(model(input_ids=token, past_key_values=cache).logits)
         return found
 
@@ -171,7 +166,7 @@ def test_tokens_from_graphs_equal_those_of_the_plain_code(config, bf16: bool) ->
     model.base.runner = Runner()
     plain = torch.cat(logits(), dim=1)
     difference_T = (replayed - plain).float().abs().amax(-1).flatten() / plain.float().abs().max()
-    if bf16:  # a token in twenty is off by 0.2 and single ones by 0.9 as soon as anything rounds in another order
+    if bf16:  # another order of rounding changes one token in twenty by 0.2, and single tokens by 0.9
         assert difference_T.quantile(0.9) < 0.15
     else:
         assert difference_T.max() < 0.02
@@ -196,14 +191,14 @@ EPS = 1e-5
 
 
 def norm_inputs(rows: tuple[int, ...], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """x, a gate and a gradient that are slices of wider rows, as the projection gives them, and a weight in fp32."""
+    """Return x, a gate, a gradient and a weight in fp32; gate and gradient are slices of wider rows, as in a model."""
     make = torch.Generator().manual_seed(0)
     x, gate, dy = (torch.randn(*rows, width + 8, generator=make).to(DEVICE, dtype)[..., 8:] for _ in range(3))
     return x.contiguous(), gate, dy, torch.randn(width, generator=make).to(DEVICE)
 
 
 def norm_results(x: Tensor, gate: Tensor | None, dy: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Output and gradients by name."""
+    """Return the output and gradients by name."""
     leaves = {"x": x, "weight": weight} if gate is None else {"x": x, "gate": gate, "weight": weight}
     leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
     y = rms_norm(leaves["x"], leaves.get("gate"), leaves["weight"], EPS)
@@ -237,20 +232,20 @@ def test_a_norm_before_products_is_the_one_in_fp32_rounded(dtype: torch.dtype) -
     leaves, dy = (x.requires_grad_(), weight.requires_grad_()), dy.to(dtype)
     narrow, rounded = rms_norm(x, None, weight, EPS, dtype), rms_norm(x, None, weight, EPS).to(dtype)
     assert torch.equal(narrow, rounded)
-    # The kernel is compiled for another dtype of dy, which may round its sums otherwise.
+    # The kernel is compiled for another dtype of dy and may round its sums differently.
     for mine, other in zip(*(torch.autograd.grad(y, leaves, dy) for y in (narrow, rounded)), strict=True):
         assert relative_error(mine, other) < 1e-6
 
 
 @pytest.mark.parametrize("branch_dtype", NORM_TOLERANCE, ids=str)
-@pytest.mark.parametrize("is_last", [False, True])  # whether nothing reads the sum
+@pytest.mark.parametrize("is_last", [False, True])  # whether the sum has no later use
 @pytest.mark.parametrize("rows", [(1,), (5, 7), (2, 2048)], ids=str)
 @pytest.mark.parametrize("width", [3, 48, 768, 2048, 16384])
 def test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones(
     width: int, rows: tuple[int, ...], is_last: bool, branch_dtype: torch.dtype
 ) -> None:
     h, branch, dy, weight = norm_inputs(rows, width, torch.float32)
-    for dtype in {torch.float32, branch_dtype}:  # the residual stream is fp32 or of one dtype with its branches
+    for dtype in {torch.float32, branch_dtype}:  # the residual stream is in fp32 or in the dtype of its branches
         given = h.to(dtype), branch.to(branch_dtype), weight
         found = sum_results(*given, dy.to(branch_dtype), is_last)
         with kernels("torch"):
@@ -261,7 +256,7 @@ def test_a_sum_its_norm_and_their_gradients_equal_the_plain_ones(
 
 
 def sum_results(h: Tensor, branch: Tensor, weight: Tensor, dy: Tensor, is_last: bool) -> tuple[Tensor, ...]:
-    """Sum, norm, and the gradients of h, branch and weight."""
+    """Return the sum, its norm, and the gradients of h, branch and weight."""
     leaves = [t.detach().requires_grad_() for t in (h, branch, weight)]
     total, y = add_and_norm(*leaves, EPS, branch.dtype)
     outputs, given = ((y,), (dy,)) if is_last else ((total, y), (h.flip(-1), dy))

@@ -1,7 +1,7 @@
-"""The kernels of mamba_ssm and causal_conv1d, and the torch ones on the GPU, against the torch ones in fp64.
+"""Test that mamba_ssm, causal_conv1d and the torch kernels on a GPU equal the torch kernels in fp64.
 
-Errors are norms of differences over norms of the reference, which starts from the same rounded inputs. bf16 has 8 bits
-of mantissa (rounding 4e-3), fp16 has 11 (5e-4), and fp32 SSD multiplies in TF32, of 11 bits.
+An error is the norm of the difference divided by the norm of the reference, which has the same rounded inputs. bf16 has
+8 bits of mantissa (rounding 4e-3) and fp16 has 11 (5e-4). SSD in fp32 multiplies in TF32, which also has 11 bits.
 """
 
 import pytest
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-# Of outputs and states, and of gradients: those of dt and A sum differences over a chunk.
+# The tolerances of outputs and states, and of gradients; the gradients of dt and A sum differences over a chunk.
 TOLERANCE = {torch.float32: (2e-3, 4e-3), torch.float16: (4e-3, 8e-3), torch.bfloat16: (1.5e-2, 4e-2)}
 EXACT = (2e-5, 1e-4)  # the torch backend in fp32
 CASES = [
@@ -33,7 +33,7 @@ CASES = [
     ScanCase(1, 100, 2, 1, 256, 64),
     ScanCase(1, 100, 2, 1, 64, 256, has_initial=True),
 ]
-# Every call compiles some 14 kernels for its dtype and widths, so that the rarer combinations get fewer cases.
+# Every call compiles about 14 kernels for its dtype and widths, so rare combinations have fewer cases.
 SCANS = [
     *(("triton", case, dtype, True) for case in CASES for dtype in (torch.float32, torch.bfloat16)),
     *(("triton", case, torch.float16, True) for case in (CASES[2], CASES[5])),
@@ -51,7 +51,7 @@ def mamba_ssm_is_there() -> None:
 
 
 def scan_results(inputs: ScanInputs, return_state: bool) -> dict[str, Tensor]:
-    """Outputs and gradients by name, for fixed random gradients of the outputs and a fixed D."""
+    """Return outputs and gradients by name, for fixed random gradients of the outputs and a fixed D."""
     leaves = inputs.learnable()
     make = torch.Generator().manual_seed(3)
     D = torch.randn(inputs.x.shape[2], generator=make, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_ssd_equals_fp64(backend: Backend, case: ScanCase, dtype: torch.dtype, r
 
 def conv_results(tensors: list[Tensor], has_initial: bool, silu: bool) -> dict[str, Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
-    # A slice of wider rows, as the projection gives it.
+    # In a model x is a slice of the projection's wider rows.
     wide = torch.cat([leaves[0], leaves[0]], dim=-1)[..., leaves[0].shape[-1] :]
     initial = leaves[3] if has_initial else None
     y, state = causal_conv(wide, leaves[1], leaves[2], initial, silu=silu, return_state=True)

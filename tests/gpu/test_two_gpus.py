@@ -1,6 +1,6 @@
-"""Training on two GPUs, started by the launcher of the workflow: every process ends when the training has.
+"""Test that every process of a training run on two GPUs, started by the workflow's launcher, ends when the run ends.
 
-After steps with captured graphs, NCCL's clean-up at the end of a process waited for ever.
+NCCL's clean-up at the end of a process used to wait for ever after steps with captured graphs.
 """
 
 import os
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from tests.limits import wait_until
 from tests.pages import ROOT
@@ -34,7 +33,7 @@ def test_processes_on_two_gpus_end_when_their_training_does(
     steps = 10**6 if is_stopped else 30
     config = train_config(model, phase={"end_step": steps}, total_steps=steps)
     data, run_dir = make_data(tmp_path), tmp_path / "train" / "two"
-    wanted = Identity.parse(request(run_dir, config, data).identity)
+    wanted = request(run_dir, config, data).identity
     wanted = replace(wanted, code=job_digest(job_code("train", config, config["model"])))
     identity = tmp_path / "identity.json"
     identity.write_text(wanted.to_json({"data": str(data)}))

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
 from slurm_cluster import SlurmCluster
 from tests.limits import wait_until
@@ -61,7 +60,7 @@ class TrainingJob:
     def submit(self) -> TrainingJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         identity, code = self.folder / "identity.json", job_digest(job_code("train", self.config, self.config["model"]))
-        wanted = Identity.parse(request(self.run_dir, self.config, self.data).identity)
+        wanted = request(self.run_dir, self.config, self.data).identity
         identity.write_text(replace(wanted, code=code).to_json({"data": str(self.data)}))
         program = [str(Path(sys.executable).with_name("implicit-llm")), "train", "--run-dir", str(self.run_dir)]
         program += ["--identity", f"@{identity}", "--device", "cpu"]

@@ -85,9 +85,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "rule mine:\n"
 
 
-def test_the_first_command_finds_its_model_in_the_installed_package_and_needs_no_results(
-    site: Path, tmp_path: Path
-) -> None:
+def test_the_first_command_finds_its_model_in_the_installed_package(site: Path, tmp_path: Path) -> None:
     out = command(tmp_path, site, "implicit-llm", "try", "--length", "40", "--words", "2")
     assert re.search("2 of 2 sequences are right at every token.*Next: implicit-llm init", out, re.DOTALL)
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "results").exists()  # it neither reads nor makes any

@@ -1,1 +1,1 @@
-"""One module for each kind of evaluation: `run` is the body of its jobs."""
+"""Each kind of evaluation has one module, whose function `run` runs its jobs."""

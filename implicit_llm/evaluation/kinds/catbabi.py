@@ -9,6 +9,7 @@ implicit model is solved in its mode, after the converged state of all that went
 state of fixed size, its cache would hold the whole test set: it has no number here.
 """
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from implicit_llm.evaluation.answers import (
     EvaluationJob,
     EvaluationResult,
     LossTally,
+    Tally,
     tallied,
     token_losses,
 )
@@ -38,8 +40,7 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM
 from implicit_llm_contracts.config.evaluation import COSTS, CatbabiEvaluation
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.babi.catbabi import PAD_ID
-from implicit_llm_data.babi.stories import VOCABULARY_NAME
+from implicit_llm_data.babi.stories import PAD_ID, VOCABULARY_NAME
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences, TokenDataset, open_dataset
 
 log = logging.getLogger(__name__)
@@ -55,26 +56,25 @@ def run(context: StageContext) -> StageResult:
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
     evaluation = ModelEvaluation(context, config, ("accuracy", "lm_accuracy", "lm_perplexity", *COSTS), _place)
-    for role, dataset in datasets.items():
-        length = dataset.length
-        for protocol in config.protocols:
-            rows: Any = dataset
-            evaluate: Any = evaluate_catbabi
-            size, limit = rows_of(BATCH_TOKENS, length), None
-            if protocol == CARRIED:
-                rows, evaluate, size = StoriesInOrder(dataset), evaluate_carried, 1
-                limit = rows_of(config.carried_max_tokens, length) if carries_state(evaluation.model) else 0
-                if limit == 0:
-                    log.warning(
-                        "%s: %s has no state of fixed size that could be carried from window to window; the protocol "
-                        "carried is missing: use a Mamba2 model, or take carried out of `protocols`",
-                        role,
-                        evaluation.about["model_type"],
-                    )
-            described = {"protocol": protocol, "data": role, "length": length}
-            ask = partial(evaluate, question_id=questions[role])
-            results = evaluation.in_each_mode(_place(described)[0], rows, ask, batch_size=size, max_samples=limit)
-            evaluation.add(described, results)
+    for role, protocol in itertools.product(datasets, config.protocols):
+        length = datasets[role].length
+        rows: Any = datasets[role]
+        evaluate: Any = evaluate_catbabi
+        size, limit = rows_of(BATCH_TOKENS, length), None
+        if protocol == CARRIED:
+            rows, evaluate, size = StoriesInOrder(rows), evaluate_carried, 1
+            limit = rows_of(config.carried_max_tokens, length) if carries_state(evaluation.model) else 0
+        if limit == 0:
+            log.warning(
+                "%s: %s has no state of fixed size that could be carried from window to window; the protocol carried "
+                "is missing: use a Mamba2 model, or take carried out of `protocols`",
+                role,
+                evaluation.about["model_type"],
+            )
+        described = {"protocol": protocol, "data": role, "length": length}
+        ask = partial(evaluate, question_id=questions[role])
+        results = evaluation.in_each_mode(_place(described)[0], rows, ask, batch_size=size, max_samples=limit)
+        evaluation.add(described, results)
     return evaluation.finish(evaluation.headline("accuracy", max))
 
 
@@ -96,7 +96,7 @@ def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., An
 
 def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Predictions and losses (B, L)."""
-    losses_BL = token_losses(out.logits, np.asarray(batch["labels"])).double()
+    losses_BL = token_losses(out.logits, batch["labels"]).double()
     return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy()
 
 
@@ -129,7 +129,7 @@ def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
-class AnswerTally:
+class AnswerTally(Tally):
     """Count by task: questions, right answers among them, words, right ones among them, and the losses of the words."""
 
     measures = (
@@ -145,7 +145,7 @@ class AnswerTally:
 
         Raises: KeyError for a batch without the column `task`.
         """
-        inputs_BL, labels_BL, task_BL = (np.asarray(batch[column]) for column in ("input_ids", "labels", "task"))
+        inputs_BL, labels_BL, task_BL = (batch[column] for column in ("input_ids", "labels", "task"))
         if answer is None:
             return len(labels_BL)
         predictions_BL, losses_BL = answer

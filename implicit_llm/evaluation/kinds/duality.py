@@ -1,18 +1,18 @@
-"""Whether the modes of one model agree on the same tokens, and how fast its simultaneous iteration converges.
+"""Measure whether the modes of one model agree on the same tokens, and how fast its simultaneous iteration converges.
 
-An implicit model reads the same tokens in each of its modes. An explicit model reads them in parallel and token by
-token with its cache: the two agree but for rounding, which says how much of an implicit model's difference is
-arithmetic.
+An implicit model evaluates the same tokens in each of its modes. An explicit model evaluates them in parallel, and
+token by token with its cache. These two results differ only by rounding, which shows how much of the difference between
+an implicit model's modes is arithmetic.
 
-Convergence by iteration follows the simultaneous iteration of an implicit model to the end of its budget:
+The convergence is measured along the simultaneous iteration of an implicit model, to the end of its budget:
 
     z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
 
-Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})|| and, as the closing evaluation after
-i - 1 iterations, the prediction from f(z_{i-1}): what the model would answer with a budget of i. Nothing stops here,
-and no earlier iterate is kept for its lower residual, as the solver would.
+Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. It is also the closing evaluation after
+i - 1 iterations, so its prediction is that of the model with a budget of i. Unlike the solver, this iteration does not
+stop early and does not prefer an earlier iterate with a lower residual.
 
-Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` evaluations of f that are looked at.
+Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` recorded evaluations of f.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 65536  # token by token a small batch takes as long as a large one
-PAIR, CONVERGENCE = "pair", "convergence"  # the field `measure` of a record
+BATCH_TOKENS = 65536  # large, because token by token a small batch takes as long as a large one
+PAIR, CONVERGENCE = "pair", "convergence"  # values of a record's field `measure`
 SO_FAR = "so-far"
 KEEP_EVERY_S = 60.0
 SIMULTANEOUS = "simultaneous"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json. Raises: UserError."""
     config = context.settings(DualityConfig)
     test_sets = data_inputs(context)
     evaluation = ModelEvaluation(
@@ -81,14 +81,14 @@ def run(context: StageContext) -> StageResult:
             job = evaluation.job(f"{role}-L{rows.length}", rows, config.modes, batch_size=size, max_samples=limit)
             records = pair_records(evaluation, job) + trace_records(evaluation, job, config.trace_tokens)
             evaluation.add_records({"data": role, "length": rows.length} | record for record in records)
-    # Agreement with the sequential mode, which is that of generation.
+    # The headline is the agreement with the sequential mode, because generation uses that mode.
     pairs = [record for record in evaluation.records if record["against"] == SEQUENTIAL]
     agreement = {".".join(evaluation.place(record)): record["token_agreement"] for record in pairs}
     return evaluation.finish({"token_agreement": agreement})
 
 
 def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record]:
-    """One a pair of modes; without numbers where the modes cannot be compared."""
+    """Return one record for each pair of modes, whose numbers are missing if the modes cannot be compared."""
     pairs = pairs_of(evaluation.modes, is_implicit=evaluation.solver is not None)
     tally = DualityTally([PairTally() for _ in pairs])
     if job.num_samples == 0:
@@ -105,18 +105,17 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
             job, evaluation.modes, tally, lambda: evaluation.keep(job.where, SO_FAR, EvaluationResult(asdict(tally)))
         )
     settings = {mode.name: mode.record(evaluation.solver) for mode in evaluation.modes}
-    records = []
-    for (mode, against), pair in zip(pairs, tally.pairs, strict=True):
-        cost, reference_cost = (tally.solvers.get(name, SolverTally()) for name in (mode, against))
-        values = pair.values() | cost.values()
-        values["against_f_evaluations_per_token"] = reference_cost.f_evaluations_per_token
-        values["nonfinite_share"] = tally.num_nonfinite_rows / tally.num_rows if tally.num_rows else None
-        records.append({"measure": PAIR, "mode": mode, "against": against, **settings[mode], **values})
-    return records
+    costs = {name: tally.solvers.get(name, SolverTally()).values() for pair in pairs for name in pair}
+    return [
+        {"measure": PAIR, "mode": mode, "against": against, **settings[mode], **pair.values(), **costs[mode]}
+        | {"against_f_evaluations_per_token": costs[against]["f_evaluations_per_token"]}
+        | {"nonfinite_share": tally.num_nonfinite_rows / tally.num_rows if tally.num_rows else None}
+        for (mode, against), pair in zip(pairs, tally.pairs, strict=True)
+    ]
 
 
 def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: int) -> list[Record]:
-    """The convergence of the simultaneous iteration in the settings of the first such mode; none if explicit."""
+    """Return a record of the convergence with the settings of the first simultaneous mode, or nothing without one."""
     trained = evaluation.solver
     modes = [mode for mode in evaluation.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None]
     if trained is None or not modes:
@@ -140,17 +139,19 @@ def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: i
 def compare_modes(
     job: EvaluationJob, modes: Sequence[ModeConfig], tally: DualityTally, keep: Callable[[], None] = lambda: None
 ) -> None:
-    """Read the rows in every mode, on from those in `tally`, which is kept by `keep` once a minute and at the end.
+    """Evaluate the sequences in every mode, and add the results to `tally`, which `keep` stores once a minute.
 
-    Rows on which a mode became NaN or infinite are only counted.
+    The sequences that `tally` already has are skipped. Sequences for which a mode became NaN or infinite are only
+    counted.
     Raises: EvaluationOutOfMemory.
     """
     progress, kept_s = ProgressLog(job.where, "sample", job.num_samples), time.monotonic()
     pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
 
     def read(outputs: Any, batch: Batch) -> Any:
-        # Nothing is counted here: a batch that does not fit is tried again in halves.
-        return (outputs, compare(outputs, pairs)) if is_finite(outputs) else None
+        # Count nothing here, because a batch that exceeds the memory is evaluated again in halves.
+        is_finite = all(bool(torch.isfinite(output.states).all()) for output in outputs.values())
+        return (outputs, compare(outputs, pairs)) if is_finite else None
 
     def words() -> str:
         shares = {"|".join(key): pair.values()["token_agreement"] for key, pair in zip(pairs, tally.pairs, strict=True)}
@@ -173,7 +174,7 @@ def compare_modes(
 
 
 def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, list[Any]] | None:
-    """The convergence of the simultaneous iteration, a curve; None when it became NaN or infinite.
+    """Return the convergence curve of the simultaneous iteration, or None if the iteration became NaN or infinite.
 
     Raises: EvaluationOutOfMemory.
     """
@@ -188,20 +189,23 @@ def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, lis
 
 @dataclass(frozen=True)
 class ModeOutput:
-    """Hidden states (B, L, D), or logits (B, L, V) where `head` is None; the solver's statistics, None if explicit."""
+    """The output of one mode.
+
+    states: hidden states (B, L, D), or logits (B, L, V). head: the module that computes logits from the states.
+    stats: the solver's statistics; None for an explicit model.
+    """
 
     states: Tensor
-    head: nn.Module | None
+    head: nn.Module
     stats: Any
 
     def logits(self, positions: slice) -> Tensor:
-        """fp32 logits at some positions."""
-        states = self.states[:, positions]
-        return (states if self.head is None else self.head(states)).float()
+        """Return the fp32 logits at some positions."""
+        return self.head(self.states[:, positions]).float()
 
 
 def all_modes(model: Any, modes: Sequence[ModeConfig], input_ids: Tensor) -> dict[str, ModeOutput]:
-    """The output in every mode, by name; the model's solver stays as it was."""
+    """Return the output in every mode, by name; the model's solver is restored afterwards."""
     trained = solver_of(model)
     if trained is None:
         by_token = mode_output(model, input_ids, is_by_token=True)
@@ -217,17 +221,14 @@ def all_modes(model: Any, modes: Sequence[ModeConfig], input_ids: Tensor) -> dic
 
 
 def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> ModeOutput:
-    """One pass over all tokens, or one for each of them with the cache of those before."""
+    """Run one pass over all tokens or, if `is_by_token`, one pass per token with the cache of the earlier tokens."""
     is_own = isinstance(model, ImplicitForCausalLM)
-    inner = model.base if is_own else model
-    head = model.lm_head if is_own else None
-    key = "last_hidden_state" if is_own else "logits"
+    inner, head, key = (model.base, model.lm_head, "last_hidden_state") if is_own else (model, nn.Identity(), "logits")
     if not is_by_token:
         out = inner(input_ids=input_ids)
         return ModeOutput(getattr(out, key), head, getattr(out, "solver_stats", None))
     cache, states = None, []
-    for position in range(input_ids.shape[1]):
-        token = input_ids[:, position : position + 1]
+    for token in input_ids.split(1, dim=1):
         out = inner(input_ids=token, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         states.append(getattr(out, key))
@@ -235,7 +236,7 @@ def mode_output(model: Any, input_ids: Tensor, *, is_by_token: bool = False) -> 
 
 
 def goes_by_token(model: Any) -> bool:
-    """Whether an explicit model can be read token by token here: it returns its cache as `past_key_values`."""
+    """Return whether an explicit model returns its cache as `past_key_values`, which token-by-token passes need."""
     token = torch.zeros((1, 1), dtype=torch.long, device=next(model.parameters()).device)
     with torch.inference_mode():
         return getattr(model(input_ids=token, use_cache=True), "past_key_values", None) is not None
@@ -247,9 +248,10 @@ Pair = tuple[str, str]  # a mode and its reference
 
 @dataclass
 class PairTally:
-    """Sums over tokens; distances and spread are means over the vocabulary first.
+    """The sums over tokens for one pair of modes.
 
-    sums: tokens, those with equal predictions, distance, spread of the reference, divergence.
+    sums: the number of tokens, the number of equal predictions, and the sums of the distance (a mean over the
+        vocabulary), the spread of the reference (a standard deviation over the vocabulary) and the divergence.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -265,13 +267,16 @@ class PairTally:
         self.merge(PairTally(found, float(difference_BLV.max())))
 
     def merge(self, other: PairTally) -> None:
-        """Count what `other` has counted too."""
+        """Add the sums of `other`, and keep the larger of the two maximum distances."""
         self.sums = [mine + theirs for mine, theirs in zip(self.sums, other.sums, strict=True)]
         self.distance_max = max(self.distance_max, other.distance_max)
 
     def values(self) -> dict[str, Any]:
-        """token_agreement: share of tokens with the same most likely next token. kl: of the mode from the reference,
-        nats a token. logit_std: of the reference over the vocabulary, what a distance is to be compared with."""
+        """Return the measures of a record.
+
+        token_agreement: the share of tokens with the same most likely next token. kl: the divergence of the mode from
+        the reference, in nats per token. logit_std: the spread of the reference, which is the scale for distances.
+        """
         num_tokens, *sums = self.sums
         if not num_tokens:
             return dict.fromkeys(MEASURES) | {"num_tokens": 0}
@@ -288,7 +293,10 @@ class PairTally:
 
 @dataclass
 class DualityTally:
-    """All pairs of modes, as `pairs_of` orders them, and what each mode cost, over the first `num_rows` rows."""
+    """The results over the first `num_rows` sequences.
+
+    pairs: one tally for each pair of modes, in the order of `pairs_of`. solvers: the solver's work in each mode.
+    """
 
     pairs: list[PairTally]
     solvers: dict[str, SolverTally] = field(default_factory=dict)
@@ -296,7 +304,7 @@ class DualityTally:
     num_nonfinite_rows: int = 0
 
     def add(self, outputs: Mapping[str, ModeOutput], compared: Iterable[PairTally]) -> None:
-        """Count a batch; `compared` is what `compare` made of it."""
+        """Count a batch; `compared` is the result of `compare`."""
         for name, output in outputs.items():
             batch, length = output.states.shape[:2]
             self.solvers.setdefault(name, SolverTally()).add(output.stats, (batch, length))
@@ -305,7 +313,7 @@ class DualityTally:
 
 
 def compare(outputs: Mapping[str, ModeOutput], pairs: Sequence[Pair]) -> list[PairTally]:
-    """The pairs of modes on one batch, a piece of the positions at a time."""
+    """Compare the pairs of modes on one batch; to limit memory, compute logits for a slice of positions at a time."""
     found = [PairTally() for _ in pairs]
     batch, length = next(iter(outputs.values())).states.shape[:2]
     for part in pieces(length, batch * len(outputs)):
@@ -315,19 +323,14 @@ def compare(outputs: Mapping[str, ModeOutput], pairs: Sequence[Pair]) -> list[Pa
     return found
 
 
-def is_finite(outputs: Mapping[str, ModeOutput]) -> bool:
-    """Whether no mode has a NaN or infinite state."""
-    return all(bool(torch.isfinite(output.states).all()) for output in outputs.values())
-
-
 QUANTILES = {"median": 0.5, "q90": 0.9}
-Trace = tuple[np.ndarray, ...]  # residuals (G, B) by sequence, residuals and predictions (G, B x L) by token
+Trace = tuple[np.ndarray, ...]  # residuals per sequence (G, B), residuals and predictions per token (G, B x L)
 
 
 def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
-    """The simultaneous iteration by the settings of `solver`; that of the model is not asked.
+    """Run the simultaneous iteration with the settings of `solver`, whatever the model's own settings are.
 
-    Raises: FloatingPointError.
+    Raises: FloatingPointError if the iteration becomes NaN or infinite.
     """
     base, wanted = model.base, set(looked_at(solver.eval_budget))
     embedding_BLD = base.get_input_embeddings()(input_ids)
@@ -349,8 +352,11 @@ def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
 
 
 def curve_of(traces: Sequence[Trace], evaluations: Sequence[int], tol: float) -> dict[str, list[Any]]:
-    """The curve by the number of f-evaluations: quantiles of the residual, share of tokens at or above tol, share
-    of predictions equal to those of the last evaluation."""
+    """Return three measures by the number of evaluations of f.
+
+    They are quantiles of the residual, the share of tokens whose residual is at or above tol, and the share of
+    predictions that equal those of the last evaluation.
+    """
     by_sequence, by_token, predictions = (np.concatenate(parts, axis=1) for parts in zip(*traces, strict=True))
     curve: dict[str, list[Any]] = {"f_evaluations": list(evaluations)}
     for over, residual_GN in (("sequence", by_sequence), ("token", by_token)):
@@ -363,5 +369,5 @@ def curve_of(traces: Sequence[Trace], evaluations: Sequence[int], tol: float) ->
 
 
 def looked_at(budget: int) -> tuple[int, ...]:
-    """The evaluations of f that are looked at: all up to eight, then four to each doubling, and the last."""
+    """Return which evaluations of f are recorded: all up to the eighth, then four per doubling, and the last one."""
     return tuple(sorted({*position_bins(budget).tolist(), budget}))

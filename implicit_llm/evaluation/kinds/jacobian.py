@@ -33,25 +33,36 @@ from implicit_llm.evaluation.frame import (
     about_model,
     data_inputs,
     load_model,
-    model_input,
     write_metrics,
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.mamba2.model import ImplicitMamba2ForCausalLM, ImplicitMamba2Model
 from implicit_llm_contracts.config.evaluation import JacobianConfig
-from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, StageContext, StageResult
 from implicit_llm_data.groups import load_monoid
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_jobs.progress import ProgressLog
 
+log = logging.getLogger(__name__)
+
 TRAINED, RANDOM = "trained", "random layer"
+MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "num_iter", "residual")
+SHOWN = 48  # entries of the state in a heat map
+NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
+MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
+# Derivatives converge at the pace of the iterates, so as many iterations again and half as many leave no error.
+UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
+
+# The paper's own check: one random layer with one state entry for each channel.
+RANDOM_LAYER = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1, "num_hidden_layers": 1}
+RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
 def run(context: StageContext) -> StageResult:
     """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
-    trained = model_input(context)
+    trained = context.given(MODEL_ROLE)
     role, dataset = _shortest(context)
     positions = positions_in(config, dataset.length)
     if positions[-1] > dataset.length:
@@ -102,13 +113,8 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
     """Role and data of the test set with the shortest rows; among several, the one with the most hard tokens."""
     sources = data_inputs(context)
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
-
-    def order(role: str) -> tuple[int, float, str]:
-        hard = sources[role].manifest.config.get("hard_fraction", 0)
-        return datasets[role].length, -float(np.max(hard)), role
-
-    role = min(datasets, key=order)
-    return role, datasets[role]
+    hard = {role: float(np.max(source.manifest.config.get("hard_fraction", 0))) for role, source in sources.items()}
+    return min(datasets.items(), key=lambda item: (item[1].length, -hard[item[0]], item[0]))
 
 
 def _means(records: list[Record]) -> dict[str, float]:
@@ -120,13 +126,12 @@ def _means(records: list[Record]) -> dict[str, float]:
         f"{TRAINED}_identity": [r for r in trained if r["is_hard"] is False],
         RANDOM.replace(" ", "_"): [r for r in records if r["setting"] == RANDOM],
     }
-    found = {}
-    for name, members in groups.items():
-        for key in MEASURES:
-            values = [r[key] for r in members if r[key] is not None]
-            if values:
-                found[f"{key}.{name}"] = float(f"{fmean(values):.6g}")
-    return found
+    found = {
+        f"{key}.{name}": [r[key] for r in members if r[key] is not None]
+        for name, members in groups.items()
+        for key in MEASURES
+    }
+    return {name: float(f"{fmean(values):.6g}") for name, values in found.items() if values}
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:
@@ -136,20 +141,6 @@ def _with_one_picture_each(records: list[Record]) -> list[Record]:
         pictured = [r for r in records if r["setting"] == setting and r["entries"] is not None]
         drawn += sorted(pictured, key=lambda r: not r["is_hard"])[:1]
     return [r if any(r is kept for kept in drawn) else r | {"entries": None} for r in records]
-
-
-log = logging.getLogger(__name__)
-
-MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "num_iter", "residual")
-SHOWN = 48  # entries of the state in a heat map
-NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
-MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
-# Derivatives converge at the pace of the iterates, so as many iterations again and half as many leave no error.
-UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
-
-# The paper's own check: one random layer with one state entry for each channel.
-RANDOM_LAYER = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1, "num_hidden_layers": 1}
-RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
 def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from implicit_llm.evaluation.answers import (
     Batch,
@@ -32,7 +31,7 @@ from implicit_llm.evaluation.answers import (
     EvaluationResult,
     LossTally,
     PositionTally,
-    pieces,
+    Tally,
     tallied,
     token_losses,
 )
@@ -79,7 +78,7 @@ def run(context: StageContext) -> StageResult:
 OF_DOCUMENTS = ("loss_within_documents", "perplexity_within_documents", "num_document_starts")
 
 
-class PerplexityTally:
+class PerplexityTally(Tally):
     """Losses of all targets, of those that do not start a document, and by position."""
 
     measures = ("loss", "perplexity", "loss_within_documents", "perplexity_within_documents", "loss_by_position")
@@ -90,11 +89,11 @@ class PerplexityTally:
         self.by_position = PositionTally(length)
 
     def add(self, losses_BL: np.ndarray | None, batch: Batch) -> int:
-        labels_BL = np.asarray(batch["labels"])
+        labels_BL = batch["labels"]
         if losses_BL is None:
             losses_BL = np.full(labels_BL.shape, math.nan)
         counted_BL = labels_BL != IGNORED_LABEL
-        is_start_BL = counted_BL & np.asarray(batch["is_document_start"])
+        is_start_BL = counted_BL & batch["is_document_start"]
         num_tokens = int(counted_BL.sum())
         self.all.add(float(losses_BL.sum()), num_tokens)
         self.within_documents.add(float(losses_BL[~is_start_BL].sum()), num_tokens - int(is_start_BL.sum()))
@@ -133,17 +132,8 @@ def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
 
 def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
     """The loss of every target in fp64, shape (B, L)."""
-    labels_BL = np.asarray(batch["labels"])
-    if head is None:
-        losses_BL = token_losses(out.logits, labels_BL)
-    else:
-        losses_BL = _losses_of_states(out.last_hidden_state, labels_BL, head)
-    return losses_BL.double().cpu().numpy()
-
-
-def _losses_of_states(hidden_BLD: Tensor, labels_BL: np.ndarray, head: nn.Module) -> Tensor:
-    parts = pieces(labels_BL.shape[1], len(labels_BL))
-    return torch.cat([token_losses(head(hidden_BLD[:, part]), labels_BL[:, part]) for part in parts], dim=1)
+    states_BLD = out.logits if head is None else out.last_hidden_state
+    return token_losses(states_BLD, batch["labels"], head).double().cpu().numpy()
 
 
 class TextRows:
@@ -157,14 +147,8 @@ class TextRows:
         self.length = length
         self.vocab_size = self._tokens.vocab_size
         self.end_of_text: int | None = self._tokens.source.get("end_of_text")
-
-    @property
-    def num_targets(self) -> int:
-        return max(0, len(self._tokens) - 1)
-
-    @property
-    def num_full_rows(self) -> int:
-        return self.num_targets // self.length
+        self.num_targets = max(0, len(self._tokens) - 1)
+        self.num_full_rows = self.num_targets // length
 
     def __len__(self) -> int:
         return -(-self.num_targets // self.length)

@@ -14,34 +14,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from implicit_llm.evaluation.answers import Batch, EvaluationJob, EvaluationResult, tallied
+from implicit_llm.evaluation.answers import Batch, EvaluationJob, EvaluationResult, Tally, tallied
 from implicit_llm.evaluation.frame import (
     EvaluateInputError,
     ModelEvaluation,
     data_inputs,
-    model_input,
     rows_of,
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
-from implicit_llm.solver.stats import SolverStats, gather_blocks
+from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
 from implicit_llm_contracts.config.solver import solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic
-from implicit_llm_contracts.runs.stage_context import Input, StageContext, StageResult
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, Input, StageContext, StageResult
 from implicit_llm_data.groups import load_group, load_monoid
 from implicit_llm_data.shards import open_dataset
 
+log = logging.getLogger(__name__)
+
+# Tokens of a batch. A model of the published size takes 15 KiB for each that it reads at a time, most of it for its
+# injection, however small its blocks are: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
+BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
+MAX_BATCH_SIZE = 4096
+PIECE = 2**11  # tokens of longer sequences that are read at a time
+SAVE_EVERY_S = 60.0
 TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
 
@@ -50,7 +56,7 @@ def run(context: StageContext) -> StageResult:
     config = context.settings(EvaluateConfig)
     test_sets = _test_sets(context, config.lengths)
     evaluation = ModelEvaluation(context, config, tracked=("accuracy_last10", *COSTS))
-    learned_from = model_input(context).manifest.summary.get("data") or {}
+    learned_from = context.given(MODEL_ROLE).manifest.summary.get("data") or {}
     for role, source in test_sets:
         dataset = open_dataset(source.work)
         size = default_batch_size(dataset.length, evaluation.model.device.type)
@@ -82,16 +88,6 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[t
     return [(role, source) for length, role, source in by_length if lengths is None or length in lengths]
 
 
-log = logging.getLogger(__name__)
-
-# Tokens of a batch. A model of the published size takes 15 KiB for each that it reads at a time, most of it for its
-# injection, however small its blocks are: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
-BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
-MAX_BATCH_SIZE = 4096
-PIECE = 2**11  # tokens of longer sequences that are read at a time
-SAVE_EVERY_S = 60.0
-
-
 def default_batch_size(length: int, device_type: str) -> int:
     """Sequences of `length` tokens in a batch, at least one."""
     tokens = BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_ON_DEVICE
@@ -104,6 +100,31 @@ def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
     return EvaluationResult(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
 
 
+@dataclass
+class Answers:
+    """A batch's answers: predictions (B, L), which sequences have finite logits (B), and the solver's statistics."""
+
+    predictions_BL: Tensor
+    is_finite_B: Tensor
+    solver_stats: Any
+
+    @classmethod
+    def of(cls, out: Any) -> Answers:
+        """The answers in a model's output."""
+        kind = torch.uint8 if out.logits.shape[-1] <= 256 else torch.int32
+        is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
+        return cls(out.logits.argmax(dim=-1).to(kind), is_finite_B, getattr(out, "solver_stats", None))
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Answers]) -> Answers:
+        """The answers of a batch that was read in pieces."""
+        return cls(
+            torch.cat([piece.predictions_BL for piece in pieces], dim=1),
+            torch.stack([piece.is_finite_B for piece in pieces]).all(0),
+            gather_blocks([Block(piece.predictions_BL.shape[1], piece.solver_stats) for piece in pieces], 1),
+        )
+
+
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     """The model's answers. A long sequence that is solved in blocks is read in pieces, each from the state before it.
 
@@ -113,25 +134,34 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     length, solver = input_ids.shape[1], solver_of(model)
     if length <= PIECE or not solver or PIECE % solver.eval_width(length) or model.base.has_growing_state:
         return Answers.of(model(input_ids=input_ids))
-    path = (
-        None
-        if job.kept is None
-        else job.kept / f"{sha256(input_ids.cpu().numpy().tobytes()).hexdigest()[:16]}.safetensors"
-    )
-    read = Reading() if path is None or not path.exists() else Reading.load(path, job)
+    digest = sha256(input_ids.cpu().numpy().tobytes()).hexdigest()[:16]
+    path, cache = None if job.kept is None else job.kept / f"{digest}.pt", ConvergedStateCache()
+    pieces: list[Answers] = []
+    if path is not None and path.exists():
+        with torch.serialization.safe_globals([Answers, SolverStats, Prefix]):
+            pieces, cache.prefix, cache.made_by = torch.load(path, job.device, weights_only=True)
+        log.info("%s: goes on after %d pieces of %d tokens", job.where, len(pieces), PIECE)
     saved_at = time.monotonic()
-    for piece_BL in input_ids[:, read.num_tokens :].split(PIECE, dim=1):
-        read.add(model(input_ids=piece_BL, past_key_values=read.cache))
-        is_last = read.num_tokens == length
-        if path is not None and (is_last or time.monotonic() - saved_at > SAVE_EVERY_S):
-            read.save(path, with_state=not is_last)
+    for start in range(PIECE * len(pieces), length, PIECE):
+        end = start + PIECE
+        pieces.append(Answers.of(model(input_ids=input_ids[:, start:end], past_key_values=cache)))
+        if path is not None and (end >= length or time.monotonic() - saved_at > SAVE_EVERY_S):
+            _keep(path, pieces, cache, is_read=end >= length)
             saved_at = time.monotonic()
-    return read.answers()
+    return Answers.joined(pieces)
+
+
+def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
+    """Write what `_answers` goes on from, atomically; without the state where no piece is left."""
+    raw = BytesIO()
+    # A view would be written with all of the tensor that it shows a part of.
+    torch.save((pieces, None if is_read else cache.prefix.map(torch.clone), cache.made_by), raw)
+    write_atomic(path, raw.getvalue())
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
     """Share of tokens with the same prediction, over the samples both have; None where that says nothing."""
-    if other is None or other is result or not _is_finite(result) or not _is_finite(other):
+    if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None
     mine, theirs = result.predictions_NL, other.predictions_NL
     if mine is None or theirs is None or not (count := min(len(mine), len(theirs))):
@@ -142,10 +172,6 @@ def match(result: EvaluationResult, other: EvaluationResult | None) -> float | N
 def _read(answers: Answers, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Predictions (B, L), and which sequences have finite logits (B)."""
     return answers.predictions_BL.cpu().numpy(), answers.is_finite_B.cpu().numpy()
-
-
-def _is_finite(result: EvaluationResult) -> bool:
-    return result.values["nonfinite_share"] == 0
 
 
 def task_record(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,90 +209,7 @@ def _most_frequent_product(table: np.ndarray, length: int) -> np.ndarray:
     return largest
 
 
-@dataclass
-class Answers:
-    """A batch's answers: predictions (B, L), which sequences have finite logits (B), and the solver's statistics."""
-
-    predictions_BL: Tensor
-    is_finite_B: Tensor
-    solver_stats: SolverStats | None
-
-    @classmethod
-    def of(cls, out: Any) -> Answers:
-        """The answers in a model's output."""
-        kind = torch.uint8 if out.logits.shape[-1] <= 256 else torch.int32
-        is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
-        return cls(out.logits.argmax(dim=-1).to(kind), is_finite_B, getattr(out, "solver_stats", None))
-
-
-class Reading:
-    """A batch of long sequences that is read in pieces: the answers so far, and the state after them."""
-
-    def __init__(self) -> None:
-        self.cache = ConvergedStateCache()
-        self.pieces: list[Answers] = []
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(piece.predictions_BL.shape[1] for piece in self.pieces)
-
-    def add(self, out: Any) -> None:
-        """Count the model's output for the next piece; it has advanced the cache."""
-        self.pieces.append(Answers.of(out))
-
-    def answers(self) -> Answers:
-        """Return the answers of the whole batch, once all pieces are read."""
-        lengths = [piece.predictions_BL.shape[1] for piece in self.pieces]
-        stats: Any = list(zip(lengths, (piece.solver_stats for piece in self.pieces), strict=True))
-        return Answers(
-            torch.cat([piece.predictions_BL for piece in self.pieces], dim=1),
-            torch.stack([piece.is_finite_B for piece in self.pieces]).all(0),
-            gather_blocks(stats, 1),
-        )
-
-    def save(self, path: Path, *, with_state: bool) -> None:
-        """Write a file that `load` reads, atomically; without the state where no piece is left."""
-        tensors: dict[str, Tensor] = {}
-        for number, piece in enumerate(self.pieces):
-            stats: Any = piece.solver_stats
-            about = {"predictions": piece.predictions_BL, "is_finite": piece.is_finite_B}
-            about |= {name: getattr(stats, name) for name in _STATS}
-            tensors |= {f"piece.{number}.{name}": tensor.contiguous() for name, tensor in about.items()}
-        if with_state:
-            prefix: Any = self.cache.prefix
-            for layer, states in enumerate(prefix.layers):
-                tensors |= {f"state.{layer}.{number}": state.contiguous() for number, state in enumerate(states)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, safetensors.torch.save(tensors, {"made_by": self.cache.made_by}))
-
-    @classmethod
-    def load(cls, path: Path, job: EvaluationJob) -> Reading:
-        """Go on from a file, on the device of the job's model."""
-        read = cls()
-        found: dict[tuple[str, ...], dict[str, Tensor]] = {}
-        with safe_open(path, "pt", device=str(job.device)) as file:
-            for name in file.keys():  # noqa: SIM118  (no mapping)
-                *key, last = name.split(".")
-                found.setdefault(tuple(key), {})[last] = file.get_tensor(name)
-            read.cache.made_by = file.metadata()["made_by"]
-        for number in range(sum(key[0] == "piece" for key in found)):
-            values = found["piece", str(number)]
-            is_open_BL = values["unconverged_BL"]
-            by_name: Any = {name: values[name] for name in _STATS}
-            stats = SolverStats(**by_name, unconverged_tokens=is_open_BL.sum(1))
-            read.pieces.append(Answers(values["predictions"], values["is_finite"], stats))
-        layers = [found[key] for key in sorted(found, key=lambda key: int(key[1])) if key[0] == "state"]
-        if layers:
-            states = tuple(tuple(layer[str(number)] for number in range(len(layer))) for layer in layers)
-            read.cache.prefix = Prefix(states, read.num_tokens)
-        log.info("%s: goes on after %d tokens", job.where, read.num_tokens)
-        return read
-
-
-_STATS = ("num_iter", "residual", "is_converged", "unconverged_BL")
-
-
-class AccuracyTally:
+class AccuracyTally(Tally):
     """Right answers by position and by sequence, and all predictions (samples, L)."""
 
     measures = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
@@ -278,7 +221,7 @@ class AccuracyTally:
         self.num_samples = self.right_sequences = 0
 
     def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
-        labels_BL = np.asarray(batch["labels"])
+        labels_BL = batch["labels"]
         start, self.num_samples = self.num_samples, self.num_samples + len(labels_BL)
         if answer is None:
             return len(labels_BL)

@@ -1,1 +1,1 @@
-"""The kernels of the `triton` backend. Imported only where they run."""
+"""The kernels of the `triton` backend are imported only if they run."""

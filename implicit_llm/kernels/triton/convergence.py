@@ -1,14 +1,14 @@
-"""One iteration of a fixed point judged and recorded in three kernels. Imported where Triton kernels run.
+"""Check and record one fixed-point iteration in three kernels (imported only if Triton kernels run).
 
-The first measures each token, the second decides for each sequence, the third keeps what is better. With the
-rule "token", an iterate is better for a token if the worst residual up to that token is lower; otherwise it is better
-for all tokens if the residual of their sequence is. The plain PyTorch twin is `solver.residual` with
-`solver.fixed_point`.
+The first kernel measures each token, the second decides for each sequence, and the third stores better iterates. With
+the rule "token", an iterate is better for a token if the worst residual up to that token is lower. Otherwise it is
+better for all tokens of a sequence if the sequence's residual is lower. The plain PyTorch twin is `solver.residual`
+with `solver.fixed_point`.
 
 Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import triton
@@ -22,37 +22,28 @@ TILE = 8192
 EPS = 1e-8
 
 
-class SequenceRecord(Protocol):
-    """What is known of all sequences, written in place (solver.fixed_point.Best)."""
-
-    z: Tensor
-    rank_BL: Tensor
-    residual_BL: Tensor
-    done: Tensor
-    num_iter: Tensor
-    non_finite: Tensor
-
-
 def judge(
-    best: SequenceRecord,
+    best: Any,
     active_A: Tensor,
     z: tuple[Tensor, Tensor, Tensor],
     stop: str,
     tol: float,
     tau: float | None = None,
 ) -> None:
-    """Record an iteration of the sequences `active_A` that are not done; z are z, f(z) and what is kept, (A, L, D).
+    """Record an iteration of the sequences `active_A` that are not done.
 
-    With `tau`, the last is made here: z + tau (f(z) - z), written to all its sequences; it may be z itself.
+    best: the record of all sequences, a `solver.fixed_point.Best`, which is written in place.
+    Args: `z` holds z, f(z) and the next z, each (A, L, D). With `tau`, the kernel writes the next z itself,
+        z + tau (f(z) - z), for all sequences; then the third tensor may be the first.
     """
     z_ALD, fz_ALD = z[0].contiguous(), z[1].contiguous()
     next_ALD = z[2].contiguous() if tau is None else z[2]
     batch, length, width = z_ALD.shape
     columns = triton.next_power_of_2(width)
     rows = max(1, min(triton.next_power_of_2(length), TILE // columns))
-    squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # of the change and of f(z), by token
+    squares = z_ALD.new_empty(2, batch, length, dtype=torch.float32)  # |f(z) - z|^2 and |f(z)|^2 by token
     is_better_AL = torch.empty(batch, length, dtype=torch.int32, device=z_ALD.device)
-    tiles = (triton.cdiv(length, rows), batch)  # the first axis of a launch has room for the tiles of any length
+    tiles = (triton.cdiv(length, rows), batch)  # only the first axis of a launch can hold the tiles of any length
     _measure_kernel[tiles](
         active_A, z_ALD, fz_ALD, squares[0], squares[1], best.done, best.non_finite, length, width, EPS,
         ROWS=rows, COLUMNS=columns,
@@ -140,7 +131,7 @@ def _keep_kernel(
     at = (entry * length + row)[:, None] * width + column[None, :]
     is_better = tl.load(better_ptr + entry * length + row, mask=row < length, other=0) != 0
     is_kept = is_inside & is_better[:, None]
-    if IS_MADE:  # as torch.lerp for weights from 1/2 up; without damping exactly f(z)
+    if IS_MADE:  # the formula of torch.lerp for weights from 1/2 up, which is exactly f(z) without damping
         fz = wide(fz_ptr + at, is_inside)
         kept = fz - (fz - wide(z_ptr + at, is_inside)) * (1.0 - tau)
         tl.store(next_ptr + at, kept, is_inside)

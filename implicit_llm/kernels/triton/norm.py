@@ -1,8 +1,8 @@
-"""RMS norm: plain, gated, and of a sum; with its gradient, in one kernel each way. Imported where Triton kernels run.
+"""Compute RMS norms, plain, gated or of a sum, with one kernel per direction (imported only if Triton kernels run).
 
-Every tensor is read once and written once. A few programs for every multiprocessor go through all rows, so that the
-gradient of the weight stays in registers until one sum at the end. The backward pass has the whole row at hand and
-sums its squares anew: there is nothing to keep but the inputs.
+Every tensor is read once and written once. A few programs per multiprocessor loop over all rows, so that the gradient
+of the weight stays in registers until one sum at the end. The backward pass loads the whole row anyway and sums its
+squares again, so only the inputs are stored.
 The plain PyTorch twin is `kernels.norm`.
 
 Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
@@ -19,30 +19,30 @@ from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide
 
-ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load there is
+ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a GPU
 MIN_WARPS, MAX_WARPS = 4, 32
-FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # of a multiprocessor, all of them at once: 64 and 128 registers a thread
-STAGES = 3  # rows under way: those to come are loaded while one is worked on
-STAGED_ENTRIES = 4096  # of x, gate and dy each: at most 48 KiB of shared memory
+FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # warps of a multiprocessor at once, with 64 and 128 registers per thread
+STAGES = 3  # rows in the pipeline: the next rows are loaded while one is processed
+STAGED_ENTRIES = 4096  # of x, gate and dy each, in at most 48 KiB of shared memory
 
 
 def rms_norm(x_D: Tensor, gate_D: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Work like `kernels.norm`, in `dtype`. x and gate may be views whose rows lie apart: nothing is copied."""
+    """Implement `kernels.norm.rms_norm`; x and gate may be views with gaps between rows, which are not copied."""
     return _Norm.apply(x_D, gate_D, weight_D, eps, dtype)
 
 
 def add_and_norm(
     h_D: Tensor, branch_D: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Work like `kernels.norm`: the sum in the dtype of h, and its norm in `dtype`."""
+    """Implement `kernels.norm.add_and_norm`: return the sum in the dtype of h, and its norm in `dtype`."""
     return _AddedNorm.apply(h_D, branch_D, weight_D, eps, dtype)
 
 
 class _Rows:
-    """x and a second tensor as rows. Each program takes a few rows at a time, padded to a power of two entries.
+    """A pair of tensors as rows; each program processes a few rows at a time, padded to a power of two entries.
 
-    The second tensor is the gate. If `is_sum`, it is added instead: the branch to x in the forward pass, the gradient
-    of the sum to that of the norm in the backward pass.
+    The second tensor is the gate. With `is_sum` it is added instead: in the forward pass the branch to x, in the
+    backward pass the gradient of the sum to that of the norm.
     """
 
     def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:
@@ -59,7 +59,7 @@ class _Rows:
         self._how |= {"IS_GATED": second is not None and not is_sum, "IS_SUM": is_sum}
 
     def launch(self, kernel: Any, weight_D: Tensor, *others: Any) -> None:
-        """others: tensors, then what follows the strides of the rows."""
+        """Launch a kernel over the rows; `others` are tensors, then the arguments that follow the rows' strides."""
         if not self.programs:
             return
         tensors = [t for t in others if isinstance(t, Tensor)]
@@ -76,7 +76,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _as_rows(t: Tensor) -> Tensor:
-    """(T, D) with the entries of a row side by side: a view unless no stride leads from row to row."""
+    """Return t as rows (T, D) with contiguous entries; a view if one stride leads from row to row."""
     t_TD = t.reshape(-1, t.shape[-1])
     return t_TD if t_TD.stride(1) == 1 else t_TD.contiguous()
 
@@ -128,7 +128,7 @@ class _AddedNorm(torch.autograd.Function):
 def _gradients(
     rows: _Rows, x: Tensor, second_dtype: torch.dtype | None, weight_D: Tensor, dy: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The gradients of x, of the gate or branch unless its dtype is None, and of the weight."""
+    """Return the gradients of x, of the gate or branch (None if its dtype is None), and of the weight."""
     dy_TD = _as_rows(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dsecond = None if second_dtype is None else torch.empty(x.shape, dtype=second_dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Losses and gradients of a softmax over a large vocabulary, in place. Imported where Triton kernels run.
+"""Compute losses and gradients of a softmax over a large vocabulary, in place (imported only if Triton kernels run).
 
 The plain PyTorch twin is `linear_cross_entropy._losses`. Shapes: `T` tokens, `U` stored width, at least the vocabulary.
 """
@@ -15,7 +15,7 @@ BLOCK = 4096
 def losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> Tensor:
-    """Loss of every token in fp32; writes `scale` times the gradient over the logits if it is wanted."""
+    """Return every token's loss in fp32; if the gradient is wanted, overwrite the logits with `scale` times it."""
     found_T = torch.empty(len(logits_TU), dtype=torch.float32, device=logits_TU.device)
     _softmax_kernel[(len(logits_TU),)](
         logits_TU, labels_T, found_T, logits_TU.shape[1], vocab, ignore_index, scale, wants_gradient, BLOCK, num_warps=8
@@ -35,7 +35,7 @@ def _softmax_kernel(
     WANTS_GRADIENT: constexpr,
     BLOCK: constexpr,
 ):
-    """One token: the log of the sum of exponentials on a first reading, the gradient on a second."""
+    """Process one token: one pass over its logits for the log of the sum of exponentials, a second for the gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * width
     label = tl.load(labels_ptr + row)
@@ -53,7 +53,7 @@ def _softmax_kernel(
     loss = lse - tl.load(logits_ptr + target).to(tl.float32)
     tl.store(losses_ptr + row, tl.where(is_counted, loss, 0.0))
     if WANTS_GRADIENT:
-        tl.debug_barrier()  # the label's logit is read by all before it is overwritten
+        tl.debug_barrier()  # all threads must have loaded the label's logit before it is overwritten
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
             logit = tl.load(logits_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)

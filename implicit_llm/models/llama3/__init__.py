@@ -1,1 +1,1 @@
-"""The Llama family: configuration, layer and model, loading of checkpoints of others, attention."""
+"""This package holds the Llama family: configuration, layer, model, attention, and conversion from other packages."""

@@ -1,4 +1,4 @@
-"""Rotary positions, attention, also in a room for keys, and SwiGLU, by Triton kernels or in plain PyTorch.
+"""Compute rotary positions, attention (also to preallocated keys) and SwiGLU, by Triton kernels or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
 side; there may be fewer heads of keys and values than of queries.
@@ -15,7 +15,7 @@ from implicit_llm.kernels import selection
 
 
 def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + P/2) of each head by their angle."""
+    """Rotate the pairs (i, i + P/2) of each head by their angle."""
     cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
     first, second = t_BLHP.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)
@@ -24,11 +24,11 @@ def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int, key_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value (B, H, L, P) of qkv + injection; in the first two the pairs (i, i + P/2) turned by `rope`.
+    """Return query, key and value of qkv + injection; `rope` rotates the pairs (i, i + P/2) of query and key.
 
-    Args: qkv holds query, key and value side by side, as does the injection; rope is cosines and sines (1 or B, L, P/2)
-        in fp32, to which there is no gradient; key_heads is the number of heads of keys and of values (None: heads).
-    Returns: in the dtype of qkv. The value may be a view of qkv.
+    Args: qkv and the injection hold query, key and value side by side. rope holds cosines and sines (1 or B, L, P/2) in
+        fp32, which get no gradient. key_heads is the number of heads of keys and of values; None means `heads`.
+    Returns: three tensors (B, H, L, P) in the dtype of qkv. The value may be a view of qkv.
     """
     if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
         from implicit_llm.models.llama3.triton import attention as triton_attention
@@ -46,7 +46,7 @@ def rotated_heads(
 
 
 def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
-    """Softmax attention, (B, H, L, P). The faster implementations have no second derivative and no forward mode."""
+    """Return softmax attention (B, H, L, P); forward mode and second derivatives require the `reference` kernels."""
     is_grouped = q_BHLP.shape[1] != k_BHSP.shape[1]
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": is_grouped}
     if not selection.is_reference():
@@ -56,15 +56,15 @@ def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, 
 
 
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:
-    """Return which keys of the room a block's tokens see, (L, S): those up to their own."""
+    """Return which keys of the room each token of a block attends to, (L, S): those up to its own."""
     return torch.arange(room, device=position_L.device) <= position_L[:, None]
 
 
 class Room(NamedTuple):
-    """Keys and values (B, H, S, P), written in place where a block's tokens lie.
+    """The preallocated keys and values (B, H, S, P), written in place at the positions of a block's tokens.
 
-    position is an integer tensor on their device, so that a captured graph serves every block; seen (L, S) says which
-    keys each token sees, and is made anew if it is not given.
+    position is an integer tensor on the same device, so that a captured graph serves every block. seen (L, S) marks the
+    keys that each token attends to; without it, `room_attention` computes it.
     """
 
     keys_BHSP: Tensor
@@ -74,9 +74,9 @@ class Room(NamedTuple):
 
 
 def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], room: Room) -> Tensor:
-    """Causal attention (B, L, H P) of a block to what lies in the room before it and to itself, which is written there.
+    """Write a block's keys and values into the room; return its causal attention (B, L, H P) to them and earlier ones.
 
-    Args: qkv, injection and rope as for `rotated_heads`. Without gradient.
+    Args: qkv, injection and rope are those of `rotated_heads`. The result has no gradient.
     """
     keys, values = room.keys_BHSP, room.values_BHSP
     if selection.room_attention_runs_on_triton(qkv_BLE, (keys, values)):
@@ -96,7 +96,7 @@ def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Te
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
+    """Return silu(gate) * up (..., M) of gate and up side by side (..., 2 M), in their dtype."""
     if selection.swiglu_runs_on_triton(gate_up):
         from implicit_llm.models.llama3.triton import attention as triton_attention
 

@@ -1,4 +1,4 @@
-"""Llama models of transformers as explicit models of ours."""
+"""Convert Llama models of transformers to explicit models of this package."""
 
 from transformers import PreTrainedModel
 
@@ -6,7 +6,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.llama3.model import ImplicitLlama3ForCausalLM
 
-# Settings of transformers' models that our block lacks, each with the only value that gives the same layer.
+# Settings of transformers' models that our block lacks, each with the only value for which their layer equals ours.
 FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 TAKEN = (
     "num_attention_heads",
@@ -21,7 +21,8 @@ TAKEN = (
 def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
     """Convert a `LlamaForCausalLM` of transformers to an explicit model of this package with the same outputs.
 
-    The two share their weights: changing one changes the other. `to_implicit` makes an implicit model of it.
+    The two models share their weights: changing one changes the other. `to_implicit` converts the result to an implicit
+    model.
 
     Raises: ModelConfigError for a setting that our block does not support.
     """

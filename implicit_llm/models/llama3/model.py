@@ -1,4 +1,4 @@
-"""The Llama block, explicit or implicit: rotary attention and a SwiGLU MLP, pre-norm and residual around each.
+"""The Llama block, explicit or implicit, has rotary attention and a SwiGLU MLP, each with pre-norm and residual.
 
 Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads (there may be fewer of keys and values than of
 queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and value side by side.
@@ -28,13 +28,14 @@ ROPE_SCALINGS = {
 
 @strict
 class ImplicitLlama3Config(ImplicitConfig):
-    """Llama blocks: attention with rotary positions and a SwiGLU MLP, each with pre-norm and residual.
+    """The configuration of Llama blocks: rotary attention and a SwiGLU MLP, each with pre-norm and residual.
 
-    intermediate_size is the SwiGLU width (the published sizes take int(2/3 * 4 * hidden_size), odd at 1.3B).
-    num_key_value_heads: heads of keys and values, each shared by a group of query heads; None becomes one a query head.
-    head_dim: width of a head; None: hidden_size / num_attention_heads.
-    rope_theta is the base of the rotary frequencies; positions beyond max_position_embeddings extrapolate plainly.
-    rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None: unscaled.
+    intermediate_size: SwiGLU width; the published sizes use int(2/3 * 4 * hidden_size), which is odd at 1.3B.
+    num_key_value_heads: number of heads of keys and values, each shared by a group of query heads; None means one for
+        each query head.
+    head_dim: width of a head; None means hidden_size / num_attention_heads.
+    rope_theta: base of the rotary frequencies, which are used unchanged beyond max_position_embeddings.
+    rope_scaling: `rope_type` "linear" or "llama3" with its settings, as in Hugging Face's Llama; None means unscaled.
     Source: Touvron et al. 2023; sizes of Schöne et al. 2025.
     """
 
@@ -59,7 +60,7 @@ class ImplicitLlama3Config(ImplicitConfig):
                 if self.head_dim is None
                 else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
             )
-        self.num_key_value_heads = self.key_value_heads  # adapters compute with it
+        self.num_key_value_heads = self.key_value_heads  # because adapters compute with this number
         if self.num_attention_heads % self.key_value_heads:
             raise ModelConfigError(
                 f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
@@ -71,12 +72,12 @@ class ImplicitLlama3Config(ImplicitConfig):
 
     @property
     def head_width(self) -> int:
-        """`head_dim`, by default hidden_size / num_attention_heads."""
+        """The width of a head: `head_dim`, by default hidden_size / num_attention_heads."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def key_value_heads(self) -> int:
-        """`num_key_value_heads`, by default one for each query head."""
+        """The number of heads of keys and of values: `num_key_value_heads`, by default one for each query head."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -85,7 +86,7 @@ class ImplicitLlama3Config(ImplicitConfig):
 
     @property
     def injection_width(self) -> int:
-        """Width of query, key and value together, and of the injection."""
+        """The width of query, key and value together, which is also that of the injection."""
         return (self.num_attention_heads + 2 * self.key_value_heads) * self.head_width
 
 
@@ -104,7 +105,7 @@ def _check_rope_scaling(scaling: dict[str, Any]) -> None:
 
 
 class Llama3Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass; None if the modules are called instead."""
+    """The effective weights of one layer for one forward pass; None replaces them if the modules are called instead."""
 
     qkv_ED: Tensor
     o_proj_DO: Tensor
@@ -115,9 +116,9 @@ class Llama3Weights(NamedTuple):
 def rope_tables(
     position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64.
+    """Return cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64.
 
-    Args: scaling changes the frequencies theta^(-2i/P), as `ImplicitLlama3Config.rope_scaling`.
+    Args: scaling changes the frequencies theta^(-2i/P); see `ImplicitLlama3Config.rope_scaling`.
     """
     exponents = torch.arange(0, head_dim, 2, device=position_ids_BL.device, dtype=dtype) / head_dim
     frequencies = theta**-exponents
@@ -128,17 +129,17 @@ def rope_tables(
 
 
 def _scaled(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
-    """Scale all frequencies (`linear`), or only the low ones, blending into the high ones (`llama3`)."""
+    """Divide the frequencies by the factor: all (`linear`), or the low ones with a smooth transition (`llama3`)."""
     slow = frequencies / scaling["factor"]
     if scaling["rope_type"] == "linear":
         return slow
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # over the trained context
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # within the trained context
     return torch.lerp(slow, frequencies, ((turns - low) / (high - low)).clamp(0, 1))
 
 
 def residual_scale(config: ImplicitLlama3Config) -> float:
-    """Initial scale of what is added to the residual stream, twice a layer, as in GPT-2."""
+    """Return the initial scale of the two branches that each layer adds to the residual stream, as in GPT-2."""
     return (2 * config.num_hidden_layers) ** -0.5
 
 
@@ -159,13 +160,13 @@ class Attention(nn.Module):
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        """Attend to the block and what precedes it. state: keys and values (B, H, S, P) of the earlier tokens."""
+        """Attend to the block and the tokens before it, whose keys and values (B, H, S, P) are the `state`."""
         assert x.rope is not None
         if weights is None:
             qkv_BLE = torch.cat([self.q_proj(u_BLD), self.k_proj(u_BLD), self.v_proj(u_BLD)], dim=-1)
         else:
             qkv_BLE = F.linear(u_BLD, weights.qkv_ED)
-        if state is not None and x.prefix is not None and x.prefix.position is not None:  # room for them is there
+        if state is not None and x.prefix is not None and x.prefix.position is not None:  # the state has room
             room = Room(state[0], state[1], x.prefix.position, x.prefix.seen_LS)
             out_BLD = room_attention(qkv_BLE, x.injection_BLE, x.rope, room)
         else:
@@ -180,7 +181,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU: down(silu(gate(u)) * up(u))."""
+    """The SwiGLU MLP, down(silu(gate(u)) * up(u))."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
@@ -196,7 +197,7 @@ class Mlp(nn.Module):
 
 
 class Llama3Layer(Layer):
-    """h + attention(norm(h)), then h + mlp(norm(h))."""
+    """A layer that computes h + attention(norm(h)) and then h + mlp(norm(h))."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
@@ -211,8 +212,8 @@ class Llama3Layer(Layer):
         attn, mlp = self.self_attn, self.mlp
         qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
-        # The published 1.3B width 5461 is odd, which GEMM kernels run at an eighth of their speed; zero columns change
-        # nothing.
+        # The published 1.3B width 5461 is odd, and GEMM kernels run it at an eighth of their speed. Zero columns do not
+        # change the result.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -235,7 +236,7 @@ MLP_MULTIPLE = 64
 
 
 def pad_mlp(gate_up_MD: Tensor, down_DM: Tensor) -> tuple[Tensor, Tensor]:
-    """Widen a SwiGLU MLP with zero columns to a multiple of 64, unless it is narrow or already is one."""
+    """Widen a SwiGLU MLP with zero columns to a multiple of 64, unless it is narrower than 1024."""
     width = down_DM.shape[1]
     pad = -width % MLP_MULTIPLE
     if pad == 0 or width < 16 * MLP_MULTIPLE:
@@ -245,7 +246,7 @@ def pad_mlp(gate_up_MD: Tensor, down_DM: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ImplicitLlama3Model(ImplicitModel):
-    """Llama blocks, explicit or iterated to the fixed point."""
+    """A stack of Llama blocks, explicit or iterated to the fixed point."""
 
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config
@@ -262,7 +263,7 @@ class ImplicitLlama3Model(ImplicitModel):
 
 
 class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):
-    """Llama language model, explicit or implicit."""
+    """A Llama language model, explicit or implicit."""
 
     config_class = ImplicitLlama3Config
     config: ImplicitLlama3Config

@@ -1,1 +1,1 @@
-"""The Mamba2 family: configuration, layer and model, loading of checkpoints of others, convolution and scan."""
+"""This package holds the Mamba2 family: configuration, layer, model, scan, and conversion from other packages."""

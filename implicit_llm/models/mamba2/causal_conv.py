@@ -1,4 +1,4 @@
-"""Causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
+"""Compute the causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
 
 Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
 """
@@ -22,11 +22,11 @@ def causal_conv(
     return_state: bool = False,
     valid_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """y_t = bias + sum_k weight_k x_{t-K+1+k}, then silu if asked for; before the sequence come `initial_BKC` or zeros.
+    """Compute y_t = bias + sum_k weight_k x_{t-K+1+k}, and silu(y) if `silu`; `initial_BKC` or zeros precede x.
 
-    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C). valid: False where padding, which comes
-        last in each row.
-    Returns: y (B, L, C) in the dtype of x; the last K-1 inputs (B, K-1, C) before padding if asked for.
+    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C). valid is False at padding, which must be
+        at the end of each sequence.
+    Returns: y (B, L, C) in the dtype of x; with `return_state` also the last K-1 inputs (B, K-1, C) before padding.
     """
     width = weight_CK.shape[1]
     state = last_inputs(x_BLC, initial_BKC, width - 1, valid_BL) if return_state else None
@@ -47,7 +47,7 @@ def causal_conv(
 def _conv_of_package(
     x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, initial_BKC: Tensor | None, *, silu: bool
 ) -> Tensor:
-    """Work like `causal_conv`, by causal_conv1d >= 1.5; sums in fp32."""
+    """Implement `causal_conv` by causal_conv1d >= 1.5, which sums in fp32."""
     if not _is_aligned(x_BLC):
         x_BLC = x_BLC.clone(memory_format=torch.contiguous_format)
     initial = None if initial_BKC is None else initial_BKC.to(x_BLC.dtype).contiguous().transpose(1, 2)
@@ -58,14 +58,14 @@ def _conv_of_package(
 
 
 def _is_aligned(x_BLC: Tensor) -> bool:
-    """Whether the kernels can read it where it is: 16 bytes at a time, channels side by side."""
+    """Return whether the kernels can load x without a copy: 16 bytes at a time, with contiguous channels."""
     return x_BLC.stride(2) == 1 and not (x_BLC.stride(1) % 8 or x_BLC.stride(0) % 8 or x_BLC.data_ptr() % 16)
 
 
 def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:
-    """The last `count` inputs (B, count, C): what `causal_conv` takes as the initial inputs of the next block.
+    """Return the last `count` inputs (B, count, C), which are the `initial_BKC` of `causal_conv` for the next block.
 
-    With `valid_BL`, only valid positions count, which come first in each row.
+    With `valid_BL`, only valid positions count, which must be at the start of each sequence.
     """
     batch, length, channels = x_BLC.shape
     if valid_BL is not None:
@@ -80,15 +80,15 @@ def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL:
 
 
 def _correlate(padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:
-    """Slide the kernel over a sequence that is already padded. As a 2D convolution with channels last, which needs no
-    transposed copy: on a CPU ten times the speed of conv1d or of shifted products."""
+    """Convolve a sequence that is already padded. A 2D convolution with channels last needs no transposed copy, which
+    makes it ten times as fast on a CPU as conv1d or shifted products."""
     image = padded_BLC.transpose(1, 2).unsqueeze(2)  # (B, C, 1, L): channels last in memory
     out = F.conv2d(image, weight_CK[:, None, None], groups=weight_CK.shape[0])
     return out.squeeze(2).transpose(1, 2)
 
 
 class _DepthwiseConv(torch.autograd.Function):
-    """The correlation with a backward pass of the same kind; PyTorch's own is five times slower on a CPU."""
+    """The correlation with a backward pass of the same kind, which on a CPU is five times as fast as PyTorch's own."""
 
     @staticmethod
     def forward(ctx: Any, padded_BLC: Tensor, weight_CK: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""The chunked scan of SSD and its gradient, written out: what `models.mamba2.ssd` runs on a slice of the batch.
+"""Compute the chunked scan of SSD and its explicit gradient; `models.mamba2.ssd` runs them on slices of the batch.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state, `C` chunks, `Q` chunk length,
 `F` = B * C, `K` = H / G * P (the heads of one group side by side).
-Source: Dao and Gu 2024 (Mamba2), section 6: within a chunk the scan is a masked attention, between chunks a recurrence
-on states.
+Source: Dao and Gu 2024 (Mamba2), section 6. Within a chunk the scan is a masked attention; between chunks it is a
+recurrence on states.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The decay matrices formed at once: enough to fill a GPU, little beside the activations of a model.
+# The size of the decay matrices computed at once: enough to fill a GPU, but small beside a model's activations.
 SLICE_BYTES = 256 * 2**20
 
 
 class ScanWeights(NamedTuple):
-    """Parameters of a Mamba2 mixer between its projections."""
+    """The parameters of a Mamba2 mixer between its projections."""
 
     conv_CK: Tensor
     conv_bias_C: Tensor
@@ -29,7 +29,7 @@ class ScanWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences are cut: `chunks` of `chunk_len`, padded at the end; `slice_len` sequences at a time."""
+    """The division of sequences into `chunks` of `chunk_len`, padded at the end; `slice_len` sequences run at once."""
 
     length: int
     chunks: int
@@ -38,11 +38,11 @@ class Layout:
 
 
 def make_layout(length: int, heads: int, chunk_len: int) -> Layout:
-    """Chunks of equal length, at most `chunk_len` rounded up to a multiple of 8."""
+    """Return a layout with chunks of equal length, at most `chunk_len` rounded up to a multiple of 8."""
     chunks = -(-length // chunk_len)
     if chunks == 1:
         chunk_len = length
-    else:  # equal chunks need the least padding; a multiple of 8 keeps the matrix units of GPUs in step
+    else:  # equal chunks need the least padding, and a multiple of 8 suits the matrix units of GPUs
         chunk_len = -(-length // (8 * chunks)) * 8
         chunks = -(-length // chunk_len)
     return Layout(length, chunks, chunk_len, max(1, SLICE_BYTES // (4 * heads * chunks * chunk_len**2)))
@@ -50,7 +50,7 @@ def make_layout(length: int, heads: int, chunk_len: int) -> Layout:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A slice of the batch cut into chunks, and the decays: what both passes start from."""
+    """A slice of the batch cut into chunks, with its decays and scores; forward and backward pass start from it."""
 
     layout: Layout
     x_FQHP: Tensor
@@ -65,18 +65,21 @@ class Chunks:
     scores_FHQQ: Tensor  # C_i B_j, 0 above the diagonal; one matrix for all heads if there is one group
 
     def side_by_side(self, t_FQHP: Tensor) -> Tensor:
-        """(F, Q, H, P) -> (F, G, Q, K): the heads of a group share one matrix product; a view for one group."""
+        """Reshape (F, Q, H, P) to (F, G, Q, K), so that the heads of a group share one matrix product.
+
+        With one group the result is a view.
+        """
         return t_FQHP.unflatten(2, (self.B_FGQN.shape[1], -1)).flatten(3).transpose(1, 2)
 
     def by_head(self, t_FGQK: Tensor) -> Tensor:
         return t_FGQK.transpose(1, 2).reshape(self.x_FQHP.shape)
 
     def state_rows(self, t_FHPN: Tensor) -> Tensor:
-        """(F, H, P, N) -> (F, G, K, N), in the dtype of x."""
+        """Reshape (F, H, P, N) to (F, G, K, N), in the dtype of x."""
         return t_FHPN.to(self.x_FQHP.dtype).flatten(1, 2).unflatten(1, (self.B_FGQN.shape[1], -1))
 
     def uncut(self, t_FQ: Tensor) -> Tensor:
-        """(F, Q, ...) -> (B, L, ...)."""
+        """Reshape (F, Q, ...) to (B, L, ...), without the padding."""
         rows = self.layout.chunks * self.layout.chunk_len
         return t_FQ.reshape(-1, rows, *t_FQ.shape[2:])[:, : self.layout.length]
 
@@ -85,13 +88,13 @@ class Chunks:
 
 
 def cut(layout: Layout, A: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, initial: Tensor | None) -> Chunks:
-    """Cut a slice of the batch into chunks; B and C in the dtype of x."""
+    """Cut a slice of the batch into chunks; B and C must have the dtype of x."""
     x, dt, B, C = (_fold(t, layout) for t in (x, dt, B, C))
     accurate = torch.promote_types(x.dtype, torch.float32)
     dt, A = dt.to(accurate), A.to(accurate)
     cum_FQH = (dt * A).cumsum(1)
     cum_FHQ = cum_FQH.transpose(1, 2).contiguous()
-    # Clamped before exp: above the diagonal the difference is positive and could overflow.
+    # We clamp before exp, because above the diagonal the difference is positive and could overflow.
     decay_FHQQ = (cum_FHQ.unsqueeze(-1) - cum_FHQ.unsqueeze(-2)).clamp_(max=0).exp_()
     B, C = B.transpose(1, 2), C.transpose(1, 2)
     scores_FHQQ = (C @ B.mT).tril_()
@@ -103,7 +106,7 @@ def cut(layout: Layout, A: Tensor, x: Tensor, dt: Tensor, B: Tensor, C: Tensor, 
 
 
 def scan(c: Chunks, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """y (B, L, H, P), and if asked for the state after the last position (B, H, P, N)."""
+    """Return y (B, L, H, P), and with `return_state` the state after the last position (B, H, P, N), else None."""
     weights_FHQQ = (c.decay_FHQQ * c.scores_FHQQ).to(c.x_FQHP.dtype)
     y_FQHP = (weights_FHQQ @ c.u_FQHP.transpose(1, 2)).transpose(1, 2)
     before_FHPN, last_BHPN = _states(c, return_last=return_state)
@@ -114,7 +117,7 @@ def scan(c: Chunks, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _states(c: Chunks, *, return_last: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The state before every chunk (F, H, P, N), None if all are zero; the state after the last one, if asked for."""
+    """Return the state before every chunk (F, H, P, N), None if all are zero, and with `return_last` the last state."""
     initial = None if c.initial_BHPN is None else c.initial_BHPN.to(c.dt_FQH.dtype)
     if c.layout.chunks == 1 and not return_last:
         return initial, None
@@ -135,14 +138,14 @@ def _states(c: Chunks, *, return_last: bool) -> tuple[Tensor | None, Tensor | No
 
 def _fold(t_BL: Tensor, layout: Layout) -> Tensor:
     pad = layout.chunks * layout.chunk_len - layout.length
-    if pad:  # dt = 0 neither decays nor feeds the state, so padding at the end changes nothing
+    if pad:  # dt = 0 neither decays nor feeds the state, so padding at the end does not change it
         t_BL = F.pad(t_BL, (0, 0) * (t_BL.ndim - 2) + (0, pad))
     return t_BL.reshape(-1, layout.chunk_len, *t_BL.shape[2:])
 
 
 @dataclass
 class _Gradient:
-    """Gradients summed up term by term, in the dtype of the decays where they are elementwise."""
+    """The gradients, summed term by term; terms that are not matrix products are in the dtype of the decays."""
 
     u_FQHP: Tensor
     cum_FQH: Tensor
@@ -152,7 +155,7 @@ class _Gradient:
 
 
 def scan_gradient(c: Chunks, dy_BLHP: Tensor, dstate_BHPN: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of x, dt, A, B, C and the initial state, given those of y and of the last state."""
+    """Return the gradients of x, dt, A, B, C and the initial state, given those of y and of the last state."""
     dy_FQHP = _fold(dy_BLHP, c.layout)
     grad = _gradient_within_chunks(c, dy_FQHP)
     if c.layout.chunks > 1 or c.initial_BHPN is not None or dstate_BHPN is not None:
@@ -174,14 +177,14 @@ def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
     du_FQHP = (weights_FHQQ.mT @ dy_FHQP).transpose(1, 2)
     dscores_FHQQ = c.decay_FHQQ * (dy_FHQP @ u_FHQP.mT)
     dscores_FGQQ = dscores_FHQQ.unflatten(1, (groups, -1)).sum(2).tril_().to(dtype)
-    # Rows and columns are summed from one matrix, so that their rounding cancels in the cumulative sum that follows.
+    # Row and column sums come from the same matrix, so that their rounding cancels in the later cumulative sum.
     dlog_FHQQ = dscores_FHQQ.mul_(c.scores_FHQQ)
     dcum_FQH = (dlog_FHQQ.sum(-1) - dlog_FHQQ.sum(-2)).transpose(1, 2)
     return _Gradient(du_FQHP, dcum_FQH, dscores_FGQQ.mT @ c.C_FGQN, dscores_FGQQ @ c.B_FGQN)
 
 
 def _add_gradient_between_chunks(grad: _Gradient, c: Chunks, dy_FQHP: Tensor, dstate_BHPN: Tensor | None) -> None:
-    """Add what reading the states before the chunks and adding to the states after them contributes."""
+    """Add the gradients that flow through the states before and after the chunks."""
     before_FHPN, _ = _states(c, return_last=False)
     dbefore_FHPN = None
     if before_FHPN is not None:  # y += exp(cum) C before
@@ -212,9 +215,9 @@ def _gradient_of_states(
     dbefore_FHPN: Tensor | None,
     dstate_BHPN: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | float]:
-    """Run the recurrence state <- decay state + added backwards; sets the gradient of the initial state.
+    """Run the recurrence state <- decay state + added backwards, and set the gradient of the initial state.
 
-    Returns: the gradients of what each chunk adds (None if zero) and of its log decay (F, H).
+    Returns: the gradients of each chunk's `added` (None if zero) and of its log decay (F, H).
     """
     if before_FHPN is None:  # one chunk from an empty state
         return dstate_BHPN, 0.0

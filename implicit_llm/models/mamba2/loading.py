@@ -1,8 +1,8 @@
-"""Mamba2 models of transformers, and checkpoints of the original release (state-spaces/mamba2-*), as models of ours.
+"""Convert Mamba2 models of transformers and checkpoints of the original release (state-spaces/mamba2-*) to our models.
 
-The config.json of the original release names no model_type. Its weights are a pickle, pytorch_model.bin, which is read
-only as tensors and only when the caller vouches for it by its sha256; a model.safetensors with the same names is read
-as it is.
+The config.json of the original release has no model_type. Its weights are a pickle, pytorch_model.bin, which is loaded
+only as tensors and only if the caller vouches for it by its sha256. A model.safetensors with the same names needs no
+digest.
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
@@ -24,7 +24,7 @@ from implicit_llm.models.published import read_pickle
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
 
-# Settings of transformers' models that our block lacks, each with the only value that gives the same layer.
+# Settings of transformers' models that our block lacks, each with the only value for which their layer equals ours.
 FIXED_OF_TRANSFORMERS = {
     "hidden_act": "silu",
     "use_bias": False,
@@ -35,7 +35,7 @@ FIXED_OF_TRANSFORMERS = {
 TAKEN = ("expand", "state_size", "head_dim", "conv_kernel", "layer_norm_epsilon")
 DEFAULT_PAD_MULTIPLE = 8
 
-# Settings of the original with the one value that gives our layers; others are not known here.
+# Settings of the original, each with the only value for which its layer equals ours; unknown settings are refused.
 FIXED = {
     "ssm_cfg.layer": "Mamba2",
     "ssm_cfg.ngroups": 1,
@@ -50,15 +50,15 @@ FIXED = {
     "attn_layer_idx": [],
     "rms_norm": True,
 }
-# Sizes, and how the original was initialised or how fast it runs.
+# Sizes, which we adopt, and settings that affect only the original's initialisation and speed.
 FREE = frozenset({"d_state", "d_conv", "expand", "headdim", "A_init_range", "dt_min", "dt_max", "dt_init_floor"})
 FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
 
 
 def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
-    """Convert a `Mamba2ForCausalLM` of transformers, as `from_llama` does a Llama.
+    """Convert a `Mamba2ForCausalLM` of transformers, as `from_llama` converts a Llama.
 
-    `load_original_mamba2` reads the checkpoints of the original release. Raises: ModelConfigError.
+    `load_original_mamba2` loads checkpoints of the original release. Raises: ModelConfigError.
     """
     if model.config.model_type != "mamba2" or not hasattr(model, "lm_head"):
         raise ModelConfigError(f"from_mamba2 takes a Mamba2ForCausalLM, got {type(model).__name__}; load one")
@@ -66,16 +66,16 @@ def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
 
 
 class UntrustedCheckpoint(ModelConfigError):
-    """A pickle that nobody has vouched for; the message has its sha256."""
+    """The caller did not vouch for a pickle; the message has its sha256."""
 
 
 def is_original_mamba2(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of the original release, of Mamba or Mamba2."""
+    """Return whether a config.json is from the original release, of Mamba or Mamba2."""
     return "model_type" not in config and {"d_model", "n_layer", "ssm_cfg"} <= config.keys()
 
 
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
-    """Our configuration of an original one. Raises: ModelConfigError naming a setting that our block does not have."""
+    """Convert an original configuration to ours. Raises: ModelConfigError if a setting makes a layer unlike ours."""
     block = config["ssm_cfg"]
     settings = {key: value for key, value in config.items() if key in FIXED}
     settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}
@@ -98,14 +98,14 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
 
 
 def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> ImplicitForCausalLM:
-    """The explicit model, in fp32, of a directory with config.json and weights.
+    """Load an explicit model, in fp32, from a directory with config.json and weights.
 
-    Args: sha256 (hexadecimal) of pytorch_model.bin, for a caller who knows where that file comes from.
-    Raises: UntrustedCheckpoint without it; ModelConfigError for another digest, layer or set of weights.
+    Args: sha256 is the hexadecimal digest of pytorch_model.bin, by which the caller vouches for that file.
+    Raises: UntrustedCheckpoint if a pickle has no digest; ModelConfigError if digest, layer or weights do not match.
     """
     directory = Path(directory)
     config = original_config(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))
-    # Other parameters are called the same as ours, and in_proj has the same order (z, x, B, C, dt).
+    # All other parameters have our names, and in_proj has the same order (z, x, B, C, dt).
     weights = {
         re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name): value.float()
         for name, value in _read_weights(directory, sha256).items()

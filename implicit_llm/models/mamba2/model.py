@@ -1,11 +1,11 @@
-"""Mamba2, explicit or implicit. Its block is pre-norm, mixer, residual; there is no MLP.
+"""The Mamba2 block, explicit or implicit, has a pre-norm, a mixer and a residual connection, and no MLP.
 
 Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
 `C` its channels, `E` in-projection (2 I + 2 G N + H).
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -29,18 +29,16 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
 from implicit_llm.solver.passes import Search
-from implicit_llm.solver.stats import BlockStats
-
-if TYPE_CHECKING:
-    from implicit_llm.solver.stats import Blocks
+from implicit_llm.solver.stats import Block
 
 
 @strict
 class ImplicitMamba2Config(ImplicitConfig):
-    """Mamba2 blocks: norm, mixer, residual; no MLP.
+    """The configuration of Mamba2 blocks, which have a norm, a mixer and a residual connection, and no MLP.
 
-    expand * hidden_size is the inner width, divided into heads of head_dim; state_size is the SSM state per head
-    channel; conv_kernel the width of the causal convolution; n_groups shares B and C among heads.
+    expand * hidden_size is the inner width, divided into heads of head_dim. state_size is the number of SSM states per
+    head channel. conv_kernel is the width of the causal convolution. n_groups is the number of groups of heads that
+    share B and C.
     Source: Dao and Gu 2024; sizes of Schöne et al. 2025.
     """
 
@@ -67,7 +65,7 @@ class ImplicitMamba2Config(ImplicitConfig):
 
     @property
     def intermediate_size(self) -> int:
-        """Inner width of the mixer."""
+        """The inner width of the mixer."""
         return self.expand * self.hidden_size
 
     @property
@@ -76,12 +74,12 @@ class ImplicitMamba2Config(ImplicitConfig):
 
     @property
     def injection_width(self) -> int:
-        """Width of gate, x, B, C and dt together: of the in-projection and of the injection."""
+        """The width of gate, x, B, C and dt together, which is that of the in-projection and of the injection."""
         return 2 * self.intermediate_size + 2 * self.n_groups * self.state_size + self.num_heads
 
 
 class Mamba2Weights(NamedTuple):
-    """Effective weights of one layer for one forward pass; None if the modules are called instead."""
+    """The effective weights of one layer for one forward pass; None replaces them if the modules are called instead."""
 
     in_proj_ED: Tensor
     conv_CK: Tensor
@@ -104,7 +102,7 @@ class CausalConv(NormedWeight):
         return_state: bool = False,
         valid_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Work like `models.mamba2.causal_conv.causal_conv`."""
+        """Convolve as `models.mamba2.causal_conv.causal_conv` does, and apply silu."""
         weight_CK = self.effective_weight().squeeze(1)
         return causal_conv(
             x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL
@@ -115,7 +113,7 @@ OUR_MODULES.add(CausalConv)
 
 
 class Mamba2Mixer(nn.Module):
-    """In-projection plus injection, causal convolution, SSD, gated norm, out-projection.
+    """The mixer: in-projection plus injection, causal convolution, SSD, gated norm, out-projection.
 
     Source: Dao and Gu 2024; the injection is the x of Eqs. 6-7 in Schöne et al. 2025.
     """
@@ -129,7 +127,7 @@ class Mamba2Mixer(nn.Module):
         normed = config.has_weight_norm
         self.in_proj = Projection((config.injection_width, config.hidden_size), weight_norm=normed)
         self.conv1d = CausalConv((self.conv_channels, 1, config.conv_kernel), bias=True, weight_norm=normed)
-        # What is added to the residual stream is scaled down by depth at initialisation, as in GPT-2.
+        # As in GPT-2, a branch of the residual stream is scaled down by depth at initialisation.
         self.out_proj = Projection(
             (config.hidden_size, self.inner), weight_norm=normed, init_scale=config.num_hidden_layers**-0.5
         )
@@ -152,17 +150,20 @@ class Mamba2Mixer(nn.Module):
     def forward(
         self, u_BLD: Tensor, weights: Mamba2Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        """Mix along the sequence. state: (SSM state (B, H, P, N) fp32, last K-1 convolution inputs (B, K-1, C))."""
+        """Mix along the sequence.
+
+        Args: state holds the SSM state (B, H, P, N) in fp32 and the last K-1 inputs of the convolution (B, K-1, C).
+        """
         if weights is None:
             y_BLI, state = self._mix(added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
             return self.out_proj(y_BLI), state
         injection_BLE = x.injection_BLE
         if torch.is_grad_enabled() or selected_kernels() != "triton":
             projected_BLE, injection_BLE = _project(u_BLD, weights.in_proj_ED, injection_BLE), None
-        else:  # the kernels add it where they read it
+        else:  # the kernels add the injection when they load it
             projected_BLE = F.linear(u_BLD, weights.in_proj_ED)
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
-        valid_BL = x.valid_BL if return_state else None  # padding comes last, so it affects only the state
+        valid_BL = x.valid_BL if return_state else None  # padding is at the end, so it affects only the state
         if torch.is_grad_enabled():
             is_whole = not return_state and not any(t.requires_grad for t in state or ())
             is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
@@ -182,7 +183,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Convolution, SSD and gated norm (B, L, I), and the state after the block if asked for."""
+        """Apply convolution, SSD and gated norm, (B, L, I); also return the state after the block if `return_state`."""
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)
@@ -217,7 +218,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """The same of projected + injection without padding; the state before gets no gradient."""
+        """Apply `_mix` to projected + injection, without padding; the state before gets no gradient."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
@@ -239,55 +240,23 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as Mamba2: dt log-uniform in [1e-3, 1e-1] through the inverse softplus, A uniform in [1, 16]."""
+        """Initialise as in Mamba2: dt log-uniform in [1e-3, 1e-1] by inverse softplus, A uniform in [1, 16]."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())
         init.ones_(self.D)
 
 
-def solve_layer(
-    layer: "Mamba2Layer", final_norm: RMSNorm, x: StackInput, width: int, search: Search
-) -> "tuple[Tensor, Prefix, Blocks] | None":
-    """`ImplicitModel.solve_at_once` of a model with this one layer."""
-    mixer, weights, injection_BLE = layer.mixer, x.weights[0], x.injection_BLE
-    sizes, bias_C = (mixer.head_dim, mixer.groups, mixer.state_size), mixer.conv1d.bias
-    if weights is None or injection_BLE is None or bias_C is None or search.damping is None or x.valid_BL is not None:
-        return None
-    if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
-        return None
-    from implicit_llm.models.mamba2.triton import search as triton_search
-
-    scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
-    norms = (mixer.norm.weight, layer.norm.weight, final_norm.weight)
-    of_layer = triton_search.LayerWeights(weights.in_proj_ED, scan, weights.out_proj_DI, *norms, final_norm.eps)
-    rule = triton_search.SearchRule(search.rule.stop == "token", search.rule.tol, search.max_iter, search.damping)
-    if x.prefix is None:
-        batch, kept = len(injection_BLE), weights.conv_CK.shape[1] - 1
-        ssm_BHPN = injection_BLE.new_zeros(batch, mixer.heads, *sizes[::2], dtype=torch.float32)
-        inputs_BKC = injection_BLE.new_zeros(batch, kept, mixer.conv_channels)
-    else:
-        ssm_BHPN, inputs_BKC = x.prefix.layers[0]
-    found = triton_search.search_blocks(of_layer, injection_BLE, (ssm_BHPN, inputs_BKC), width, rule)
-    if bool(found.non_finite_BL.any()):
-        return None  # the kernel knows only the block; solved one after another, the blocks say where
-    of_sequences = (t_BG.unbind(1) for t_BG in (found.num_iter_BG, found.residual_BG, found.done_BG))
-    of_tokens = (found.residual_BL >= rule.tol).split(width, dim=1)
-    blocks = [(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]
-    past = 0 if x.prefix is None else x.prefix.length
-    return found.z_BLD, Prefix(((found.ssm_BHPN, found.inputs_BKC),), past + injection_BLE.shape[1]), blocks
-
-
 def _project(u_BLD: Tensor, weight_ED: Tensor, injection_BLE: Tensor | None) -> Tensor:
     if injection_BLE is None:
         return F.linear(u_BLD, weight_ED)
-    # addmm accumulates onto the injection: one pass over the widest tensor of the block instead of two.
+    # addmm accumulates onto the injection, which saves one of two passes over the block's widest tensor.
     flat = torch.addmm(injection_BLE.flatten(0, 1), u_BLD.flatten(0, 1), weight_ED.t())
     return flat.view(*u_BLD.shape[:2], -1)
 
 
 class Mamba2Layer(Layer):
-    """h + mixer(norm(h))."""
+    """A layer that computes h + mixer(norm(h))."""
 
     rounds_state = True
 
@@ -309,7 +278,7 @@ class Mamba2Layer(Layer):
 
 
 class ImplicitMamba2Model(RecurrentModel):
-    """Mamba2 blocks, explicit or iterated to the fixed point."""
+    """A stack of Mamba2 blocks, explicit or iterated to the fixed point."""
 
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config
@@ -317,14 +286,31 @@ class ImplicitMamba2Model(RecurrentModel):
     norm_f: RMSNorm
     _no_split_modules = ["Mamba2Layer"]  # noqa: RUF012 (an instance variable in transformers)
 
-    def solve_at_once(self, x: StackInput, width: int, search: Search) -> "tuple[Tensor, Prefix, Blocks] | None":
-        if len(self.layers) > 1:
+    def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
+        layer, weights, injection_BLE = cast(Mamba2Layer, self.layers[0]), x.weights[0], x.injection_BLE
+        mixer, bias_C = layer.mixer, layer.mixer.conv1d.bias
+        sizes = (mixer.head_dim, mixer.groups, mixer.state_size)
+        if len(self.layers) > 1 or weights is None or injection_BLE is None or bias_C is None:
             return None
-        return solve_layer(cast("Mamba2Layer", self.layers[0]), self.norm_f, x, width, search)
+        if search.damping is None or x.valid_BL is not None:
+            return None
+        if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
+            return None
+        from implicit_llm.models.mamba2.triton import search as triton_search
+
+        scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
+        norms = (mixer.norm.weight, layer.norm.weight, self.norm_f.weight)
+        of_layer = triton_search.LayerWeights(weights.in_proj_ED, scan, weights.out_proj_DI, *norms, self.norm_f.eps)
+        before, past = (None, 0) if x.prefix is None else (x.prefix.layers[0], x.prefix.length)
+        found = triton_search.search_blocks(of_layer, injection_BLE, before, width, search)
+        if found is None:
+            return None  # the kernel knows only the block; solved one after another, the blocks say where
+        z_BLD, after, blocks = found
+        return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
 
 
 class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):
-    """Mamba2 language model, explicit or implicit."""
+    """A Mamba2 language model, explicit or implicit."""
 
     config_class = ImplicitMamba2Config
     config: ImplicitMamba2Config

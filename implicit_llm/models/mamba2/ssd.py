@@ -1,9 +1,9 @@
-"""State space duality (SSD) of Mamba2: by kernels, or as a chunked scan of matrix products in plain PyTorch.
+"""Compute state space duality (SSD) of Mamba2, by kernels or in plain PyTorch as a chunked scan of matrix products.
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state.
 
-Autograd's backward pass would keep five decay matrices per chunk and head, 3 GiB a call at 512 x 256 tokens and 16
-heads. This one keeps the inputs alone and forms the matrices again, for a few sequences at a time.
+Autograd's backward pass would store five decay matrices per chunk and head, which is 3 GiB per call for 512 x 256
+tokens and 16 heads. Ours stores the inputs alone and computes the matrices again, for a few sequences at a time.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from torch import Tensor
 from implicit_llm.kernels import selection
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layout, scan, scan_gradient
 
-# A chunk of length Q costs Q scores and P*N/Q state entries per token and head: 64 balances both at published widths.
+# A chunk of length Q costs Q scores and P*N/Q state entries per token and head; 64 balances both at published widths.
 CHUNK_LEN = 64
-# Decay matrices up to this size are kept for the backward pass: forming them again would cost more than it saves.
+# Decay matrices up to this size are stored for the backward pass, because computing them again would cost too much.
 KEPT_BYTES = 8 * 2**20
 
 
@@ -33,13 +33,13 @@ def ssd(
     return_state: bool = False,
     chunk_len: int = CHUNK_LEN,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t over the whole sequence.
+    """Run h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t over a sequence of any length.
 
-    Args: dt is positive (after softplus), 0 where a position is padding: it then neither decays nor feeds the state.
-        A is negative. Any L. B and C are taken to the dtype of x; products are computed in it, decays in fp32 (fp64 if
-        x is), under autocast too.
-    Returns: y of shape (B, L, H, P) in the dtype of x; the state after the last position (B, H, P, N) in the dtype of
-        the decays, or None unless asked for: the state products are skipped where no later position needs them.
+    Args: dt is positive (after softplus), or 0 at padding, which then neither decays nor feeds the state. A is
+        negative. B and C are converted to the dtype of x. Products are computed in that dtype and decays in fp32 (fp64
+        if x is fp64), also under autocast.
+    Returns: y (B, L, H, P) in the dtype of x; with `return_state` the state after the last position (B, H, P, N) in the
+        dtype of the decays, else None, because state products that no later position needs are skipped.
     """
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
@@ -68,9 +68,9 @@ def _ssd_of_package(
     D_H: Tensor | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Work like `ssd`, by mamba_ssm >= 2.2.4 (ops/triton).
+    """Implement `ssd` by mamba_ssm >= 2.2.4 (ops/triton).
 
-    Products are in the dtype of x (fp32: in TF32), as are the states between chunks.
+    Products and the states between chunks are in the dtype of x; fp32 is multiplied in TF32.
     """
     chunk_scan, _ = selection.mamba_functions()
     out = chunk_scan(
@@ -88,7 +88,7 @@ def _ssd_of_package(
 
 
 class _ChunkedScan(torch.autograd.Function):
-    """The scan and its gradient, a slice of the batch at a time."""
+    """The scan and its gradient, computed for one slice of the batch at a time."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor | None]:
@@ -130,7 +130,7 @@ class _ChunkedScan(torch.autograd.Function):
 
 
 def _slices(slice_len: int, *tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """The same rows of every tensor, `slice_len` at a time; None stays None."""
+    """Yield the same slice of every tensor, `slice_len` sequences at a time; None stays None."""
     assert tensors[0] is not None
     for start in range(0, max(1, len(tensors[0])), slice_len):
         yield tuple(None if t is None else t[start : start + slice_len] for t in tensors)
@@ -149,12 +149,13 @@ def gated_scan(
     *,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection; `scan_runs_on_triton` must hold, or with a
-    gradient, which the state does not get, and without injection, `trained_scan_runs_on_triton`.
+    """Return silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection, computed by Triton kernels.
 
-    Args: projected holds gate (H P), what is convolved (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
+    `scan_runs_on_triton` must be true. With a gradient, `trained_scan_runs_on_triton` must be true instead; then there
+    is no injection, and the state gets no gradient.
+    Args: projected holds gate (H P), the convolved channels (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
-    Returns: (B, L, H P) in the dtype of `projected`; the SSM state after the last position in fp32 if asked for.
+    Returns: (B, L, H P) in the dtype of `projected`; with `return_state` the SSM state after the last position in fp32.
     """
     from implicit_llm.models.mamba2.triton.scan_inputs import Mixer
 

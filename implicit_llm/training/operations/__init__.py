@@ -1,1 +1,1 @@
-"""Operating a training job: checkpoints, stops, the watchdog, status lines. Nothing here changes what is trained."""
+"""Operate a training job: checkpoints, stops, the watchdog and status lines, which do not change the trained model."""

@@ -15,6 +15,7 @@ checkpoint.json          size and sha256 of each of these, written last
 
 import json
 import logging
+import math
 import re
 import shutil
 import time
@@ -136,8 +137,23 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
 
     Raises: StorageError for a full or unwritable disk, with nothing left behind.
     """
+    random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
+    values = {
+        "global_step": state.global_step,
+        "identity": dict(state.identity),
+        "random": [dict(values) for values, _ in state.random],
+        "metrics": dict(state.metrics),
+        "scaler": None if state.scaler is None else dict(state.scaler),
+    }
     with new_directory(final_dir, state.num_bytes) as directory, _safetensors_errors(final_dir):
-        _write_files(state, directory)
+        _save(state.model, directory / MODEL)
+        faults.point("checkpoint.after_model")
+        _save(state.optimizer, directory / OPTIMIZER)
+        _save(random, directory / RANDOM)
+        _write_json(values, directory / STATE)
+        faults.point("checkpoint.before_digests")
+        files = tuple(FileRecord.of(directory / name, directory) for name in _FILES)
+        _write_json(asdict(_Digests(state.global_step, files)), directory / DIGESTS)
     faults.point("checkpoint.after_commit")
 
 
@@ -166,25 +182,6 @@ class _Digests:
 
     def __post_init__(self) -> None:
         refuse_if([record.path for record in self.files] != list(_FILES), "files: others are listed")
-
-
-def _write_files(state: TrainingState, directory: Path) -> None:
-    _save(state.model, directory / MODEL)
-    faults.point("checkpoint.after_model")
-    _save(state.optimizer, directory / OPTIMIZER)
-    random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
-    _save(random, directory / RANDOM)
-    values = {
-        "global_step": state.global_step,
-        "identity": dict(state.identity),
-        "random": [dict(values) for values, _ in state.random],
-        "metrics": dict(state.metrics),
-        "scaler": None if state.scaler is None else dict(state.scaler),
-    }
-    _write_json(values, directory / STATE)
-    faults.point("checkpoint.before_digests")
-    files = tuple(FileRecord.of(directory / name, directory) for name in _FILES)
-    _write_json(asdict(_Digests(state.global_step, files)), directory / DIGESTS)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -239,13 +236,13 @@ class CheckpointStore:
         """
         kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
         self._whole_kept = set(kept)
-        first_lost = min(set(self.keep) - set(kept), default=None)
-        usable = [kept[step] for step in kept if first_lost is None or step < first_lost][-1:]
+        first_lost = min(set(self.keep) - set(kept), default=math.inf)
+        usable = [kept[step] for step in kept if step < first_lost][-1:]
         for path in self._committed():
             checkpoint = self._read(path)
             if checkpoint is None:
                 continue
-            if first_lost is not None and first_lost <= checkpoint.global_step:
+            if first_lost <= checkpoint.global_step:
                 why = f"the kept checkpoint of step {first_lost}, before it, was lost and is made again"
                 self._set_aside("kept_checkpoint_lost", path, why)
                 continue
@@ -277,7 +274,12 @@ class CheckpointStore:
         if checkpoint.path != self.final:
             faults.point("checkpoint.before_finish")
             if checkpoint.path.parent == self.kept:
-                _copy(checkpoint.path, self.final)
+                num_bytes = sum(file.stat().st_size for file in checkpoint.path.iterdir())
+                with new_directory(self.final, num_bytes) as directory:
+                    faults.point("checkpoint.before_copy")
+                    shutil.copytree(checkpoint.path, directory, dirs_exist_ok=True)
+                faults.point("checkpoint.after_copy")
+                read_checkpoint(self.final)
             else:
                 commit_directory(checkpoint.path, self.final)
             faults.point("checkpoint.after_finish")
@@ -337,12 +339,3 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
         f"{checkpoint.path}: belongs to another identity, {found['fingerprint'][:16]} and not "
         f"{identity['fingerprint'][:16]}: {what}; move it away and start again"
     )
-
-
-def _copy(source: Path, target: Path) -> Checkpoint:
-    """Copy a checkpoint to another place, where it appears whole."""
-    with new_directory(target, sum(file.stat().st_size for file in source.iterdir())) as directory:
-        faults.point("checkpoint.before_copy")
-        shutil.copytree(source, directory, dirs_exist_ok=True)
-    faults.point("checkpoint.after_copy")
-    return read_checkpoint(target)

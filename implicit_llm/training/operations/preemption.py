@@ -1,4 +1,4 @@
-"""A request to stop, from Slurm, submitit or Ctrl-C: finish the step, commit, exit with the code for a restart."""
+"""Handle stop requests of Slurm, submitit or Ctrl-C: finish and commit the step, then exit with the restart code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 LEAVE_LAST_S = 10.0
-LEAVE_LAST_LAUNCHED_S = 60.0  # across nodes a new file is seen late
+LEAVE_LAST_LAUNCHED_S = 60.0  # other nodes see a new file late
 
 
 class StopRequest:
-    """Context in which the stop signals only set a flag; afterwards they do what they did before.
+    """A context in which stop signals only set a flag; afterwards, the previous handlers are restored.
 
     A Ctrl-C (SIGINT) after the first request raises KeyboardInterrupt: the user does not want to wait for the step.
-    The launcher, if there is one, is told that this process can be signalled.
+    On entry, the context announces to the launcher, if there is one, that this process now handles signals.
+    received: the name of the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -34,8 +35,8 @@ class StopRequest:
         return self.received is not None
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
-            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
+        if threading.current_thread() is threading.main_thread():  # the only thread with signal handlers
+            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not for it
             heard = [number for number in SIGNALS if not (number == signal.SIGINT and is_in_background)]
             self._previous = {number: signals.handle(number, self._receive) for number in heard}
             folder = LaunchFolder.of_this_process()
@@ -48,10 +49,10 @@ class StopRequest:
             signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
-        """Wait on a rank above 0, when all ranks end early, until rank 0 has recorded the reason.
+        """Wait on a rank above 0 until rank 0 has recorded the reason for which all ranks end early.
 
-        The launcher, or torchrun, kills those that are left when the first of them goes. Under torchrun nobody tells of
-        rank 0, so the wait ends with its signal.
+        When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report the exit of rank
+        0, so under torchrun the wait ends with the signal that follows this exit.
         """
         folder = LaunchFolder.of_this_process()
         if folder is None:

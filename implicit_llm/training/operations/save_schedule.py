@@ -44,14 +44,13 @@ class SaveSchedule:
         self._runtime, self._stop, self._store = runtime, stop, store
         self._end_step, self._journal = end_step, journal
         self._must_save = self._is_last_try = False
-        self._write: Future[None] | None = None
+        self._write: Future[object] | None = None
         self._written_step = 0
         self._staging = Staging()
         self._due_at = self._last_save = time.monotonic()
         self._stall_s = 0.0
 
     def __enter__(self) -> SaveSchedule:
-        self._last_save = time.monotonic()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -133,17 +132,15 @@ def save_interval_s(wanted_s: float, stall_s: float, write_s: float) -> float:
     return wanted_s and max(wanted_s, stall_s / _STALL_SHARE, write_s / _WRITE_SHARE)
 
 
-def in_background(work: Callable[[], object]) -> Future[None]:
+def in_background(work: Callable[[], object]) -> Future[object]:
     """Run `work` in a thread that ends with the process; the future has its exception."""
-    future: Future[None] = Future()
+    future: Future[object] = Future()
 
     def run() -> None:
         try:
-            work()
+            future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(None)
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()
     return future

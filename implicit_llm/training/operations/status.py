@@ -1,7 +1,7 @@
-"""What a person is told while a phase trains: its metrics in words, rates, alarms of the solver.
+"""Report on a phase while it trains: metrics as text, speeds, and warnings about the solver.
 
-Rates are from one report to the next; the device is not asked to wait for it. The model FLOPs utilisation compares them
-with the peak rates of accelerators; a device that is not listed has none.
+Speeds are measured from one report to the next, without synchronising the device. The model FLOPs utilisation is the
+FLOP/s divided by the device's peak, which is known only for the devices listed here.
 """
 
 import logging
@@ -20,35 +20,32 @@ log = logging.getLogger(__name__)
 
 
 def shown(values: Mapping[str, float]) -> str:
-    """The metrics worth a place in one line, those first for which a narrow terminal has room."""
+    """Return the most important metrics as one line; those that a narrow terminal must show come first."""
     return ", ".join(f"{it.head} {it.text(values[key])}" for key, it in METRICS.items() if it.head and key in values)
 
 
 class SpeedMeter:
-    """Rates over all ranks since the last report."""
+    """A meter of the speed of all ranks since the last report."""
 
     def __init__(self, precision: str, device: torch.device, world_size: int) -> None:
-        self._device = device
-        self._peak: float | None = None
-        if device.type == "cuda":
-            of_one = peak_flops(torch.cuda.get_device_name(device), precision)
-            self._peak = None if of_one is None else of_one * world_size
+        self._device, name = device, torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._peak = (peak_flops(name, precision) or 0.0) * world_size
         self.start(Totals())
 
     def start(self, totals: Totals) -> None:
-        """Begin to measure from here."""
+        """Start a measurement at these totals."""
         self._before = (totals.tokens, totals.flops, time.monotonic())
 
     def read(self, totals: Totals) -> dict[str, float]:
-        """tokens_per_s and flops_per_s; mfu where the device's peak is known, the GPU's peak memory where there is one.
+        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and on a GPU its peak memory.
 
-        Call it after the metrics were read, when the device has done what is counted.
+        Call this after reading the metrics, when the device has finished the counted work.
         """
         tokens, flops, then = self._before
         seconds = max(time.monotonic() - then, 1e-9)
         rate = (totals.flops - flops) / seconds
         values = {"tokens_per_s": (totals.tokens - tokens) / seconds, "flops_per_s": rate}
-        if self._peak is not None:
+        if self._peak:
             values["mfu"] = rate / self._peak
         if self._device.type == "cuda":
             values["memory_gib"] = torch.cuda.max_memory_allocated(self._device) / 2**30
@@ -56,42 +53,34 @@ class SpeedMeter:
         return values
 
 
-# Dense TFLOP/s of the data sheets: (part of the device's name, of 16-bit formats, of fp32).
-# The first name that fits counts.
-_PEAKS: tuple[tuple[str, float, float], ...] = (
-    (r"H100 PCIe", 756.0, 51.2),
-    (r"H100 NVL", 835.0, 60.0),
-    (r"\bG?H[12]00\b", 989.4, 66.9),
-    (r"\bA100\b", 312.0, 19.5),
-    (r"\bV100-PCIE", 112.0, 14.0),
-    (r"\bV100\b", 125.0, 15.7),
-    (r"\bMI300X\b", 1307.4, 163.4),
-)
-_HAS_NO_BF16 = re.compile(r"\bV100\b")
+# Dense TFLOP/s from the data sheets; the first pattern that occurs in the device's name applies.
+_PEAKS: dict[str, dict[str, float]] = {
+    r"H100 PCIe": {"bf16": 756.0, "fp16": 756.0, "fp32": 51.2},
+    r"H100 NVL": {"bf16": 835.0, "fp16": 835.0, "fp32": 60.0},
+    r"\bG?H[12]00\b": {"bf16": 989.4, "fp16": 989.4, "fp32": 66.9},
+    r"\bA100\b": {"bf16": 312.0, "fp16": 312.0, "fp32": 19.5},
+    r"\bV100-PCIE": {"fp16": 112.0, "fp32": 14.0},
+    r"\bV100\b": {"fp16": 125.0, "fp32": 15.7},
+    r"\bMI300X\b": {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4},
+}
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s that the device could do in matrix products of `precision` (fp32, bf16, fp16), or None."""
-    for pattern, half, full in _PEAKS:
-        if re.search(pattern, device_name):
-            if precision == "fp32":
-                return 1e12 * full
-            if precision == "bf16" and _HAS_NO_BF16.search(device_name):
-                return None
-            return 1e12 * half
-    return None
+    """Return the device's peak FLOP/s in matrix products of `precision` (fp32, bf16, fp16), or None if unknown."""
+    peaks = next((peaks for pattern, peaks in _PEAKS.items() if re.search(pattern, device_name)), {})
+    return 1e12 * peaks[precision] if precision in peaks else None
 
 
-# The solver's health is warned of when, as a mean over so many steps, more than this share of the tokens is not
-# converged, or the largest residual is above this one. Word-problem models that learn reach 0.65 and 0.61 on the way;
-# with 8 iterations for 256 tokens the share is 0.99.
+# A warning is logged if the mean over this many steps exceeds a limit, for the share of unconverged tokens or for the
+# residual. Word-problem models that learn reach 0.65 and 0.61 during training; with 8 iterations for 256 tokens the
+# share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = 10  # between the first alarm and the second; then each pause is twice the one before
+_QUIET_WINDOWS = 10  # between the first alarm and the second; each later pause is twice as long as the previous one
 
 
 class SolverAlarm:
-    """Watches means over a window of steps; speaks now and then, in the log and as the event `solver_alarm`."""
+    """An alarm that logs a warning and an event `solver_alarm` if solver metrics are too high over many steps."""
 
     def __init__(self, journal: Journal) -> None:
         self._rows: deque[Mapping[str, float]] = deque(maxlen=ALARM_STEPS)
@@ -100,12 +89,15 @@ class SolverAlarm:
         self._pause_steps = _QUIET_WINDOWS * ALARM_STEPS
 
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        """Take the metrics of the steps that end with `step`; those of explicit and unrolled phases say nothing."""
+        """Add the metrics of the steps up to `step`, and warn if a mean is too high.
+
+        The metrics are NaN in explicit and unrolled phases, which therefore never warn.
+        """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:
             return
         means = {key: sum(row[key] for row in self._rows) / len(self._rows) for key in ALARM_LIMITS}
-        found = {key: mean for key, mean in means.items() if mean > ALARM_LIMITS[key]}  # never so for NaN
+        found = {key: mean for key, mean in means.items() if mean > ALARM_LIMITS[key]}  # false for NaN
         if not found:
             return
         self._quiet_until, self._pause_steps = step + self._pause_steps, 2 * self._pause_steps

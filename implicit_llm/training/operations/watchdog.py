@@ -16,6 +16,7 @@ from implicit_llm_contracts.runs import launched
 log = logging.getLogger(__name__)
 
 EXIT_CODE = 1
+_FOR_EVER_S = 1e9  # thirty years
 # The thread below needs the interpreter; a call that never gives it back is ended from outside of it, without a word.
 _LAST_RESORT = 1.5
 _STDERR = 2
@@ -31,11 +32,11 @@ class Hang(UserError):
 class Watchdog:
     """Context that ends the process when there is no `beat` for `limit_s`: it leaves the stacks of all threads.
 
-    The training loop beats after every micro-batch, step, save and report. None switches it off.
+    The training loop beats after every micro-batch, step, save and report. A limit of 0 waits for ever.
     """
 
-    def __init__(self, limit_s: float | None, directory: Path) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, directory: Path) -> None:
+        self._limit_s = limit_s or _FOR_EVER_S
         self._stacks = directory / f"stacks-rank{os.environ.get('RANK', '0')}.txt"
         self._beat_s = 0.0
         self._end = threading.Event()
@@ -43,35 +44,28 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         self.beat()
-        if self._limit_s is not None:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end.set()
-        if self._limit_s is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        self._thread.join()
 
     def beat(self) -> None:
         """Progress was made."""
         self._beat_s = time.monotonic()
-        if self._limit_s is not None:
-            faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=_STDERR)
 
     def _watch(self) -> None:
-        assert self._limit_s is not None
-        while True:
-            left_s = self._beat_s + self._limit_s - time.monotonic()
-            if left_s <= 0:
-                self._stop(self._limit_s)
-            if self._end.wait(left_s):
-                return
+        while not self._end.wait(self._beat_s + self._limit_s - time.monotonic()):
+            if self._beat_s + self._limit_s <= time.monotonic():
+                self._stop()
 
-    def _stop(self, limit_s: float) -> NoReturn:
+    def _stop(self) -> NoReturn:
         error = Hang(
-            f"no progress for {limit_s:g} s; the stacks of all threads are in {self._stacks}, and --hang-s gives more "
-            "time where steps or saves take that long"
+            f"no progress for {self._limit_s:g} s; the stacks of all threads are in {self._stacks}, and --hang-s gives "
+            "more time where steps or saves take that long"
         )
         try:
             log.error("%s", error)

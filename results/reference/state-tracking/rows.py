@@ -233,6 +233,27 @@ def small() -> Iterator[str]:
         yield row(*recipe, *percent(accuracies).split(", "))
 
 
+CARRIED = HERE.parents[1] / "benchmarks/carried-state-cpu.json"
+
+
+def carried() -> Iterator[str]:
+    """Exact matches when parts of the carried state are set to zero, by model and data."""
+    frame = pd.DataFrame(json.loads(CARRIED.read_text(encoding="utf-8"))["rows"])
+    for (model, hard, length), rows in frame.groupby(["model", "hard_fraction", "length"], sort=False):
+        cells = [f"{one.exact_matches} of {one.sequences}" for one in rows.itertuples()]
+        yield row(f"`{model}`", f"{length}, {100 * hard:.0f} %", *cells)
+
+
+def coded() -> Iterator[str]:
+    """Exact matches on S5 with the carried state and with its code, and how far the states are from the codes."""
+    frame = pd.DataFrame(json.loads(CARRIED.read_text(encoding="utf-8"))["coded"])
+    for length, rows in frame.groupby("length"):
+        cells = [f"{one.exact_matches} of {one.sequences}" for one in rows.sort_values("is_coded").itertuples()]
+        (scatter,) = rows[~rows.is_coded].scatter
+        at = [f"{scatter[place]['median']:.2f}" for place in (0, -1)]
+        yield row(f"{length:,}", *cells, *at, f"{100 * scatter[-1]['nearest_is_right']:.0f} %")
+
+
 def catbabi() -> Iterator[str]:
     """Accuracy at all questions, and at those of the 19 tasks with a training file; implicit models by mode."""
     frame = pd.concat([records("catbabi"), finished_modes()]).query("data == 'babi-test'").sort_values("seed")
@@ -339,6 +360,16 @@ TABLES = {  # title, head, rows
         "A5 × monoid with state passing, trained with 10 and with 50 % hard tokens: exact matches",
         "tokens | 10 % hard | 50 % hard",
         mixed,
+    ),
+    "carried": (
+        "What a block hands to the next: exact matches if a part of it is set to zero",
+        "model | tokens, hard | nothing | SSM state | convolution | its first two inputs | all except its last input",
+        carried,
+    ),
+    "coded": (
+        "The S5 state as a code: exact matches with the state or its code alone, and their distance",
+        "tokens | state as it is | its code | distance after 32 tokens | at the end | nearest is right",
+        coded,
     ),
     "passing-summary": ("", "model | 32 tokens | 512 | 4,096 | 65,536", passing_summary),
 }

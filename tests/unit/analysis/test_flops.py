@@ -8,9 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from implicit_llm import load_config
-from implicit_llm.models.llama3.model import ImplicitLlama3Config, ImplicitLlama3ForCausalLM
-from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
+from implicit_llm import (
+    ImplicitLlama3Config,
+    ImplicitLlama3ForCausalLM,
+    ImplicitMamba2Config,
+    ImplicitMamba2ForCausalLM,
+    load_config,
+)
 from implicit_llm_contracts.config import flops
 
 BATCH, WIDTH, LAYERS, INNER, STATE = 2, 32, 2, 64, 8

@@ -30,17 +30,7 @@ from implicit_llm_data.babi.archive import (
     official_files,
     read_archive,
 )
-from implicit_llm_data.babi.catbabi import (
-    InvalidCatbabi,
-    TaskStory,
-    join,
-    read_stories,
-    rows,
-    shuffled,
-)
-from implicit_llm_data.babi.simulator.households import THINGS
-from implicit_llm_data.babi.simulator.relations import CONTAINERS
-from implicit_llm_data.babi.simulator.simulate import FAMILIES, all_words, simulate
+from implicit_llm_data.babi.simulator import CONTAINERS, FAMILIES, THINGS, all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
     Story,
@@ -54,6 +44,14 @@ from implicit_llm_data.babi.stories import (
 )
 from implicit_llm_data.shards import open_dataset
 from implicit_llm_data.stages import babi_text, catbabi
+from implicit_llm_data.stages.catbabi import (
+    InvalidCatbabi,
+    TaskStory,
+    join,
+    read_stories,
+    rows,
+    shuffled,
+)
 from tests.pages import ROOT
 from tests.refusals import refused
 from tests.unit.data.text_samples import CATBABI, SIMULATED, contents, context_in, make_catbabi, make_text, real_file
@@ -557,7 +555,7 @@ def test_a_wrong_text_configuration_leaves_nothing_behind(tmp_path: Path, config
     assert not (tmp_path / "out").exists()
 
 
-def test_the_script_of_the_page_prints_the_rows_of_the_page(
+def test_the_script_of_the_page_prints_the_sequences_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "catbabi.md").read_text(encoding="utf-8")

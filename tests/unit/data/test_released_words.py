@@ -46,7 +46,7 @@ def made(folder: Path, path: Path, **changes: Any) -> Path:
         "sha256": sha256_of(path) if path.is_file() else None, **changes,
     }  # fmt: skip
     run_dir = folder / "data" / "words"
-    manifest = run_stage(StageRequest(run_dir, Identity("data", "words", config, "c0de", {}).to_json()), stage)
+    manifest = run_stage(StageRequest(run_dir, Identity("data", "words", config, "c0de", {})), stage)
     return run_dir / "work" / manifest.fingerprint[:16]
 
 

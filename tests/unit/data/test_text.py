@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.runs.fetched_files import Fetched, HubFiles, fetched_files
+from implicit_llm_data.stages import token_shard
 from implicit_llm_data.stages import tokenizer as stage
+from implicit_llm_data.stages.token_shard import encode, may_be_cut
 from implicit_llm_data.stages.tokenizer import TokenizerConfig, make_tokenizer
-from implicit_llm_data.text import encoding
 from implicit_llm_data.text.corpus import PARQUET_ROWS, CorpusError, CorpusShare, DocumentSplit, open_share
-from implicit_llm_data.text.encoding import encode, may_be_cut
 from tests.refusals import refused
 from tests.unit.data.text_samples import NEOX, Project, real_file, sentence, write_corpus, write_jsonl
 
@@ -343,17 +343,6 @@ def test_training_again_gives_equal_bytes(tmp_path: Path) -> None:
     assert len({make(tmp_path, **TRAINED, corpus=corpus) for _ in range(4)}) == 1
 
 
-def test_training_does_not_see_the_test_documents(tmp_path: Path) -> None:
-    texts = [sentence(number) + f" ({number})" for number in range(60)]
-    split = DocumentSplit(0.2, 1)
-    training = [text for text in texts if split.of(text.encode()) == "train"]
-    assert 0 < len(training) < len(texts)
-    write_jsonl(tmp_path / "all.jsonl", texts)
-    write_jsonl(tmp_path / "training.jsonl", training)
-    all_texts, only_training = ({"source": "files", "files": [name]} for name in ("all.jsonl", "training.jsonl"))
-    assert make(tmp_path, **TRAINED, corpus=all_texts) == make(tmp_path, **TRAINED, corpus=only_training)
-
-
 def test_training_reads_no_more_than_it_may(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["abab abab abab"])
     (tmp_path / "b.jsonl").write_text("damaged")
@@ -451,7 +440,7 @@ def check_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
 def test_pieces_give_the_ids_of_the_whole_text(
     added: Sequence[AddedToken], piece_characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", piece_characters)
+    monkeypatch.setattr(token_shard, "PIECE_CHARACTERS", piece_characters)
     tokenizer = trained(added)
     assert may_be_cut(tokenizer)
     check_ids(tokenizer, random_texts(2000))
@@ -459,20 +448,20 @@ def test_pieces_give_the_ids_of_the_whole_text(
 
 def test_a_long_text_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    whole = encoding.encode_whole
+    whole = token_shard.encode_whole
 
     def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
         given.extend(texts)
         return whole(tokenizer, texts)
 
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
-    monkeypatch.setattr(encoding, "encode_whole", encode_whole)
+    monkeypatch.setattr(token_shard, "PIECE_CHARACTERS", 7)
+    monkeypatch.setattr(token_shard, "encode_whole", encode_whole)
     encode(trained(), ["one two three four", "five"])
     assert given == ["one two three", " four", "five"]
 
 
 def test_pieces_give_the_ids_of_the_real_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
+    monkeypatch.setattr(token_shard, "PIECE_CHARACTERS", 7)
     tokenizer = Tokenizer.from_file(str(real_file(NEOX)))
     assert may_be_cut(tokenizer)
     check_ids(tokenizer, [*random_texts(3000), "Hello world", " Hello world"])
@@ -494,7 +483,7 @@ def test_pieces_give_the_ids_of_the_real_tokenizer(monkeypatch: pytest.MonkeyPat
 def test_another_kind_of_tokenizer_encodes_whole_documents(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 7)
+    monkeypatch.setattr(token_shard, "PIECE_CHARACTERS", 7)
     tokenizer = trained(**changes)
     assert not may_be_cut(tokenizer)
     check_ids(tokenizer, random_texts(100))

@@ -105,20 +105,21 @@ def test_the_split_does_not_depend_on_how_documents_are_spread(project: Project,
     assert all_documents(1, "test") != all_documents(1, "train")
 
 
-def test_the_share_of_test_documents_is_as_asked_for() -> None:
-    split = DocumentSplit(0.1, 7)
-    count = sum(split.of(str(number).encode()) == "test" for number in range(20_000))
-    assert abs(count - 2000) < 5 * np.sqrt(20_000 * 0.1 * 0.9)
+KEYS = [str(number).encode() for number in range(20_000)]
+
+
+@pytest.mark.parametrize(("name", "share"), [("test", 0.1), ("validation", 0.05)])
+def test_the_share_of_held_out_documents_is_as_asked_for(name: str, share: float) -> None:
+    split = DocumentSplit(0.1, 7, 0.05)
+    count = sum(split.of(key) == name for key in KEYS)
+    assert abs(count - 20_000 * share) < 5 * np.sqrt(20_000 * share * (1 - share))
     assert DocumentSplit(0.0, 7).of(b"any") == "train"
     assert [DocumentSplit(0.5, seed).of(b"x") for seed in range(20)] != [split.of(b"x")] * 20
 
 
 def test_validation_documents_are_taken_from_those_of_training_and_the_test_documents_stay() -> None:
-    keys = [str(number).encode() for number in range(20_000)]
     without, split = DocumentSplit(0.1, 7), DocumentSplit(0.1, 7, 0.05)
-    assert [split.of(key) == "test" for key in keys] == [without.of(key) == "test" for key in keys]
-    count = sum(split.of(key) == "validation" for key in keys)
-    assert abs(count - 1000) < 5 * np.sqrt(20_000 * 0.05 * 0.95)
+    assert [split.of(key) == "test" for key in KEYS] == [without.of(key) == "test" for key in KEYS]
 
 
 def test_a_shard_with_a_validation_split_has_its_documents_in_a_stream_of_their_own(project: Project) -> None:
@@ -133,7 +134,7 @@ def test_a_shard_with_a_validation_split_has_its_documents_in_a_stream_of_their_
     assert summary["validation_documents"] == len(validation)
 
 
-def test_the_tokenizer_is_trained_without_validation_documents(project: Project) -> None:
+def test_the_tokenizer_is_trained_without_documents_that_are_held_out(project: Project) -> None:
     corpus = write_corpus(project.downloads)
     split = DocumentSplit(0.2, 1, 0.7)
     share = open_share(CorpusFiles("files", files=("part-*.jsonl.gz",)), project.downloads)

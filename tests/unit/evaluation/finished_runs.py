@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
@@ -28,7 +29,7 @@ VOCAB, END_OF_TEXT = 12, 0  # of a stream
 def request(run_dir: Path, stage_name: str, name: str, config: dict[str, Any], inputs: dict[str, Path]) -> StageRequest:
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
     identity = Identity(stage_name, name, config, "c0de", upstream)
-    return StageRequest(run_dir, identity.to_json(), inputs, {"device": "cpu"})
+    return StageRequest(run_dir, identity, inputs, {"device": "cpu"})
 
 
 def finish(
@@ -49,10 +50,7 @@ def train_nothing(folder: Path, kind: str, name: str, vocab_size: int, summary: 
     """The run directory of a training phase `<name>-<kind>-s7/free` that left an untrained model and a checkpoint."""
 
     def write(work: Path) -> list[str]:
-        torch.manual_seed(0)
-        sizes = {"vocab_size": vocab_size, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
-        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
-        AutoModelForCausalLM.from_config(config).save_pretrained(work / "model")
+        small_model(kind, vocab_size, sharpness=1).save_pretrained(work / "model")
         (work / "checkpoint").mkdir()
         (work / "checkpoint" / "state.json").write_text("{}")
         return ["model", "checkpoint"]
@@ -92,6 +90,24 @@ def evaluate(stage: ModuleType, folder: Path, name: str, config: dict[str, Any],
     return folder / "evaluate"
 
 
+def stop_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> list[Any]:
+    """Let the `number`-th call of the function raise KeyboardInterrupt; the list gets the arguments of every call."""
+    function, calls = getattr(owner, name), []
+
+    def stopped(*given: Any, **options: Any) -> Any:
+        calls.append((*given, *options.values()))
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return function(*given, **options)
+
+    monkeypatch.setattr(owner, name, stopped)
+    return calls
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return Manifest.read(run_dir / "manifest.json").summary
+
+
 def records(run_dir: Path) -> list[dict[str, Any]]:
     manifest = Manifest.read(run_dir / "manifest.json")
     return json.loads((run_dir / manifest.files[0].path).read_text())["records"]
@@ -125,19 +141,23 @@ def problems(num_rows: int = 10, length: int = 12) -> Rows:
     return rows
 
 
-def small_model(kind: str) -> Any:
+MAMBA2 = {"hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
+LLAMA3 = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def small_model(kind: str, vocab_size: int = VOCAB, sharpness: float = 30, family: str = "mamba2") -> Any:
     """An untrained model, implicit, explicit or gpt_neox, with sharpened outputs, so that losses differ by token."""
     torch.manual_seed(0)
     config: Any
     if kind == "gpt_neox":
-        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-        config = GPTNeoXConfig(vocab_size=VOCAB, max_position_embeddings=64, **sizes)
+        config = GPTNeoXConfig(vocab_size=vocab_size, max_position_embeddings=64, **LLAMA3)
+    elif family == "mamba2":
+        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", vocab_size=vocab_size, **MAMBA2)
     else:
-        sizes = {"vocab_size": VOCAB, "hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8}
-        config = implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **sizes)
+        config = implicit_llm.load_config(f"llama3-130m-{kind}", vocab_size=vocab_size, **LLAMA3)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(30)
+        model.get_input_embeddings().weight.mul_(sharpness)
     return model
 
 

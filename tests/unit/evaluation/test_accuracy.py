@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-import implicit_llm
 from implicit_llm.evaluation.answers import (
     BatchSize,
     EvaluationJob,
@@ -59,6 +58,8 @@ from tests.unit.evaluation.finished_runs import (
     records,
     request,
     small_model,
+    stop_at,
+    summary,
     train_nothing,
     word_problems,
 )
@@ -78,12 +79,10 @@ def evaluate(model: StandIn, rows: Rows | None = None, batch_size: BatchSize | N
 
 
 def test_accuracies_count_positions_last_ten_tokens_and_whole_sequences() -> None:
+    expected = {"accuracy_per_position": [1.0] * 9 + [0.0] * 3, "accuracy_last10": pytest.approx(0.7)}
+    expected |= {"accuracy_token": pytest.approx(0.75), "accuracy_sequence": 0.0, "num_samples": 10}
     values = evaluate(StandIn(right_until=9)).values
-    assert values["accuracy_per_position"] == [1.0] * 9 + [0.0] * 3
-    assert values["accuracy_last10"] == pytest.approx(0.7)
-    assert values["accuracy_token"] == pytest.approx(0.75)
-    assert values["accuracy_sequence"] == 0.0
-    assert values["num_samples"] == 10
+    assert {key: values[key] for key in expected} == expected
     # A sequence shorter than ten tokens counts all of them.
     assert evaluate(StandIn(right_until=3), problems(length=4)).values["accuracy_last10"] == 0.75
 
@@ -126,9 +125,13 @@ def test_blockwise_the_layers_never_see_more_than_a_block_however_long_the_seque
     assert in_pieces.values == whole.values
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (1, 1)], ids=["within a batch", "batch by batch"])
+@pytest.mark.parametrize(
+    ("sizes", "last"),
+    [((2, 2), 4), ((1, 1), 4), ((1, 1), 6)],
+    ids=["within a batch", "batch by batch", "after a whole batch"],
+)
 def test_a_long_evaluation_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], last: int
 ) -> None:
     monkeypatch.setattr(stage, "PIECE", 64)
     monkeypatch.setattr(stage, "SAVE_EVERY_S", 0.0)
@@ -139,15 +142,7 @@ def test_a_long_evaluation_goes_on_where_it_was_stopped(
         return EvaluationJob(model, Rows(2, 256), 2, BatchSize(size), "data blockwise", kept=kept)
 
     whole = evaluate_word_problem(job(sizes[0], kept=None))
-    calls, forward = [], type(model).forward
-
-    def stopped(self: Any, **given: Any) -> Any:
-        calls.append(given["input_ids"].shape)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return forward(self, **given)
-
-    monkeypatch.setattr(type(model), "forward", stopped)
+    calls = stop_at(monkeypatch, type(model), "forward", last)
     with pytest.raises(KeyboardInterrupt):
         evaluate_word_problem(job(sizes[0]))
     resumed = evaluate_word_problem(job(sizes[1]))
@@ -290,13 +285,13 @@ def test_precision_rounds_what_the_model_computes(
 
 
 def test_manifest_has_the_headline_and_no_partial_result_is_left(implicit_run: Path) -> None:
-    manifest = Manifest.read(implicit_run / "manifest.json")
-    headline = manifest.summary["accuracy_last10"]
+    headline, best = (summary(implicit_run)[key] for key in ("accuracy_last10", "best_accuracy_last10"))
     assert {data: sorted(modes) for data, modes in headline.items()} == {
         f"s3-test-L{length}-h0.5": ["published", "sequential", "simultaneous"] for length in LENGTHS
     }
-    assert manifest.summary["best_accuracy_last10"] == {data: max(modes.values()) for data, modes in headline.items()}
-    assert [record.path.rsplit("/")[-1] for record in manifest.files] == ["metrics.json"]
+    assert best == {data: max(modes.values()) for data, modes in headline.items()}
+    files = Manifest.read(implicit_run / "manifest.json").files
+    assert [record.path.rsplit("/")[-1] for record in files] == ["metrics.json"]
     assert not list(implicit_run.rglob("partial"))
 
 
@@ -304,21 +299,12 @@ def test_interrupted_evaluation_goes_on_after_what_it_finished_with_the_same_num
     tmp_path: Path, implicit_run: Path, tests_by_role: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = {"model": train(tmp_path, "implicit"), **tests_by_role}
-    evaluated: list[str] = []
-
-    def killed_at_the_fourth(job: EvaluationJob) -> Any:
-        if len(evaluated) == 3:
-            raise KeyboardInterrupt
-        evaluated.append(job.where)
-        return evaluate_word_problem(job)
-
-    monkeypatch.setattr(stage, "evaluate_word_problem", killed_at_the_fourth)
+    calls = stop_at(monkeypatch, stage, "evaluate_word_problem", 4)
     with pytest.raises(KeyboardInterrupt):
         run_evaluation(tmp_path, inputs)
     assert not (tmp_path / "evaluate" / "manifest.json").exists()
-    first, evaluated = evaluated, []
     assert records(run_evaluation(tmp_path, inputs)) == records(implicit_run)
-    assert not set(first) & set(evaluated)
+    assert not {job.where for (job,) in calls[:3]} & {job.where for (job,) in calls[4:]}
 
 
 def test_a_missing_input_is_named_with_what_to_give(tmp_path: Path, tests_by_role: dict[str, Path]) -> None:
@@ -406,20 +392,23 @@ BABI_MODES = [
 def test_accuracy_at_questions_equals_the_count_by_hand(batch_size: int) -> None:
     rows = Rows(input_ids=INPUTS, labels=LABELS, task=TASKS)
     values = evaluate_catbabi(EvaluationJob(StandIn(), rows, 2, BatchSize(batch_size), "data mode"), QUESTION).values
-    # Answers: row 0 has 3 (right, task 1) and 4 (wrong, task 7); row 1 has 5 (wrong), 3 (right), and one padded.
-    assert values["num_questions_by_task"] == {"1": 1, "7": 3}
-    assert values["accuracy_by_task"] == {"1": 1.0, "7": pytest.approx(1 / 3)}
-    assert values["num_questions"] == 4
-    assert values["accuracy"] == 0.5
-    # Next words: 0->1, 1->2, 2->3 right, 3->2 and 2->4 wrong, 4->5 right; 2->5, 5->2 wrong, 2->3 right, 3->2 wrong.
-    assert values["lm_accuracy"] == 0.5
-    assert values["num_words_by_task"] == {"1": 3, "7": 7}
-    assert values["lm_accuracy_by_task"] == {"1": 1.0, "7": pytest.approx(2 / 7)}
     # The stand-in has the logit 1 for its answer and 0 for the five others.
     right, wrong = math.log(math.e + 5) - 1, math.log(math.e + 5)
-    expected = {"1": math.exp(right), "7": math.exp((2 * right + 5 * wrong) / 7)}
-    assert values["lm_perplexity_by_task"] == pytest.approx(expected, rel=1e-6)
-    assert values["lm_perplexity"] == pytest.approx(math.exp((right + wrong) / 2), rel=1e-6)
+    perplexities = {"1": math.exp(right), "7": math.exp((2 * right + 5 * wrong) / 7)}
+    expected: dict[str, Any] = {
+        # Answers: row 0 has 3 (right, task 1) and 4 (wrong, task 7); row 1 has 5 (wrong), 3 (right), and one padded.
+        "num_questions_by_task": {"1": 1, "7": 3},
+        "accuracy_by_task": {"1": 1.0, "7": pytest.approx(1 / 3)},
+        "num_questions": 4,
+        "accuracy": 0.5,
+        # Next words: 0->1, 1->2, 2->3 right, 3->2, 2->4 wrong, 4->5 right; 2->5, 5->2 wrong, 2->3 right, 3->2 wrong.
+        "lm_accuracy": 0.5,
+        "num_words_by_task": {"1": 3, "7": 7},
+        "lm_accuracy_by_task": {"1": 1.0, "7": pytest.approx(2 / 7)},
+        "lm_perplexity_by_task": pytest.approx(perplexities, rel=1e-6),
+        "lm_perplexity": pytest.approx(math.exp((right + wrong) / 2), rel=1e-6),
+    }
+    assert {key: values[key] for key in expected} == expected
 
 
 @pytest.fixture(scope="module")
@@ -450,7 +439,7 @@ def test_records_name_the_protocol_and_are_made_in_every_mode(tmp_path: Path, ba
     expected |= {"seed": 7, "length": LENGTH, "num_layers": 1, "train_tokens": None, "train_flops": None}
     assert {key: found[0][key] for key in expected} == expected
     assert 0 <= found[0]["lm_accuracy"] <= 1 < found[0]["lm_perplexity"]
-    assert sorted(Manifest.read(run_dir / "manifest.json").summary["accuracy"][ROLE]) == ["blockwise", "simultaneous"]
+    assert sorted(summary(run_dir)["accuracy"][ROLE]) == ["blockwise", "simultaneous"]
 
 
 def read_word_by_word(folder: Path, data: Path, most: int | None) -> tuple[list[dict[str, Any]], float]:
@@ -481,16 +470,14 @@ def test_carried_accuracy_equals_a_count_over_one_pass_through_all_stories(
     settings = {"protocols": ["carried"], "carried_max_tokens": most, "modes": modes}
     (record,) = records(evaluate_babi(tmp_path, kind, babi, **settings))
     found, loss = read_word_by_word(tmp_path, babi, most)
-    questions = [word for word in found if word["is_question"]]
-    assert record["protocol"] == "carried"
-    assert record["num_words"] == len(found) >= 3 * LENGTH
-    assert record["num_questions"] == len(questions)
-    assert record["accuracy"] == np.mean([word["is_right"] for word in questions])
-    assert record["lm_accuracy"] == np.mean([word["is_right"] for word in found])
-    assert record["lm_perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
-    for task in sorted({word["task"] for word in found}):
-        right = [word["is_right"] for word in found if word["task"] == task]
-        assert record["lm_accuracy_by_task"][str(task)] == np.mean(right)
+    answers = [word["is_right"] for word in found if word["is_question"]]
+    tasks = {word["task"] for word in found}
+    by_task = {str(task): np.mean([word["is_right"] for word in found if word["task"] == task]) for task in tasks}
+    expected = {"protocol": "carried", "num_words": len(found), "num_questions": len(answers)}
+    expected |= {"accuracy": np.mean(answers), "lm_accuracy": np.mean([word["is_right"] for word in found])}
+    expected |= {"lm_accuracy_by_task": by_task, "lm_perplexity": pytest.approx(np.exp(loss), rel=1e-5)}
+    assert {key: record[key] for key in expected} == expected
+    assert len(found) >= 3 * LENGTH
 
 
 def test_both_protocols_are_named_and_differ_only_by_the_state_before_a_window(tmp_path: Path, babi: Path) -> None:
@@ -502,8 +489,7 @@ def test_both_protocols_are_named_and_differ_only_by_the_state_before_a_window(t
     windowed, carried = found["windowed", "blockwise"], found["carried", "blockwise"]
     assert carried["lm_perplexity"] != windowed["lm_perplexity"]
     assert carried["lm_perplexity"] == pytest.approx(windowed["lm_perplexity"], rel=0.05)
-    summary = Manifest.read(run_dir / "manifest.json").summary["accuracy"]
-    assert sorted(summary) == [ROLE, f"{ROLE}.carried"]
+    assert sorted(summary(run_dir)["accuracy"]) == [ROLE, f"{ROLE}.carried"]
 
 
 def test_model_without_a_state_to_carry_has_no_number_in_that_protocol(
@@ -518,8 +504,5 @@ def test_model_without_a_state_to_carry_has_no_number_in_that_protocol(
 
 
 def test_only_recurrent_models_have_a_state_to_carry() -> None:
-    sizes = {"vocab_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
-    attention = implicit_llm.load_config("llama3-130m-implicit", **sizes, num_attention_heads=2, intermediate_size=32)
-    recurrent = implicit_llm.load_config("mamba2-state-tracking-implicit", **sizes, expand=2, head_dim=8, state_size=8)
-    found = [carries_state(AutoModelForCausalLM.from_config(config)) for config in (attention, recurrent)]
-    assert found == [False, True]
+    assert carries_state(small_model("implicit"))
+    assert not carries_state(small_model("implicit", family="llama3"))

@@ -81,22 +81,19 @@ def test_the_record_of_a_mode_has_the_settings_that_were_used_and_none_for_an_ex
 
 
 @pytest.mark.parametrize(
-    ("modes", "named"),
+    ("modes", "sweep", "named"),
     [
-        ((), "no mode"),
-        ((ModeConfig("a", "blockwise"), ModeConfig("a", "sequential")), "'a' is taken"),
-        ((ModeConfig("parallel", "blockwise"),), "'parallel' is taken"),
+        ((), None, "no mode"),
+        ((ModeConfig("a", "blockwise"), ModeConfig("a", "sequential")), None, "'a' is taken"),
+        ((ModeConfig("parallel", "blockwise"),), None, "'parallel' is taken"),
+        ((ModeConfig("a", "as_trained"),), SweepConfig((1, 2)), r"x\.sweep: mode 'a' is as_trained: give it an eval"),
     ],
 )
-def test_impossible_modes_are_refused_by_key(modes: tuple[ModeConfig, ...], named: str) -> None:
+def test_impossible_modes_and_a_sweep_of_one_that_takes_all_from_training_are_refused_by_key(
+    modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, named: str
+) -> None:
     with pytest.raises(EvaluateConfigError, match=named):
-        modes_of(modes, None, "evaluate")
-
-
-def test_a_mode_that_takes_all_from_training_is_not_swept() -> None:
-    modes = (ModeConfig("a", "as_trained"),)
-    with pytest.raises(EvaluateConfigError, match=r"x\.sweep: mode 'a' is as_trained: give it an evaluation"):
-        modes_of(modes, SweepConfig(eval_max_iter=(1, 2)), "x")
+        modes_of(modes, sweep, "x")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from implicit_llm.evaluation.kinds.duality import (
     DualityTally,
     ModeOutput,
     PairTally,
-    all_modes,
     compare,
     compare_modes,
     curve_of,
@@ -31,7 +30,6 @@ from implicit_llm_contracts.config.evaluation import (
     pairs_of,
     swept_modes,
 )
-from implicit_llm_contracts.runs.manifest import Manifest
 from tests.unit.evaluation import finished_runs
 from tests.unit.evaluation.finished_runs import (
     VOCAB,
@@ -41,6 +39,8 @@ from tests.unit.evaluation.finished_runs import (
     random_documents,
     records,
     small_model,
+    stop_at,
+    summary,
     train_nothing,
     write_stream,
 )
@@ -77,11 +77,6 @@ def test_measures_of_a_pair_equal_those_found_by_hand() -> None:
     logits = torch.tensor([[[2.0, 0.0], [0.0, 2.0], [4.0, 3.0]]])
     tally = PairTally()
     tally.add(logits, reference)
-    values = tally.values()
-    assert values["num_tokens"] == 3
-    assert values["token_agreement"] == pytest.approx(1 / 3)
-    assert values["logit_distance_mean"] == pytest.approx((0 + 1 + 1.5) / 3, rel=1e-5)
-    assert values["logit_distance_max"] == 3.0
 
     def log_share(a: float, b: float) -> float:
         return -math.log(1 + math.exp(b - a))
@@ -89,12 +84,19 @@ def test_measures_of_a_pair_equal_those_found_by_hand() -> None:
     second = 0.5 * (math.log(0.5) - log_share(0, 2)) + 0.5 * (math.log(0.5) - log_share(2, 0))
     p, q = math.exp(log_share(1, 3)), math.exp(log_share(3, 1))
     third = p * (log_share(1, 3) - log_share(4, 3)) + q * (log_share(3, 1) - log_share(3, 4))
-    assert values["kl"] == pytest.approx((second + third) / 3, rel=1e-5)
+    expected = {"num_tokens": 3, "token_agreement": pytest.approx(1 / 3), "logit_distance_max": 3.0}
+    expected |= {"logit_distance_mean": pytest.approx((0 + 1 + 1.5) / 3, rel=1e-5)}
+    expected |= {"kl": pytest.approx((second + third) / 3, rel=1e-5)}
+    values = tally.values()
+    assert {key: values[key] for key in expected} == expected
 
 
 def test_tallies_of_batches_and_of_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0))
-    outputs = {name: ModeOutput(states + shift * states.roll(1), None, None) for name, shift in (("a", 0.5), ("b", 0))}
+    outputs = {
+        name: ModeOutput(states + shift * states.roll(1), torch.nn.Identity(), None)
+        for name, shift in (("a", 0.5), ("b", 0))
+    }
     (whole,) = compare(outputs, [("a", "b")])
     monkeypatch.setattr("implicit_llm.evaluation.answers.LOSS_TOKENS", 10)
     merged = PairTally()
@@ -231,16 +233,14 @@ def test_every_pair_of_modes_and_the_convergence_are_recorded(tmp_path: Path, te
         assert (record["measure"], record["num_tokens"], record["length"]) == ("pair", 32, 16)
         assert 0 < record["token_agreement"] <= 1
         assert record["logit_distance_mean"] < record["logit_distance_max"]
-        assert 2 <= record["f_evaluations_per_token"] <= 6
-        assert 2 <= record["against_f_evaluations_per_token"] <= 6
-    assert pairs[0]["eval_block_len"] == 4
-    assert (trace["measure"], trace["mode"], trace["against"]) == ("convergence", "simultaneous", None)
-    assert trace["convergence"]["f_evaluations"] == [1, 2, 3, 4, 5, 6]
-    assert trace["num_tokens"] == 16
+        for key in ("f_evaluations_per_token", "against_f_evaluations_per_token"):
+            assert 2 <= record[key] <= 6
     expected = {"kind": "duality", "data": ROLE, "run": "text-implicit", "phase": "free", "seed": 7, "sweep": None}
+    expected |= {"measure": "convergence", "mode": "simultaneous", "against": None, "num_tokens": 16}
     assert {key: trace[key] for key in expected} == expected
-    summary = Manifest.read(run_dir / "manifest.json").summary["token_agreement"]
-    assert sorted(summary) == [f"{ROLE}.L16.blockwise-sequential", f"{ROLE}.L16.simultaneous-sequential"]
+    assert (pairs[0]["eval_block_len"], trace["convergence"]["f_evaluations"]) == (4, [1, 2, 3, 4, 5, 6])
+    agreement = summary(run_dir)["token_agreement"]
+    assert sorted(agreement) == [f"{ROLE}.L16.blockwise-sequential", f"{ROLE}.L16.simultaneous-sequential"]
     assert not list(run_dir.rglob("partial"))
 
 
@@ -270,15 +270,7 @@ def test_interrupted_comparison_goes_on_with_the_same_numbers(
     monkeypatch.setattr("implicit_llm.evaluation.kinds.duality.KEEP_EVERY_S", -1.0)
     monkeypatch.setattr(stage, "BATCH_TOKENS", 16)
     whole = records(evaluate(tmp_path / "whole", "explicit", text))
-    seen: list[int] = []
-
-    def killed_at_the_fourth(model: Any, modes: Any, input_ids: Any) -> Any:
-        seen.append(len(input_ids))
-        if len(seen) == 4:
-            raise KeyboardInterrupt
-        return all_modes(model, modes, input_ids)
-
-    monkeypatch.setattr(stage, "all_modes", killed_at_the_fourth)
+    seen = stop_at(monkeypatch, stage, "all_modes", 4)
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path / "cut", "explicit", text)
     assert records(evaluate(tmp_path / "cut", "explicit", text)) == whole

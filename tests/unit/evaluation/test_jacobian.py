@@ -29,7 +29,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import Input
 from implicit_llm_data.shards import open_dataset
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import records, train_nothing, word_problems
+from tests.unit.evaluation.finished_runs import records, summary, train_nothing, word_problems
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_hard_and_identity_tokens_have_means_of_their_own(tmp_path: Path, s3_tes
     ids_BL = open_dataset(data.work).fetch(np.arange(3))["input_ids"]
     assert all(r["is_hard"] == (ids_BL[r["sequence"], r["position"] - 1] != 0) for r in trained)
     assert {r["is_hard"] for r in trained} == {True, False}
-    means = Manifest.read(run_dir / "manifest.json").summary["jacobian"]
+    means = summary(run_dir)["jacobian"]
     for is_hard, name in ((True, "trained_hard"), (False, "trained_identity")):
         expected = fmean(r["transition_radius"] for r in trained if r["is_hard"] is is_hard)
         assert means[f"transition_radius.{name}"] == pytest.approx(expected, rel=1e-5)

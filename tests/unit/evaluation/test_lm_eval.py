@@ -23,31 +23,25 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-import implicit_llm
+from implicit_llm.evaluation import lm_eval_harness
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
-from implicit_llm.evaluation.lm_eval_harness import command_line
-from implicit_llm.evaluation.lm_eval_harness.model import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
-from implicit_llm.evaluation.lm_eval_harness.tasks import TaskError, load_tasks
+from implicit_llm.evaluation.kinds.lm_eval import TaskError, load_tasks
+from implicit_llm.evaluation.lm_eval_harness import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests
+from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
 from tests.unit.evaluation import finished_runs
-from tests.unit.evaluation.finished_runs import finish, records, request
+from tests.unit.evaluation.finished_runs import finish, records, request, small_model, summary
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB = 257
 LOCAL_TASKS = ("local_last_word", "local_continuation", "local_cloze")
 LOCAL_FOLDER = TASK_FOLDERS / "local"
-_SIZES: dict[str, dict[str, Any]] = {
-    "mamba2": {"hidden_size": 16, "expand": 2, "head_dim": 8, "state_size": 8},
-    "llama3": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
-}
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -72,12 +66,7 @@ def harness_tokenizer() -> PreTrainedTokenizerFast:
 
 def harness_model(family: str, kind: str = "implicit", **solver: Any) -> Any:
     """An untrained model with sharpened outputs, so that answers differ; `solver` changes its evaluation."""
-    torch.manual_seed(0)
-    name = f"mamba2-state-tracking-{kind}" if family == "mamba2" else f"llama3-130m-{kind}"
-    config = implicit_llm.load_config(name, vocab_size=VOCAB, **_SIZES[family])
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(2)
+    model = small_model(kind, VOCAB, 2, family)
     if kind == "implicit":
         model.solver = dataclasses.replace(model.solver, **{"eval_max_iter": 24, "eval_block_len": 8} | solver)
     return model
@@ -279,16 +268,15 @@ def test_every_task_is_asked_in_every_mode_and_recorded_with_what_makes_it_compa
     record = by_task["local_last_word"]
     assert record["metrics"]["perplexity"] > 1
     assert record["stderr"]["perplexity"] > 0
-    assert record["higher_is_better"] == {"perplexity": False, "acc": True}
     expected = {"kind": "lm_eval", "data": "local_last_word", "run": "text-implicit", "phase": "free", "seed": 7}
     expected |= {"length": None, "eval_mode": "blockwise", "eval_max_iter": 4, "sweep": None, "num_fewshot": 0}
     expected |= {"task_version": 1.0, "precision": "fp32", "limit": 4, "nonfinite_share": 0.0, "train_tokens": 4096}
+    expected |= {"higher_is_better": {"perplexity": False, "acc": True}}
     assert {key: record[key] for key in expected} == expected
     assert record["harness_version"].startswith("0.")
     assert len(record["task_hash"]) == 64
     assert 1 < record["f_evaluations_per_token"] <= 4
-    headline = Manifest.read(implicit_run / "manifest.json").summary["metrics"]
-    assert headline["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
+    assert summary(implicit_run)["metrics"]["local_cloze"]["blockwise"] == by_task["local_cloze"]["metrics"]
 
 
 def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, tokenizer: Path) -> None:
@@ -342,7 +330,7 @@ def test_the_command_line_of_the_harness_gives_exactly_the_numbers_of_the_rule(t
     settings = f"pretrained={trained},tokenizer={tokenizer},eval_mode=blockwise,eval_max_iter=4,eval_block_len=8"
     words = ["--model", "hf", "--model_args", settings, "--tasks", ",".join(LOCAL_TASKS), "--batch_size", "4"]
     words += ["--limit", "8", "--include_path", str(LOCAL_FOLDER), "--output_path", str(out), "--log_samples"]
-    command_line.main(words)
+    lm_eval_harness.main(words)
     (written,) = out.rglob("results_*.json")
     theirs = json.loads(written.read_text())
     inputs, config = {"model": trained, "tokenizer": tokenizer}, config_of(limit=8, modes=MODES[1:])
@@ -364,7 +352,7 @@ def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path
     words = ["--model", "hf", "--model_args", f"pretrained={train(tmp_path)},tokenizer={tokenizer}", "--limit", "2"]
     words += ["--tasks", "local_cloze", "--include_path", str(LOCAL_FOLDER), "--use_cache", str(tmp_path / "answers")]
     with pytest.raises(StaleAnswers, match=r"--use_cache: .* another model, or this one with other solver settings"):
-        command_line.main(words)
+        lm_eval_harness.main(words)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +369,7 @@ def test_a_cache_of_answers_is_refused_since_it_would_outlive_the_model(tmp_path
     ],
 )
 def test_only_the_padding_model_is_replaced_in_the_arguments(given: list[str], handed_over: list[str]) -> None:
-    assert command_line.without_padding(given) == handed_over
+    assert lm_eval_harness.without_padding(given) == handed_over
 
 
 class Reader(LM):

@@ -110,16 +110,15 @@ def test_perplexity_equals_an_independent_pass_for_every_token(tmp_path: Path, k
     losses = losses_one_by_one(model, tokens, length)
     inside = [loss for loss, before in zip(losses, tokens[:-1], strict=True) if before != END_OF_TEXT]
     values = evaluate(model, TextRows(tmp_path, length))
-    assert values["num_tokens"] == len(losses) == 3 + 1 + 20 + 9 + 30 + 2 + 7 + 7 - 1
-    assert values["perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
-    assert values["num_document_starts"] == 6
-    assert values["perplexity_within_documents"] == pytest.approx(math.exp(np.mean(inside)), rel=1e-5)
+    assert (values["num_tokens"], values["num_document_starts"]) == (len(losses), 6)
+    assert len(losses) == 3 + 1 + 20 + 9 + 30 + 2 + 7 + 7 - 1
+    perplexities = [values["perplexity"], values["perplexity_within_documents"]]
+    assert perplexities == pytest.approx([math.exp(np.mean(losses)), math.exp(np.mean(inside))], rel=1e-5)
     by_position = {p: losses[p - 1 :: length] for p in range(1, min(length, len(losses)) + 1)}
     curve = values["loss_by_position"]
     for start, end, loss, count in zip(*(curve[key] for key in ("start", "end", "loss", "num_tokens")), strict=True):
-        expected = [loss for position in range(start, end + 1) for loss in by_position.get(position, [])]
-        assert count == len(expected)
-        assert loss == (pytest.approx(np.mean(expected), rel=2e-5) if expected else None)
+        in_bin = [loss for position in range(start, end + 1) for loss in by_position.get(position, [])]
+        assert (count, loss) == (len(in_bin), pytest.approx(np.mean(in_bin), rel=2e-5) if in_bin else None)
 
 
 def test_documents_of_a_stream_that_does_not_say_where_they_end_have_no_number(rows: TextRows) -> None:

@@ -15,16 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from implicit_llm import GraphRunner, ImplicitLlama3Config, ImplicitMamba2Config, NonFiniteState
 from implicit_llm.cuda_graphs import blocks, runner, training_step
-from implicit_llm.cuda_graphs.blocks import BlockGraph
 from implicit_llm.cuda_graphs.capture import CaptureFailed
-from implicit_llm.cuda_graphs.runner import GraphRunner
 from implicit_llm.models.cache import ConvergedStateCache
-from implicit_llm.models.llama3.model import ImplicitLlama3Config
-from implicit_llm.models.mamba2.model import ImplicitMamba2Config
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
-from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training.gradients import GradientReducer
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
@@ -70,13 +66,21 @@ def _model(config, **solver):
     return model
 
 
-def _with_plain_gradients(config, **solver):
-    """A model in training, a batch, and the gradients of its loss as computed without graphs and other processes."""
+def _captured(config, **solver):
+    """A model in training whose steps are captured."""
+    model = _model(config, **solver).train()
+    model.base.runner = GraphRunner(replays_training=True)
+    return model
+
+
+def _with_plain_gradients(config, is_captured: bool = True, **solver):
+    """Such a model or a plain one, a batch, and the gradients of its loss without graphs and other processes."""
     model, ids = _model(config, **solver).train(), torch.randint(37, (4, 6))
-    model(input_ids=ids, labels=ids, aligned=True).loss.backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    return model, ids, plain
+    loss = model(input_ids=ids, labels=ids, aligned=True).loss
+    plain = torch.autograd.grad(loss, list(model.parameters()))
+    if is_captured:
+        model.base.runner = GraphRunner(replays_training=True)
+    return model, ids, list(plain)
 
 
 def _by_each_runner(model, act: Callable[[], Any], graphs: GraphRunner | None = None) -> list[Any]:
@@ -151,8 +155,7 @@ def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_cod
 
 
 def test_sequences_that_are_done_leave_the_captured_batch() -> None:
-    model = _model(MAMBA, **FREE, block_len=4).train()
-    model.base.runner = GraphRunner(replays_training=True)
+    model = _captured(MAMBA, **FREE, block_len=4)
     model(input_ids=torch.randint(37, (64, 12)), labels=torch.randint(37, (64, 12)), aligned=True)
     assert [len(here.active_A) for here in model.base.runner.sequences[True].open] == [64, 32, 16]
 
@@ -193,7 +196,7 @@ def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT])
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, monkeypatch) -> None:
-    make_graph = Mock(side_effect=BlockGraph)
+    make_graph = Mock(side_effect=blocks.BlockGraph)
     monkeypatch.setattr(runner, "BlockGraph", make_graph)
     model = _model(config, tol=1e-4, eval_max_iter=8).eval()
     how = {"max_new_tokens": 8, "do_sample": False, "num_beams": num_beams, "eos_token_id": None, "pad_token_id": 0}
@@ -225,9 +228,7 @@ def test_two_caches_at_once_keep_their_own_states(config, monkeypatch) -> None:
 
 
 def test_gradients_of_an_overwritten_pass_are_refused() -> None:
-    model = _model(MAMBA, mode="unrolled", num_unroll=2).train()
-    model.base.runner = GraphRunner(replays_training=True)
-    ids = torch.randint(37, (2, 5))
+    model, ids = _captured(MAMBA, mode="unrolled", num_unroll=2), torch.randint(37, (2, 5))
     first = model(input_ids=ids, labels=ids, aligned=True).loss
     model(input_ids=ids, labels=ids, aligned=True)
     with pytest.raises(RuntimeError, match="call backward"):
@@ -237,7 +238,6 @@ def test_gradients_of_an_overwritten_pass_are_refused() -> None:
 @pytest.mark.usefixtures("_only_process")
 def test_gradients_of_a_captured_pass_reach_data_parallel_training() -> None:
     model, ids, plain = _with_plain_gradients(MAMBA, **FREE)
-    model.base.runner = GraphRunner(replays_training=True)
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     for _ in range(2):  # the first pass captures while the reducer already knows the parameters
         model.zero_grad()
@@ -254,7 +254,6 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
     config, solver, monkeypatch
 ) -> None:
     model, ids, plain = _with_plain_gradients(config, **solver)
-    model.base.runner = GraphRunner(replays_training=True)
     model.base.runner.reducer = reducer = GradientReducer(model, torch.float32, bucket_bytes=1)  # one each
     events: list[str] = []
     first, last = model.base.layers
@@ -284,7 +283,7 @@ def test_a_captured_step_sums_the_gradients_of_the_last_layer_before_it_knows_th
 @pytest.mark.usefixtures("_only_process")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_summed_in_the_precision_asked_for_and_one_that_a_rank_lacks_is_zero(dtype: torch.dtype) -> None:
-    model, ids, plain = _with_plain_gradients(EXPLICIT)
+    model, ids, plain = _with_plain_gradients(EXPLICIT, is_captured=False)
     model.unused = torch.nn.Parameter(torch.ones(3))
     loss = model(input_ids=ids, labels=ids, aligned=True).loss
     with GradientReducer(model, dtype).over_ranks():
@@ -297,7 +296,6 @@ def test_gradients_are_summed_in_the_precision_asked_for_and_one_that_a_rank_lac
 @pytest.mark.usefixtures("_only_process")
 def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients(monkeypatch) -> None:
     model, ids, _ = _with_plain_gradients(MAMBA, **FREE)
-    model.base.runner = GraphRunner(replays_training=True)
     model.base.runner.reducer = GradientReducer(model, torch.float32)
     model(input_ids=ids, labels=ids, aligned=True)
     all_reduce = Mock(wraps=torch.distributed.all_reduce)
@@ -312,7 +310,6 @@ def test_a_solver_that_fails_leaves_nan_to_the_ranks_that_wait_for_its_gradients
 @pytest.mark.usefixtures("_only_process")
 def test_no_rank_replays_a_step_that_another_could_not_capture(monkeypatch, caplog) -> None:
     model, ids, plain = _with_plain_gradients(MAMBA, **FREE)
-    model.base.runner = GraphRunner(replays_training=True)
     model.base.runner.reducer = reducer = GradientReducer(model, torch.float32)
     monkeypatch.setattr(GradientReducer, "is_true_anywhere", lambda reducer, is_true: True)
     loss = model(input_ids=ids, labels=ids, aligned=True).loss

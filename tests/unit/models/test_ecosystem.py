@@ -30,9 +30,9 @@ from transformers import (
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-import implicit_llm  # noqa: F401  (registers the models, also in the processes)
+from implicit_llm import Projection  # registers the models, also in the processes
 from implicit_llm.models.errors import ModelConfigError
-from implicit_llm.models.layers import Projection, touched_module
+from implicit_llm.models.layers import touched_module
 
 KINDS = pytest.mark.parametrize("kind", ["explicit", "implicit"])
 ADAPTED = {"mamba2": ["in_proj", "out_proj"], "llama3": ["q_proj", "v_proj"]}
@@ -103,12 +103,10 @@ def test_modules_called_one_by_one_compute_what_fused_products_do(make_model, fa
     mask[0, :3] = 0
 
     def results(model):
-        model.zero_grad()
-        model.train()(INPUT_IDS, labels=INPUT_IDS).loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        loss = model.train()(INPUT_IDS, labels=INPUT_IDS).loss
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
-            model.eval()
-            logits = model(INPUT_IDS, attention_mask=mask).logits
+            logits = model.eval()(INPUT_IDS, attention_mask=mask).logits
             tokens = model.generate(INPUT_IDS, attention_mask=mask, max_new_tokens=4, pad_token_id=0)
             return logits, tokens, gradients
 

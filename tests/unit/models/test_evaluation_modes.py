@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import implicit_llm
 
+IDS = torch.randint(1, 23, (2, 9), generator=torch.Generator().manual_seed(0))
 TIGHT = {"tol": 1e-10, "eval_max_iter": 200, "eval_stop": "token"}
 
 
@@ -21,23 +22,21 @@ def evaluate(model, input_ids, **solver):
 @pytest.mark.parametrize("layers", [1, 2])
 def test_all_modes_and_block_lengths_give_the_same_logits(make_model, family: str, layers: int) -> None:
     model = make_model(family, num_hidden_layers=layers, **TIGHT)
-    input_ids = torch.randint(0, 23, (2, 9))
-    expected = evaluate(model, input_ids, eval_mode="simultaneous")
+    expected = evaluate(model, IDS, eval_mode="simultaneous")
     for block_len in (2, 4, 9, 64):
-        got = evaluate(model, input_ids, eval_mode="blockwise", eval_block_len=block_len)
+        got = evaluate(model, IDS, eval_mode="blockwise", eval_block_len=block_len)
         torch.testing.assert_close(got, expected, atol=1e-8, rtol=1e-8)
-    torch.testing.assert_close(evaluate(model, input_ids, eval_mode="sequential"), expected, atol=1e-8, rtol=1e-8)
-    again = implicit_llm.sequential_forward(model, input_ids).logits
+    torch.testing.assert_close(evaluate(model, IDS, eval_mode="sequential"), expected, atol=1e-8, rtol=1e-8)
+    again = implicit_llm.sequential_forward(model, IDS).logits
     torch.testing.assert_close(again, expected, atol=1e-8, rtol=1e-8)
 
 
 def test_evaluation_is_damped_by_tau_whatever_the_method_of_training(make_model, family: str) -> None:
     model = make_model(family, tau=0.5)
-    input_ids = torch.randint(0, 23, (2, 9))
-    damped = evaluate(model, input_ids, method="damped")
+    damped = evaluate(model, IDS, method="damped")
     for method in ("plain", "anderson"):
-        assert torch.equal(evaluate(model, input_ids, method=method), damped)
-    assert not torch.equal(evaluate(model, input_ids, tau=1.0), damped)
+        assert torch.equal(evaluate(model, IDS, method=method), damped)
+    assert not torch.equal(evaluate(model, IDS, tau=1.0), damped)
 
 
 LENGTHS = [11, 7, 6, 4, 1]
@@ -112,10 +111,9 @@ def test_left_padding_equals_right_padding(make_model, family: str, stop: str, i
     found = []
     for side in ("left", "right"):
         _, batch, mask = padded(side)
-        model.zero_grad()
         logits = model(batch, attention_mask=mask).logits[mask.bool()]
-        logits.square().mean().backward()
-        found.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()))
+        found.append([logits.detach(), *gradients])
     for left, right in zip(*found, strict=True):
         torch.testing.assert_close(left, right, atol=1e-9, rtol=1e-7)
 
@@ -135,12 +133,11 @@ def test_a_cache_continues_as_if_the_whole_sequence_had_been_given(
     make_model, family: str, kind: str, is_training: bool
 ) -> None:
     model = make_model(family, kind, **TIGHT, eval_mode="sequential", max_iter=200).train(is_training)
-    input_ids = torch.randint(0, 23, (2, 10))
-    expected = model(input_ids).logits
-    first = model(input_ids[:, :6], use_cache=True)
+    expected = model(IDS).logits
+    first = model(IDS[:, :6], use_cache=True)
     assert first.past_key_values.get_seq_length() == 6
-    second = model(input_ids[:, 6:], past_key_values=first.past_key_values)
-    assert second.past_key_values.get_seq_length() == 10
+    second = model(IDS[:, 6:], past_key_values=first.past_key_values)
+    assert second.past_key_values.get_seq_length() == 9
     torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), expected, atol=1e-8, rtol=1e-8)
 
 
@@ -153,15 +150,12 @@ def test_tokens_that_do_not_converge_are_counted_and_located(make_model) -> None
 
 def test_training_blockwise_gives_the_loss_and_gradient_of_solving_the_whole_sequence(make_model) -> None:
     model = make_model("mamba2", tol=1e-11, max_iter=300, phantom_steps=3, stop="token").train()
-    input_ids = torch.randint(0, 23, (3, 10))
 
     def run(block_len):
-        model.zero_grad()
         model.solver = replace(model.solver, block_len=block_len)
-        output = model(input_ids, labels=input_ids, aligned=True)
+        output = model(IDS, labels=IDS, aligned=True)
         assert output.solver_stats.num_closing == 3 + (block_len is not None)  # one f closes each of several blocks
-        output.loss.backward()
-        return output.loss, model.backbone.layers[0].mixer.in_proj.v.grad.clone()
+        return output.loss, *torch.autograd.grad(output.loss, model.backbone.layers[0].mixer.in_proj.v)
 
     loss, gradient = run(None)
     for block_len in (1, 4):
@@ -194,11 +188,10 @@ def test_a_model_read_as_trained_answers_as_in_training(make_model, family: str,
 
 def test_a_model_read_as_trained_leaves_no_state_and_says_so(make_model) -> None:
     model = make_model("mamba2", mode="unrolled", num_unroll=1, eval_mode="as_trained", num_hidden_layers=2)
-    input_ids = torch.randint(1, 23, (2, 5))
     settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with pytest.raises(ValueError, match="use_cache=False"):
-        model.generate(input_ids, **settings)
-    words = model.generate(input_ids, use_cache=False, **settings)
+        model.generate(IDS, **settings)
+    words = model.generate(IDS, use_cache=False, **settings)
     assert torch.equal(words[:, -1], model(words[:, :-1]).logits[:, -1].argmax(-1))
 
 
@@ -233,8 +226,8 @@ def test_many_phantom_steps_have_the_gradient_that_the_implicit_function_theorem
     input_ids, found = torch.randint(0, 23, (2, 7)), []
     for settings in (SOLVED | {"phantom_steps": 40}, EXACT):
         model = make_model(family, num_hidden_layers=2, eval_mode=eval_mode, **settings)
-        model(input_ids, labels=input_ids).loss.backward()
-        found.append([parameter.grad for parameter in model.parameters()])
+        loss = model(input_ids, labels=input_ids).loss
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
     for phantom, implicit in zip(*found, strict=True):
         torch.testing.assert_close(phantom, implicit, atol=1e-10, rtol=1e-8)
 
@@ -291,7 +284,6 @@ def test_an_unrolled_model_and_frozen_weights_have_gradients_by_the_input_in_eva
 
 def test_an_unsolved_implicit_gradient_is_said(make_model, caplog) -> None:
     model = make_model("mamba2", **EXACT | {"eval_max_iter": 2})
-    input_ids = torch.randint(0, 23, (2, 5))
-    model(input_ids, labels=input_ids).loss.backward()
+    model(IDS, labels=IDS).loss.backward()
     assert "2 of 2 sequences is not solved to solver.gradient_tol 1e-12" in caplog.text
     assert replace(model.solver, gradient="phantom").steps_after_solve == 4

@@ -5,6 +5,7 @@ import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import implicit_llm
-from implicit_llm import SolverConfig
 from implicit_llm.models.errors import ModelConfigError
 
 KINDS = pytest.mark.parametrize("kind", ["implicit", "explicit"])
@@ -43,7 +43,7 @@ def test_every_way_of_greedy_generation_repeats_what_single_forward_passes_choos
     assert (model.training, model.base.training, model.base.layers[0].training) == (True, True, False)
 
 
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+@KINDS
 def test_in_fp64_losses_and_finite_differences_are_in_fp64(make_model, family: str, kind: str) -> None:
     """Also what does not depend on the weights: the loss function and the rotary tables."""
     model = make_model(family, kind, mode="unrolled", num_unroll=2).train()
@@ -213,42 +213,24 @@ def test_every_named_configuration_is_a_directory_auto_config_reads() -> None:
         assert read | {"_name_or_path": ""} == expected | {"_name_or_path": ""}
 
 
-def protocol_of(path: Path) -> dict:
-    solver = AutoConfig.from_pretrained(path).solver
-    return {key: getattr(solver, key) for key in ("eval_mode", "eval_stop", "eval_block_len")}
-
-
-def test_every_named_implicit_configuration_is_evaluated_until_each_token_of_a_block_has_converged() -> None:
-    configs = Path(implicit_llm.__file__).parent / "configs"
-    implicit = [name for name in implicit_llm.list_configs() if not name.endswith("explicit")]
-    for name in implicit:
-        block_len = 8 if "state-tracking" in name else 256
-        assert protocol_of(configs / name) == {
-            "eval_mode": "blockwise",
-            "eval_stop": "token",
-            "eval_block_len": block_len,
-        }
-    assert len(implicit) == 17
-
-
-@pytest.mark.parametrize(
-    "name", ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0", "s5-state-passing-s0"]
-)
-def test_a_packaged_model_is_evaluated_in_blocks_of_8_until_each_token_has_converged(name: str) -> None:
-    assert protocol_of(implicit_llm.trained_model(name)) == {
-        "eval_mode": "blockwise",
-        "eval_stop": "token",
-        "eval_block_len": 8,
-    }
+def test_named_configurations_and_packaged_models_are_evaluated_until_each_token_of_a_block_has_converged() -> None:
+    configs = [name for name in implicit_llm.list_configs() if not name.endswith("explicit")]
+    models = ["a5-monoid-published-s0", "a5-monoid-released-s0", "catbabi-implicit-s0", "s5-state-passing-s0"]
+    solvers = {name: implicit_llm.load_config(name).solver for name in configs}
+    solvers |= {name: AutoConfig.from_pretrained(implicit_llm.trained_model(name)).solver for name in models}
+    for name, solver in solvers.items():
+        block_len = 8 if "state-tracking" in name or name in models else 256
+        assert (solver.eval_mode, solver.eval_stop, solver.eval_block_len) == ("blockwise", "token", block_len)
+    assert len(configs) == 17
 
 
 def test_a_saved_model_names_all_its_settings_and_keeps_them_when_a_default_changes(make_model, tmp_path: Path) -> None:
     model = make_model("mamba2")
-    model.solver = SolverConfig()
+    model.solver = implicit_llm.SolverConfig()
     model.save_pretrained(tmp_path / "default")
     saved = json.loads((tmp_path / "default" / "config.json").read_text())["solver"]
-    assert saved == SolverConfig().to_dict()
-    model.solver = SolverConfig(eval_stop="sequence")
+    assert saved == implicit_llm.SolverConfig().to_dict()
+    model.solver = implicit_llm.SolverConfig(eval_stop="sequence")
     model.save_pretrained(tmp_path / "other")
     assert AutoConfig.from_pretrained(tmp_path / "other").solver.eval_stop == "sequence"
 
@@ -269,7 +251,7 @@ def test_parameter_counts_are_those_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["train", "eval"])
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+@KINDS
 def test_each_part_of_a_sequence_has_a_backward_pass_of_its_own(make_model, family: str, kind: str, phase: str) -> None:
     model = make_model(family, kind).train(phase == "train")
     cache = None
@@ -282,26 +264,18 @@ def test_each_part_of_a_sequence_has_a_backward_pass_of_its_own(make_model, fami
     assert cache.get_seq_length() == 9
 
 
-@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+@KINDS
 def test_sampling_with_a_cache_equals_sampling_without_and_a_streamer_gets_each_token(make_model, family, kind) -> None:
     model = make_model(family, kind, **({} if kind == "explicit" else SOLVED))
     ids, tokens = torch.randint(1, 23, (1, 5)), {}
 
-    class Streamer(BaseStreamer):
-        def __init__(self) -> None:
-            self.put_tokens: list[int] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.put_tokens += value.flatten().tolist()
-
-        def end(self) -> None: ...
-
-    streamer = Streamer()
+    streamer = Mock(spec=BaseStreamer)
     for use_cache in (True, False):
         torch.manual_seed(1)
         how = {"do_sample": True, "use_cache": use_cache, "streamer": streamer if use_cache else None}
         tokens[use_cache] = model.generate(ids, max_new_tokens=6, **GREEDY | how)[0].tolist()
-    assert tokens[True] == tokens[False] == streamer.put_tokens
+    put = torch.cat([call.args[0].flatten() for call in streamer.put.call_args_list])
+    assert tokens[True] == tokens[False] == put.tolist()
 
 
 def test_a_pass_in_train_mode_draws_one_dropout_mask_for_all_its_iterations(make_model, family: str) -> None:

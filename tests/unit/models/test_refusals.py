@@ -10,7 +10,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
 
 import implicit_llm
-from implicit_llm import SolverConfig
 from implicit_llm.analysis.jacobian import step_after
 from implicit_llm.models import lstm
 from implicit_llm.models.cache import ConvergedStateCache
@@ -145,7 +144,7 @@ def test_a_cache_of_another_kind_model_or_batch_is_refused(make_model, family: s
 def test_a_misspelt_solver_setting_names_the_nearest_where_it_is_data(make_model) -> None:
     model = make_model("mamba2")
     with pytest.raises(TypeError, match="'methd'"):
-        SolverConfig(methd="plain")  # type: ignore[call-arg]
+        implicit_llm.SolverConfig(methd="plain")  # type: ignore[call-arg]
     ways: list[Any] = [
         lambda: setattr(model, "solver", {"methd": "plain"}),
         lambda: implicit_llm.load_config("mamba2-130m-implicit", solver={"methd": "plain"}),
@@ -154,7 +153,7 @@ def test_a_misspelt_solver_setting_names_the_nearest_where_it_is_data(make_model
         with pytest.raises(ConfigError, match=r"solver: unknown key 'methd'; did you mean 'method'\?"):
             way()
     with pytest.raises(ConfigError, match="solver: expected a mapping, found 3"):
-        SolverConfig.of(3)  # type: ignore[arg-type]
+        implicit_llm.SolverConfig.of(3)  # type: ignore[arg-type]
 
 
 SAVED = {"tol": 0.125, "eval_block_len": 8, "eval_stop": "sequence", "tau": 0.5}
@@ -179,7 +178,7 @@ def test_a_dict_of_solver_settings_changes_those_and_keeps_the_saved_others(make
     for given in ({}, {"method": "anderson"}, {"eval_max_iter": 500, "max_iter": 3}, {"eval_max_iter": None}):
         model = AutoModelForCausalLM.from_pretrained(tmp_path)
         assert WAYS[way](model, given) == replace(first.solver, **given)
-    record = SolverConfig(tol=0.2, method="anderson")
+    record = implicit_llm.SolverConfig(tol=0.2, method="anderson")
     assert WAYS[way](AutoModelForCausalLM.from_pretrained(tmp_path), record) == record  # a record is whole
 
 
@@ -192,8 +191,8 @@ def test_a_named_configuration_keeps_the_solver_settings_that_are_not_replaced()
 
 def test_a_dict_of_solver_settings_is_complete_by_itself_where_no_solver_is_saved(make_model) -> None:
     explicit = make_model("mamba2", "explicit")
-    assert implicit_llm.to_implicit(explicit, solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
-    assert implicit_llm.ImplicitMamba2Config(solver={"tol": 0.2}).solver == SolverConfig(tol=0.2)
+    assert implicit_llm.to_implicit(explicit, solver={"tol": 0.2}).solver == implicit_llm.SolverConfig(tol=0.2)
+    assert implicit_llm.ImplicitMamba2Config(solver={"tol": 0.2}).solver == implicit_llm.SolverConfig(tol=0.2)
 
 
 def test_a_published_model_keeps_the_solver_settings_that_a_dict_does_not_name() -> None:

@@ -149,7 +149,7 @@ def test_the_losses_in_training_are_the_kept_ones(losses) -> None:
     kept = losses["language-models"]
     away = kept.loc["implicit", "bounded"] - losses["language-models-first"].loc["implicit", "bounded"]
     about = " ".join((LANGUAGE_MODELS / "README.md").read_text(encoding="utf-8").split())
-    assert f"of the second three are {away.min():.3f} to {away.max():.3f} nats away" in about
+    assert f"of the second three are {away.min():.3f} to {away.max():.3f} nats per token away" in about
 
 
 def test_normalised_weights_give_a_fifth_of_the_gain_of_a_single_pass_and_about_a_quarter_for_mamba2() -> None:

@@ -39,7 +39,7 @@ TRAINING = {
 
 @pytest.mark.parametrize("row", [row for row in TRAINING if row.startswith(("mamba2", "llama3-130m"))])
 def test_the_parts_of_a_training_step_are_the_profiled_ones(row: str) -> None:
-    table = read("docs/performance.md").partition("Where the milliseconds")[2].partition("two kernels")[0]
+    table = read("docs/performance.md").partition("The profiler attributes")[2].partition("two kernels")[0]
     (parts,) = (found["kernels_ms"] for found in benchmark("training-profile")["rows"] if found["row"] == row)
     kinds = ["products", "scan, forward", "scan, gradient", "attention", "norms", "additions, casts and sums"]
     rest = sum(ms for kind, ms in parts.items() if kind not in kinds)
@@ -65,7 +65,7 @@ def test_a_training_step_is_the_measured_one(row: str) -> None:
     (ours,) = (found for found in benchmark("training-step")["rows"] if found["row"] == row)
     ms = ours["ms"]
     by_mamba_ssm = [found["ms"] for found in benchmark("training-step-mamba-ssm")["rows"] if found["row"] == row]
-    found = cells(read("docs/performance.md").partition("Where the milliseconds")[0], TRAINING[row])
+    found = cells(read("docs/performance.md").partition("The profiler attributes")[0], TRAINING[row])
     assert [float(cell) for cell in [found.pop(1)] if cell] == [rounded(ms) for ms in by_mamba_ssm]
     theirs, here, ratio, floor = map(float, found)
     assert (theirs, floor) == (published["ms"], published["floor_ms"])
@@ -90,8 +90,8 @@ def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
     page, measured = read("docs/performance.md"), benchmark("state-tracking", "h100")["rows"]
     for shown, row, key, precision in (
         ("training step, ms", "training", "ms", None),
-        ("evaluation in fp32, ms a block", "evaluation", "ms_a_block", "fp32"),
-        ("evaluation in bf16, ms a block", "evaluation", "ms_a_block", "bf16"),
+        ("evaluation in fp32, ms per block", "evaluation", "ms_a_block", "fp32"),
+        ("evaluation in bf16, ms per block", "evaluation", "ms_a_block", "bf16"),
     ):
         found = [line[key] for line in measured if (line["row"], line.get("precision")) == (row, precision)]
         assert [float(cell) for cell in cells(page, shown) if cell] == [digits(value) for value in found]

@@ -9,17 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from implicit_llm_workflow.commands.try_it import Trial, accuracy_table, model_and_sequences
+from implicit_llm_workflow.commands.try_it import accuracy_table, model_and_sequences
 from tests.pages import ROOT
 from tests.unit.pages.page_texts import TRAINED, WRITTEN, benchmark, blocks_of, read, rounded
 
 
 def test_the_readme_shows_the_table_that_the_command_prints() -> None:
     kept = json.loads((TRAINED / "s5-state-passing-s0/accuracy_by_position.json").read_text(encoding="utf-8"))
-    trial = Trial(np.ones((16, 512), bool), 1.0, kept)
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(accuracy_table(trial))
+        console.print(accuracy_table(np.ones((16, 512), bool), kept))
     printed = [line.rstrip() for line in capture.get().splitlines()]
     (shown,) = blocks_of("README.md", "text")
     assert len(shown.splitlines()) > 2

@@ -8,9 +8,9 @@ from implicit_llm_contracts.runs.identity import Identity
 
 
 @pytest.fixture
-def identity_text() -> Callable[..., str]:
+def make_identity() -> Callable[..., Identity]:
     def make(stage: str = "train", name: str = "x", upstream: dict[str, str] | None = None, **config: Any) -> str:
-        return Identity(stage, name, config, "c0de", upstream or {}).to_json()
+        return Identity(stage, name, config, "c0de", upstream or {})
 
     return make
 

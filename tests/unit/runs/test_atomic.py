@@ -20,6 +20,7 @@ from implicit_llm_contracts.runs.atomic import (
     wait_for_files,
     write_atomic,
 )
+from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.journal import Journal, JournalError
 from implicit_llm_contracts.runs.manifest import ManifestError
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -230,14 +231,14 @@ def test_a_stage_reads_an_input_that_comes_into_sight_late(
     late: LateFileSystem,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    identity_text: Callable[..., str],
+    make_identity: Callable[..., Identity],
     name: str,
 ) -> None:
-    manifest = run_stage(StageRequest(tmp_path / "d", identity_text("data", "d")), write_one)
+    manifest = run_stage(StageRequest(tmp_path / "d", make_identity("data", "d")), write_one)
     next((tmp_path / "d").glob("work/*/manifest.json")).unlink()
     late.hide(next((tmp_path / "d").glob(f"work/*/{name}")))
     request = StageRequest(
-        tmp_path / "x", identity_text("train", "x", {"data": manifest.fingerprint}), {"data": tmp_path / "d"}
+        tmp_path / "x", make_identity("train", "x", {"data": manifest.fingerprint}), {"data": tmp_path / "d"}
     )
     with pytest.raises(ManifestError):
         run_stage(request, write_one)

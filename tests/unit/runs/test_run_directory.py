@@ -328,17 +328,21 @@ PARTS: dict[str, Any] = {"stage": "data", "config": {"length": 16, "p": 0.2}, "c
 VALUES = {**PARTS, "name": "a5-train", "fingerprint": compute_fingerprint(**PARTS)}
 
 
+def read_identity(text: str) -> Identity:
+    return Identity.read(text)[0]
+
+
 def test_text_and_file_give_the_same_identity(tmp_path: Path) -> None:
     text = json.dumps(VALUES)
     (tmp_path / "identity.json").write_text(text)
-    assert Identity.parse(text) == Identity.parse(f"@{tmp_path / 'identity.json'}")
-    assert Identity.parse(text).config == {"length": 16, "p": 0.2}
+    assert read_identity(text) == read_identity(f"@{tmp_path / 'identity.json'}")
+    assert read_identity(text).config == {"length": 16, "p": 0.2}
 
 
 def test_the_fingerprint_depends_on_every_part_and_on_nothing_else() -> None:
     changed = [{"stage": "train"}, {"config": {"length": 17, "p": 0.2}}, {"code": "x"}, {"upstream": {"data": "f"}}]
     assert len({compute_fingerprint(**{**PARTS, **change}) for change in [{}, *changed]}) == 5
-    assert Identity.parse(json.dumps({**VALUES, "name": "other"})).fingerprint == VALUES["fingerprint"]
+    assert read_identity(json.dumps({**VALUES, "name": "other"})).fingerprint == VALUES["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +358,7 @@ def test_the_fingerprint_depends_on_every_part_and_on_nothing_else() -> None:
 )
 def test_a_wrong_identity_is_refused_by_key(change: dict[str, Any], message: str) -> None:
     with refused(message):
-        Identity.parse(json.dumps({**VALUES, **change}))
+        read_identity(json.dumps({**VALUES, **change}))
 
 
 @pytest.mark.parametrize(
@@ -363,7 +367,7 @@ def test_a_wrong_identity_is_refused_by_key(change: dict[str, Any], message: str
 )
 def test_what_is_no_identity_is_refused(text: str, message: str) -> None:
     with refused(message):
-        Identity.parse(text)
+        read_identity(text)
 
 
 def test_fingerprints_are_of_sorted_json_in_plain_letters() -> None:

@@ -33,7 +33,7 @@ from implicit_llm_jobs.provenance import attempts, git_state
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from tests.refusals import refused
 
-IdentityText = Callable[..., str]
+MakeIdentity = Callable[..., Identity]
 
 
 class Body:
@@ -60,10 +60,10 @@ def events(run_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def data(tmp_path: Path, identity_text: IdentityText) -> Path:
+def data(tmp_path: Path, make_identity: MakeIdentity) -> Path:
     """The run directory of a data set."""
     path = tmp_path / "results" / "demo" / "data" / "d"
-    run_stage(StageRequest(path, identity_text("data", "d", length=4)), Body())
+    run_stage(StageRequest(path, make_identity("data", "d", length=4)), Body())
     return path
 
 
@@ -72,16 +72,16 @@ def commit_of(run_dir: Path) -> Path:
 
 
 @pytest.fixture
-def with_data(run_path: Path, data: Path, identity_text: IdentityText) -> StageRequest:
+def with_data(run_path: Path, data: Path, make_identity: MakeIdentity) -> StageRequest:
     """A stage that reads the data set."""
     upstream = {"data": Manifest.read(commit_of(data)).fingerprint}
-    return StageRequest(run_path, identity_text(upstream=upstream), {"data": data})
+    return StageRequest(run_path, make_identity(upstream=upstream), {"data": data})
 
 
 def test_a_stage_publishes_its_manifest_and_provenance_and_another_start_only_restores_what_was_deleted(
-    run_path: Path, identity_text: IdentityText, body: Body
+    run_path: Path, make_identity: MakeIdentity, body: Body
 ) -> None:
-    request = StageRequest(run_path, identity_text(seed=1), runtime={"threads": 2})
+    request = StageRequest(run_path, make_identity(seed=1), runtime={"threads": 2})
     manifest = run_stage(request, body)
     assert Manifest.read(run_path / "manifest.json") == manifest
     assert manifest.summary == {"loss": 0.5}
@@ -99,11 +99,11 @@ def test_a_stage_publishes_its_manifest_and_provenance_and_another_start_only_re
 
 
 def test_a_changed_identity_starts_afresh_and_the_old_one_is_taken_up_again(
-    run_path: Path, identity_text: IdentityText, body: Body
+    run_path: Path, make_identity: MakeIdentity, body: Body
 ) -> None:
     published = []
     for seed in (0, 1, 0):
-        run_stage(StageRequest(run_path, identity_text(seed=seed)), body)
+        run_stage(StageRequest(run_path, make_identity(seed=seed)), body)
         provenance = json.loads((run_path / "provenance.json").read_text())
         published.append(Manifest.read(run_path / "manifest.json"))
         assert provenance["fingerprint"] == published[-1].fingerprint
@@ -112,10 +112,10 @@ def test_a_changed_identity_starts_afresh_and_the_old_one_is_taken_up_again(
 
 
 @pytest.fixture
-def forced(run_path: Path, identity_text: IdentityText, body: Body) -> StageRequest:
+def forced(run_path: Path, make_identity: MakeIdentity, body: Body) -> StageRequest:
     """A finished run that is to be computed again."""
-    work = run_path / "work" / Identity.parse(identity_text()).fingerprint[:16]
-    request = StageRequest(run_path, identity_text(), log=work / "job.log")
+    work = run_path / "work" / make_identity().fingerprint[:16]
+    request = StageRequest(run_path, make_identity(), log=work / "job.log")
     run_stage(request, body)
     (work / "again").touch()
     return request
@@ -190,11 +190,11 @@ def test_a_damaged_input_stops_the_stage_before_its_body(
     assert not (with_data.run_dir / "manifest.json").exists()
 
 
-def test_a_missing_and_an_unknown_input_are_named(run_path: Path, identity_text: IdentityText, body: Body) -> None:
+def test_a_missing_and_an_unknown_input_are_named(run_path: Path, make_identity: MakeIdentity, body: Body) -> None:
     with refused("identity are data, and the run directories given are those of none; correct", IdentityError):
-        run_stage(StageRequest(run_path, identity_text(upstream={"data": "0"})), body)
+        run_stage(StageRequest(run_path, make_identity(upstream={"data": "0"})), body)
     with refused("identity are none, and the run directories given are those of extra; correct", IdentityError):
-        run_stage(StageRequest(run_path, identity_text(), {"extra": run_path}), body)
+        run_stage(StageRequest(run_path, make_identity(), {"extra": run_path}), body)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -220,7 +220,7 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_what_a_body_raises_comes_out_with_its_class_and_nothing_is_published(
     run_path: Path,
-    identity_text: IdentityText,
+    make_identity: MakeIdentity,
     body: Body,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
@@ -234,33 +234,33 @@ def test_what_a_body_raises_comes_out_with_its_class_and_nothing_is_published(
     log, status = run_path.with_suffix(".log"), run_path.with_suffix(".status")
     monkeypatch.setenv("SUBMITIT_JOB_STATUS", str(status))
     with pytest.raises(type(error)):
-        run_stage(StageRequest(run_path, identity_text(), log=log), fail)
+        run_stage(StageRequest(run_path, make_identity(), log=log), fail)
     assert re.search(r"ERROR \S+: \S", log.read_text())
     assert events(run_path) == ["stage_started", event]
     told = {"failure_class": failure_class, "message": " ".join(str(error).split())}
     assert read_object(status) == ({} if failure_class is None else told)
     assert sorted(path.name for path in run_path.iterdir()) == ["work"]
-    run_stage(StageRequest(run_path, identity_text()), body)
+    run_stage(StageRequest(run_path, make_identity()), body)
     assert (body.contexts[0].work / "checkpoint").read_text() == "step 3"
     assert len(json.loads((run_path / "provenance.json").read_text())["attempts"]) == 2
 
 
 def test_sigterm_unwinds_the_stage_and_leaves_the_handler_as_it_was(
-    run_path: Path, identity_text: IdentityText
+    run_path: Path, make_identity: MakeIdentity
 ) -> None:
     def terminate(context: StageContext) -> StageResult:
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal did not arrive")
 
     with pytest.raises(SystemExit) as caught:
-        run_stage(StageRequest(run_path, identity_text()), terminate)
+        run_stage(StageRequest(run_path, make_identity()), terminate)
     assert caught.value.code == 143
     assert events(run_path) == ["stage_started", "stage_stopped"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_journal_that_stays_unwritten_stops_the_stage_before_it_publishes(
-    run_path: Path, identity_text: IdentityText, monkeypatch: pytest.MonkeyPatch
+    run_path: Path, make_identity: MakeIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill_the_disk(context: StageContext) -> StageResult:
         monkeypatch.setattr(os, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
@@ -268,21 +268,21 @@ def test_a_journal_that_stays_unwritten_stops_the_stage_before_it_publishes(
         return StageResult([], {})
 
     with pytest.raises(StorageError, match="the disk is full"):
-        run_stage(StageRequest(run_path, identity_text()), fill_the_disk)
+        run_stage(StageRequest(run_path, make_identity()), fill_the_disk)
     assert not (run_path / "manifest.json").exists()
 
 
 def test_other_ranks_run_the_body_and_write_nothing_of_the_run(
-    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+    run_path: Path, make_identity: MakeIdentity, body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert run_stage(StageRequest(run_path, identity_text()), body) is None
+    assert run_stage(StageRequest(run_path, make_identity()), body) is None
     assert body.contexts[0].is_main is False
     assert [path.name for path in run_path.rglob("*") if path.is_file()] == ["out.txt"]
 
 
 def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
-    run_path: Path, identity_text: IdentityText, capsys: pytest.CaptureFixture[str]
+    run_path: Path, make_identity: MakeIdentity, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = run_path / "job.log"
 
@@ -294,7 +294,7 @@ def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            run_stage(StageRequest(run_path, identity_text(), log=log), fail)
+            run_stage(StageRequest(run_path, make_identity(), log=log), fail)
     lines = [re.sub(r"^20\S{17}Z ", "", line) for line in log.read_text().splitlines()]
     shown = capsys.readouterr().err
     assert [line for line in lines if re.search("working|chatter|odd", line)] == [
@@ -307,12 +307,12 @@ def test_the_log_file_is_appended_with_times_and_shows_the_traceback_of_a_bug(
 
 
 def test_the_log_that_snakemake_deletes_has_the_last_start_and_the_readable_one_all_starts(
-    run_path: Path, identity_text: IdentityText, body: Body
+    run_path: Path, make_identity: MakeIdentity, body: Body
 ) -> None:
     root = logging.getLogger()
     before = (root.level, list(root.handlers), logging.getLogger("implicit_llm").level)
-    log = run_path / "work" / Identity.parse(identity_text()).fingerprint[:16] / "job.log"
-    request = StageRequest(run_path, identity_text(), log=log)
+    log = run_path / "work" / make_identity().fingerprint[:16] / "job.log"
+    request = StageRequest(run_path, make_identity(), log=log)
     for _ in range(3):
         run_stage(request, body)
         lines = (run_path / "job.log").read_text().splitlines()
@@ -337,7 +337,7 @@ def read(path: Path) -> Any:
 
 
 def test_progress_stays_over_failures_and_a_reason_goes_with_the_next_attempt(
-    run_path: Path, identity_text: Callable[..., str], status: Path
+    run_path: Path, make_identity: Callable[..., Identity], status: Path
 ) -> None:
     def fail_after_a_step(context: StageContext) -> StageResult:
         launched.report_progress(10)
@@ -348,9 +348,9 @@ def test_progress_stays_over_failures_and_a_reason_goes_with_the_next_attempt(
         return StageResult([], {})
 
     with pytest.raises(UserError):
-        run_stage(StageRequest(run_path, identity_text()), fail_after_a_step)
+        run_stage(StageRequest(run_path, make_identity()), fail_after_a_step)
     assert read(status) == {"progress": 10, "failure_class": "user", "message": "broken"}
-    run_stage(StageRequest(run_path, identity_text()), look)
+    run_stage(StageRequest(run_path, make_identity()), look)
 
 
 def test_the_first_reason_is_the_one(status: Path) -> None:
@@ -454,20 +454,20 @@ def no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_checkout")
 def test_where_git_does_not_know_the_commit_a_job_records_the_one_it_was_told(
-    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+    run_path: Path, make_identity: MakeIdentity, body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_COMMIT", "c" * 40)
-    run_stage(StageRequest(run_path, identity_text()), body)
+    run_stage(StageRequest(run_path, make_identity()), body)
     assert read_object(run_path / "provenance.json")["git"] == {"commit": "c" * 40, "is_dirty": None}
 
 
 @pytest.mark.usefixtures("no_checkout")
 def test_a_job_that_is_told_a_branch_for_a_commit_ends_before_its_work_begins(
-    run_path: Path, identity_text: IdentityText, body: Body, monkeypatch: pytest.MonkeyPatch
+    run_path: Path, make_identity: MakeIdentity, body: Body, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_COMMIT", "main")
     with refused("IMPLICIT_LLM_COMMIT: 'main' is no commit; give what `git rev-parse HEAD` prints", UserError):
-        run_stage(StageRequest(run_path, identity_text()), body)
+        run_stage(StageRequest(run_path, make_identity()), body)
     assert body.contexts == []
 
 

@@ -44,7 +44,7 @@ def make(
     inputs = inputs or {}
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
     identity = Identity(stage, "/".join(name), config, "c0de", upstream)
-    run_stage(StageRequest(run_dir, identity.to_json(), inputs), body or data)
+    run_stage(StageRequest(run_dir, identity, inputs), body or data)
     return run_dir
 
 

@@ -17,8 +17,7 @@ from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_jobs.tracking import tracked_run
-from implicit_llm_jobs.tracking.mlflow_bridge import Bridge, flatten
-from implicit_llm_jobs.tracking.mlflow_points import SECTIONS, Trajectory, in_one_column, mlflow_key
+from implicit_llm_jobs.tracking.mlflow_bridge import SECTIONS, Bridge, Trajectory, flatten, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun, in_order, model_labels, works_below
 from tests.fault.points import registered
 from tests.unit.tracking.small_stages import make_data, make_model, start_invocation, train

@@ -23,22 +23,24 @@ import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm.training import stage
-from implicit_llm.training import stage as train_stage
 from implicit_llm.training.loop import TrainingLoop
+from implicit_llm_contracts.errors import Preempted
 from implicit_llm_contracts.runs import faults, journal
+from implicit_llm_contracts.runs.atomic import StorageError
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.launched import report_failure
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec
-from implicit_llm_data.stages import word_problem as data_stage
 from implicit_llm_jobs.stage import StageRequest, run_stage
 from implicit_llm_workflow.launching.launch import Ended, launch
+from tests.unit.evaluation.finished_runs import word_problems
 
 LENGTH = 12
 STEPS = 8
@@ -97,24 +99,17 @@ def train_config(model: Mapping[str, Any] = IMPLICIT, **changes: Any) -> dict[st
     return {**config, **changes}
 
 
+def make_model(fields: Mapping[str, Any], **changes: Any) -> Any:
+    """An untrained model of this configuration."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields, **changes))
+
+
 def make_data(results: Path) -> Path:
     """A training set; returns its run directory."""
-    config = {
-        "kind": "word_problem",
-        "group": "S3",
-        "monoid": "none",
-        "hard_fraction": 0.5,
-        "length": LENGTH,
-        "num_samples": NUM_SAMPLES,
-        "split": "train",
-        "seed": 0,
-        "shard_samples": 32,
-    }
-    run_dir = results / "data" / "s3-train"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "mlflow", None)  # session fixtures run before the fixture that leaves it out
-        run_stage(StageRequest(run_dir, Identity("data", "s3-train", config, "c0de", {}).to_json()), data_stage.run)
-    return run_dir
+        run_dir = results / "data" / "s3-train"
+        return word_problems(run_dir, length=LENGTH, num_samples=NUM_SAMPLES, split="train", shard_samples=32)
 
 
 def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0, **about: int) -> Path:
@@ -132,7 +127,7 @@ def make_rows(run_dir: Path, *, vocab_size: int = 16, ignored_share: float = 0.0
         return StageResult(write_shards(context, spec, 1, lambda shard: {"input_ids": rows, "labels": labels}), {})
 
     config = {"kind": "rows", "vocab_size": vocab_size, "ignored_share": ignored_share, **about}
-    run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {}).to_json()), body)
+    run_stage(StageRequest(run_dir, Identity("data", run_dir.name, config, "c0de", {})), body)
     return run_dir
 
 
@@ -143,12 +138,12 @@ def request(
     upstream = {role: Manifest.read(path / "manifest.json").fingerprint for role, path in inputs.items()}
     identity = Identity("train", "/".join(run_dir.parts[-2:]), config, "c0de", upstream)
     given = {"device": "cpu", "threads": 1, "log_every_steps": 1, "progress": "log", **runtime}
-    return StageRequest(run_dir, identity.to_json(), inputs, given)
+    return StageRequest(run_dir, identity, inputs, given)
 
 
 def train(run_dir: Path, config: dict[str, Any], data: Path, start: Path | None = None, **runtime: Any) -> Manifest:
     """Run one phase to its end."""
-    manifest = run_stage(request(run_dir, config, data, start, **runtime), train_stage.run)
+    manifest = run_stage(request(run_dir, config, data, start, **runtime), stage.run)
     assert manifest is not None
     return manifest
 
@@ -217,6 +212,17 @@ def inject(fault: str) -> Iterator[None]:
     with mock.patch.dict(os.environ, IMPLICIT_LLM_FAULT=fault):
         faults.reset()
         yield
+
+
+ERRORS = {"raise": faults.FaultInjected, "sigterm": Preempted, "enospc": StorageError}
+
+
+def train_until(fault: str, run_dir: Path, config: dict[str, Any], data: Path, **runtime: Any) -> str:
+    """Train until the fault `point:kind@hit` strikes; return the message of the error with which training ends."""
+    kind = fault.partition(":")[2].partition("@")[0]
+    with inject(fault), pytest.raises(ERRORS[kind]) as caught:
+        train(run_dir, config, data, **runtime)
+    return str(caught.value)
 
 
 class Undisturbed:

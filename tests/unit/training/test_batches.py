@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from implicit_llm.models.stack import Prefix
-from implicit_llm.training.batches import BatchLayout, BatchSizeError, IndexPermutation, StepSampler, micro_batches
+from implicit_llm.training.batches import BatchLayout, BatchSizeError, StepSampler, micro_batches, permuted
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import PhaseConfig
 from implicit_llm_data.groups import load_group
@@ -61,12 +61,12 @@ def test_a_batch_that_cannot_be_divided_is_refused(world_size: int, micro: int |
 
 @pytest.mark.parametrize("size", [*range(1, 40), 97, 1000, 4096, 65537])
 def test_a_permutation_hits_every_index_once(size: int) -> None:
-    assert np.array_equal(np.sort(IndexPermutation(size, (7, 0))(np.arange(size))), np.arange(size))
+    assert np.array_equal(np.sort(permuted(np.arange(size), size, (7, 0))), np.arange(size))
 
 
 def test_a_permutation_of_a_huge_set_stays_inside_and_does_not_collide() -> None:
     size = 8_388_608 * 1000 + 13
-    images = IndexPermutation(size, (1, 2))(np.arange(100_000) + size - 100_000)
+    images = permuted(np.arange(100_000) + size - 100_000, size, (1, 2))
     assert images.min() >= 0
     assert images.max() < size
     assert len(np.unique(images)) == 100_000
@@ -74,7 +74,7 @@ def test_a_permutation_of_a_huge_set_stays_inside_and_does_not_collide() -> None
 
 def test_permutations_look_shuffled_and_depend_on_the_key() -> None:
     size = 10_000
-    first, second = (IndexPermutation(size, key)(np.arange(size)) for key in ((1, 0), (1, 1)))
+    first, second = (permuted(np.arange(size), size, key) for key in ((1, 0), (1, 1)))
     assert abs(np.corrcoef(first, np.arange(size))[0, 1]) < 0.05
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.05

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.training.operations import save_schedule
 from implicit_llm.training.operations.checkpoint import (
@@ -41,7 +40,7 @@ from implicit_llm_contracts.runs.atomic import StorageError, temporary_name
 from implicit_llm_contracts.runs.journal import Journal, read_records
 from tests.limits import file_size_limit
 from tests.refusals import refused
-from tests.unit.training.small_runs import IMPLICIT, LLAMA, flip_last_byte, inject
+from tests.unit.training.small_runs import IMPLICIT, LLAMA, flip_last_byte, inject, make_model
 
 IDENTITY = {"stage": "train", "fingerprint": "f" * 64, "config": {"seed": 0, "schedule": {"peak_learning_rate": 0.1}}}
 
@@ -315,15 +314,10 @@ def test_an_error_of_training_waits_for_the_write_and_a_second_ctrl_c_does_not(
 ADAMW = OptimizerConfig(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
 
 
-def make(fields: dict = LLAMA, **changes: object) -> torch.nn.Module:
-    fields = {**fields, **changes}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields))
-
-
 def test_tied_weights_are_stored_once_and_stay_tied_when_loaded() -> None:
-    source, target = make(tie_word_embeddings=True), make(tie_word_embeddings=True)
+    source, target = make_model(LLAMA, tie_word_embeddings=True), make_model(LLAMA, tie_word_embeddings=True)
     assert "lm_head.weight" not in model_tensors(source)
-    assert "lm_head.weight" in model_tensors(make(tie_word_embeddings=False))
+    assert "lm_head.weight" in model_tensors(make_model(LLAMA, tie_word_embeddings=False))
     load_model(target, model_tensors(source), "here")
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
     assert target.lm_head.weight is target.model.embed_tokens.weight
@@ -331,13 +325,13 @@ def test_tied_weights_are_stored_once_and_stay_tied_when_loaded() -> None:
 
 def test_weights_of_another_architecture_are_refused_by_name() -> None:
     with pytest.raises(StateMismatch, match=r"here: model\.embed_tokens\.weight has shape \(6, 16\).*\(7, 16\)"):
-        load_model(make(vocab_size=7), model_tensors(make()), "here")
+        load_model(make_model(LLAMA | {"vocab_size": 7}), model_tensors(make_model(LLAMA)), "here")
     with pytest.raises(StateMismatch, match=r"here: lacks model\.layers\.1"):
-        load_model(make(num_hidden_layers=2), model_tensors(make()), "here")
+        load_model(make_model(LLAMA | {"num_hidden_layers": 2}), model_tensors(make_model(LLAMA)), "here")
 
 
 def test_stored_optimizer_settings_do_not_replace_those_of_the_config() -> None:
-    model = make()
+    model = make_model(LLAMA)
     optimizer = build_optimizer(model, ADAMW)
     model(torch.tensor([[0, 1, 2, 3]])).logits.square().sum().backward()
     optimizer.step()
@@ -348,7 +342,7 @@ def test_stored_optimizer_settings_do_not_replace_those_of_the_config() -> None:
 
 
 def test_optimizer_state_of_another_model_is_refused() -> None:
-    model = make()
+    model = make_model(LLAMA)
     with pytest.raises(StateMismatch, match="does not train; all phases of a curriculum need the same model"):
         load_optimizer(build_optimizer(model, ADAMW), model, {"gone.weight.exp_avg": torch.zeros(1)}, "here")
     some = {"model.norm.weight.exp_avg": torch.zeros(16)}
@@ -357,7 +351,7 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    model = make(IMPLICIT)
+    model = make_model(IMPLICIT)
     decayed = {name for name, parameter in model.named_parameters() if is_matrix(parameter)}
     kept = {name: parameter for name, parameter in model.named_parameters() if name not in decayed}
     assert len(decayed) == 5  # embedding, injection, in-projection, convolution, out-projection

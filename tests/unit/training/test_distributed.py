@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from implicit_llm.training.distributed import WrongWorld, require_world
+from implicit_llm.training.distributed import WrongWorld, join_world
 from implicit_llm.training.metrics import OCCASIONAL
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 from tests.limits import wait_until
-from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, MANY_STEPS, artifacts, logged, saved, train, work_of
+from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, MANY_STEPS, logged, outcome, saved, train, work_of
 
 ROOT = Path(__file__).parents[3]
 # Between numbers of processes: the order of the sums over a batch differs, in fp32.
@@ -111,8 +111,7 @@ def test_a_sharded_optimizer_gives_the_result_of_a_whole_one_bit_for_bit(tmp_pat
     whole, sharded = tmp_path / "whole" / "only", tmp_path / "sharded" / "only"
     assert train_together(whole, data)[0] == 0
     assert "on 2 cpu, optimizer states sharded, " in train_together(sharded, data, shard_optimizer=True)[1]
-    assert artifacts(sharded) == artifacts(whole)
-    assert logged(sharded) == logged(whole)
+    assert outcome(sharded) == outcome(whole)
 
 
 @pytest.mark.slow
@@ -137,17 +136,16 @@ def test_a_stop_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path,
     assert (work_of(stopped) / "checkpoints" / "step-00000002").is_dir()
     assert train_together(stopped, data)[0] == 0
     assert train_together(undisturbed, data)[0] == 0
-    assert artifacts(stopped) == artifacts(undisturbed)
-    assert logged(stopped) == logged(undisturbed)
+    assert outcome(stopped) == outcome(undisturbed)
 
 
 def test_another_number_of_processes_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORLD_VARIABLE, "1")
-    require_world()
+    join_world("cpu")
     monkeypatch.setenv(WORLD_VARIABLE, "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(WrongWorld, match=r"4 processes .*, 1 train together; give the rule .*: .*SLURM_JOB_ID=7"):
-        require_world()
+        join_world("cpu")
 
 
 DEADLINE_S = 400
@@ -203,8 +201,7 @@ def test_a_stop_signal_to_the_launcher_reaches_all_once_and_what_was_committed_g
 
     assert Launched(stopped, data, config="long").end()[0] == 0
     assert Launched(undisturbed, data, config="long").end()[0] == 0
-    assert artifacts(stopped) == artifacts(undisturbed)
-    assert logged(stopped) == logged(undisturbed)
+    assert outcome(stopped) == outcome(undisturbed)
 
 
 @pytest.mark.slow

@@ -13,12 +13,18 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from implicit_llm.models.mamba2.model import ImplicitMamba2Model
 from implicit_llm.training import loop
-from implicit_llm.training.metrics import OCCASIONAL, StepMetrics, Totals
-from implicit_llm.training.mode_gap import RADIUS_SEQUENCES, SEQUENCES, is_due, look_at_fixed_point
+from implicit_llm.training.metrics import (
+    OCCASIONAL,
+    RADIUS_SEQUENCES,
+    SEQUENCES,
+    StepMetrics,
+    Totals,
+    is_due,
+    look_at_fixed_point,
+)
 from implicit_llm.training.operations import status
 from implicit_llm.training.operations.status import SolverAlarm, SpeedMeter, peak_flops, shown
 from implicit_llm_contracts.config.tasks import TASKS
@@ -33,6 +39,7 @@ from tests.unit.training.small_runs import (
     artifacts,
     events,
     logged,
+    make_model,
     train,
     train_config,
 )
@@ -113,8 +120,7 @@ def test_looking_at_mode_gap_and_spectral_radius_changes_nothing(
 def test_gap_and_radius_are_those_of_the_first_sequences_at_the_fixed_point_of_evaluation() -> None:
     """The gap: loss in evaluation less that in training. The radius: a mean over sequences of the largest token's."""
     torch.manual_seed(0)
-    fields = {key: value for key, value in IMPLICIT.items() if key != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("implicit_mamba2", **fields, solver=FREE)).train()
+    model = make_model(IMPLICIT, solver=FREE).train()
     ids_BL, labels_BL = torch.randint(6, (SEQUENCES + 3, 12)), torch.randint(6, (SEQUENCES + 3, 12))
     labels_BL[:, ::3] = IGNORED_LABEL
     outputs = model(ids_BL)
@@ -281,16 +287,18 @@ def test_a_mode_gap_is_logged_with_the_steps_around_it_and_is_not_part_of_the_su
 
 
 def test_tokens_and_flops_add_up_over_phases_and_over_a_stop() -> None:
-    """Of steps of 10 tokens that cost 2 FLOPs an evaluation, or 1 where none is counted."""
-    cost: Any = SimpleNamespace(tokens=10, flops=lambda number: 1.0 if math.isnan(number) else 2 * number)
-    before, after = StepMetrics(TASKS["language_model"], cost), StepMetrics(TASKS["language_model"], cost)
+    """Steps of 10 tokens, each of which costs 2 FLOPs an evaluation, or 1 where none is counted."""
+    before, after = (
+        StepMetrics(TASKS["language_model"], 10, lambda number: 1.0 if math.isnan(number) else 2 * number)
+        for _ in range(2)
+    )
     one_step(before, 1.0, solver_stats())
     before.pull()
     after.load_state(json.loads(json.dumps(before.state(), allow_nan=False)))
     after.start_phase()
     one_step(after, 1.0)
     after.pull()
-    assert (after.totals.tokens, after.totals.flops) == (20, 2 * 8.0 + 1.0)
+    assert (after.totals.tokens, after.totals.flops) == (20, 10 * (2 * 8.0 + 1.0))
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,16 @@ import torch
 from safetensors.torch import load_file
 
 from implicit_llm.training.non_finite import NonFiniteTraining
-from implicit_llm_contracts.errors import Preempted
 from implicit_llm_contracts.runs import journal
 from tests.unit.training.small_runs import (
     CONFIGS,
     IMPLICIT,
     LLAMA,
-    inject,
     logged,
     overflow_at,
     train,
     train_config,
+    train_until,
     work_of,
 )
 from tests.unit.training.test_distributed import train_together
@@ -54,8 +53,7 @@ def test_a_stop_on_a_gpu_costs_no_more_than_rounding(tmp_path: Path, data: Path,
     config = train_config(precision=precision)
     whole, parts = tmp_path / "whole" / "only", tmp_path / "parts" / "only"
     train(whole, config, data, **ON_GPU)
-    with inject("train.after_step:sigterm@4"), pytest.raises(Preempted):
-        train(parts, config, data, **ON_GPU)
+    train_until("train.after_step:sigterm@4", parts, config, data, **ON_GPU)
     train(parts, config, data, **ON_GPU)
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-3)
 

@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -71,15 +71,10 @@ class _Tensors(pickle.Unpickler):
         if item.compress_type != zipfile.ZIP_STORED or item.file_size < count * np.dtype(dtype).itemsize:
             raise pickle.UnpicklingError(f"the numbers {key} are compressed or cut off")
         with open(self._path, "rb") as file:
-            start = _start_of(file, item)
+            file.seek(item.header_offset)
+            lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+        start = item.header_offset + LOCAL_HEADER.size + sum(lengths)
         return np.memmap(self._path, dtype, "r", start, (count,)) if count else np.empty(0, dtype)
-
-
-def _start_of(file: BinaryIO, item: zipfile.ZipInfo) -> int:
-    """Return the offset at which the bytes of a stored file begin."""
-    file.seek(item.header_offset)
-    lengths = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-    return item.header_offset + LOCAL_HEADER.size + sum(lengths)
 
 
 def _tensor(storage: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> np.ndarray:

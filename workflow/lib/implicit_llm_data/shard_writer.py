@@ -15,7 +15,7 @@ from tqdm import tqdm
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import read_object, write_atomic, write_json
-from implicit_llm_contracts.runs.manifest import FileRecord, sha256_of
+from implicit_llm_contracts.runs.manifest import FileRecord
 from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_data.shards import INDEX_NAME, DatasetSpec, Index, ShardRecord, token_dtype
 
@@ -34,13 +34,9 @@ def write_shards(
     missing, start_s = [shard for shard in range(num_shards) if shard not in records], time.perf_counter()
     for shard in tqdm(missing, desc=context.name, unit="shard", disable=None):  # None: a bar only on a terminal
         records[shard] = _write(context.work, spec, shard, columns_of(shard))
-    num_tokens, elapsed_s = (
-        sum(records[shard].num_samples for shard in missing) * spec.length,
-        time.perf_counter() - start_s,
-    )
-    context.log.info(
-        "made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, num_tokens / elapsed_s / 1e6
-    )
+    num_tokens = sum(records[shard].num_samples for shard in missing) * spec.length
+    speed = num_tokens / (time.perf_counter() - start_s) / 1e6
+    context.log.info("made %d shards, %d tokens: %.1f million tokens/s", len(missing), num_tokens, speed)
     shards = tuple(records[shard] for shard in range(num_shards))
     faults.point("dataset.before_index")
     index = write_index(context.work, Index(spec, shards))
@@ -48,12 +44,10 @@ def write_shards(
 
 
 def _kept(directory: Path, shard: int) -> ShardRecord | None:
-    kept = read_object(_record_path(directory, shard))
-    if not kept:
+    if not (kept := read_object(_record_path(directory, shard))):
         return None
     record = fill(ShardRecord, kept, f"shard {shard}")
-    paths = {directory / file.path: file.sha256 for file in record.files.values()}
-    return record if all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in paths.items()) else None
+    return None if any(file.difference(directory / file.path) for file in record.files.values()) else record
 
 
 def _write(directory: Path, spec: DatasetSpec, shard: int, columns: Mapping[str, np.ndarray]) -> ShardRecord:

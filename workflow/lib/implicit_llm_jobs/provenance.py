@@ -82,19 +82,15 @@ def git_state() -> dict[str, Any] | None:
         changes = _git("status", "--porcelain", "--untracked-files=no")
         return {"commit": commit, "is_dirty": None if changes is None else bool(changes)}
     told = os.environ.get(COMMIT_VARIABLE)
-    if told is None:
-        return None
-    if not COMMIT.accepts(told):
+    if told is not None and not COMMIT.accepts(told):
         raise UserError(f"{COMMIT_VARIABLE}: {told!r} is no commit; give what `git rev-parse HEAD` prints, or unset it")
-    return {"commit": told, "is_dirty": None}
+    return None if told is None else {"commit": told, "is_dirty": None}
 
 
 def device() -> str:
     """The accelerator's name as torch knows it, if torch is in use, else cpu."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
-    return "cpu"
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else "cpu"
 
 
 def versions() -> dict[str, str]:

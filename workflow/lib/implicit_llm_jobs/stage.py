@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What the command line hands to a stage; `identity` is JSON text or `@file`.
+    """What the command line hands to a stage.
 
     `reads`: which files of its inputs the stage reads, so that no others are checked or need be there; None for all.
     """
 
     run_dir: Path
-    identity: str
+    identity: Identity
     inputs: dict[str, Path] = field(default_factory=dict)
     runtime: dict[str, Any] = field(default_factory=dict)
     log: Path | None = None
@@ -59,14 +59,14 @@ Body = Callable[[StageContext], StageResult]
 def run_stage(request: StageRequest, body: Body) -> Manifest | None:
     """Run `body` unless its result is already there, and publish the manifest; ranks above 0 return None.
 
-    Raises: UserError for a wrong identity, input or config, or a run directory in use; whatever `body` raises, with
+    Raises: UserError for a wrong input or config, or a run directory in use; whatever `body` raises, with
     nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
     """
     is_ours = request.log is not None and request.log.parent.parent == request.run_dir / WORK
     shown = request.run_dir / request.log.name if request.log is not None and is_ours else None
     with logs.configured(request.log, shown), _sigterm_as_exit():
         try:
-            return _run(request, Identity.parse(request.identity), body)
+            return _run(request, body)
         except BaseException as error:
             # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
             is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
@@ -75,23 +75,20 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
             raise
 
 
-def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | None:
-    is_main = os.environ.get("RANK", "0") == "0"
+def _run(request: StageRequest, body: Body) -> Manifest | None:
+    is_main, identity = os.environ.get("RANK", "0") == "0", request.identity
     run = RunDirectory(request.run_dir.absolute(), identity)
     with run.lock() if is_main else nullcontext():
         faults.point("stage.locked")
         if is_main:
             launched.start_attempt()
             run.prepare()
-        if is_main and run.is_asked_again:
-            log.info("%s/%s: to be computed again", identity.stage, identity.name)
-            run.set_result_aside()
         done = run.find_done() if is_main else find_committed(run.work) if is_done(run.work) else None
         if done is not None:
             log.info("%s/%s: already done", identity.stage, identity.name)
             if is_main:
                 run.republish(done)
-                mlflow_writer.catch_up(_tracked(run))
+                mlflow_writer.catch_up(TrackedRun(run.work, **_known_by(identity)))
             return done
         inputs = _open_inputs(request, identity)
         run.work.mkdir(parents=True, exist_ok=True)  # for a rank that is here before rank 0
@@ -102,11 +99,9 @@ def _run(request: StageRequest, identity: Identity, body: Body) -> Manifest | No
 
 
 def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str, Input], body: Body) -> Manifest:
-    with ExitStack() as stack:
-        journal = Journal(run.journal)
-        stack.callback(journal.close)
-        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(request, run))
-        tracker = mlflow_writer.open_run(_tracked(run))
+    with closing(Journal(run.journal)) as journal:
+        journal.event("stage_started", host=socket.gethostname(), pid=os.getpid(), **_about(inputs, run))
+        tracker = mlflow_writer.open_run(TrackedRun(run.work, **_known_by(run.identity)))
         try:
             result = body(_context(request, run, inputs, journal, is_main=True))
             journal.event("stage_finished", summary=finite(result.summary))
@@ -122,13 +117,12 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
 
 def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowWriter) -> NoReturn:
     """Record how the stage ended, as far as that is still possible, and go on raising."""
-    is_preempted = isinstance(error, Preempted) or getattr(error, "code", None) == Preempted.exit_code
-    is_stopped = is_preempted or isinstance(error, SystemExit | KeyboardInterrupt)
+    failure_class = failure_class_of(error)
+    event = {None: "stage_stopped", "preempted": "stage_preempted"}.get(failure_class, "stage_failed")
+    is_stopped = event != "stage_failed"
     with suppress(OSError):
-        event = "stage_preempted" if is_preempted else "stage_stopped" if is_stopped else "stage_failed"
-        about = {} if is_stopped else {"failure_class": failure_class_of(error)}
         what = _reason(error) if is_stopped else f"{type(error).__name__}: {error}"
-        journal.event(event, error=what[:500], **about)
+        journal.event(event, error=what[:500], **({} if is_stopped else {"failure_class": failure_class}))
     tracker.finish(mlflow_writer.STOP_WAIT_S if is_stopped else mlflow_writer.WAIT_S)
     raise error
 
@@ -156,22 +150,19 @@ def _context(
         log=logging.getLogger(f"{logs.PACKAGES[0]}.{identity.stage}"),
         runtime=request.runtime,
         is_main=is_main,
-        kinds=Kinds.read(plugin_paths(identity.config), run.identity.name),
+        kinds=Kinds.read(plugin_paths(identity.config), identity.name),
     )
 
 
-def _tracked(run: RunDirectory) -> TrackedRun:
-    return TrackedRun(run.work, **{key: getattr(run.identity, key) for key in IDENTITY_KEYS})
+def _known_by(identity: Identity) -> dict[str, Any]:
+    return {key: getattr(identity, key) for key in IDENTITY_KEYS}
 
 
-def _about(request: StageRequest, run: RunDirectory) -> dict[str, Any]:
+def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
     """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
-    inputs = {
-        role: work_directory(path.absolute(), run.identity.upstream[role]) for role, path in request.inputs.items()
-    }
     return {
-        "identity": {key: getattr(run.identity, key) for key in IDENTITY_KEYS},
-        "inputs": {role: os.path.relpath(work, run.work) for role, work in inputs.items()},
+        "identity": _known_by(run.identity),
+        "inputs": {role: os.path.relpath(given.work, run.work) for role, given in inputs.items()},
         "commit": (provenance.git_state() or {}).get("commit"),
         "invocation": current_invocation(),
     }
@@ -213,17 +204,11 @@ def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
     """Let SIGTERM unwind the stack, so that temporary files go and MLflow learns of it."""
-    is_ours = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
-    if not is_ours:
+    is_main = threading.current_thread() is threading.main_thread()
+    with ExitStack() as stack:
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            stack.callback(signals.restore, signal.SIGTERM, signals.handle(signal.SIGTERM, _exit))
         yield
-        return
-    previous = signals.handle(signal.SIGTERM, _exit)
-    try:
-        yield
-    finally:
-        signals.restore(signal.SIGTERM, previous)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The command `implicit-llm`. Modules are imported when a command runs, so that `--help` needs no torch."""
+"""Define the command `implicit-llm`. Commands import slow modules when they run, so `--help` needs no torch."""
 
 import atexit
 import sys
@@ -20,12 +20,13 @@ from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
 from implicit_llm_workflow.launching.launch import end
 from implicit_llm_workflow.project_dirs import require_own_package
+from implicit_llm_workflow.results.listing import models
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
 
 class _PlainTypes:
-    """Leaves out types that say nothing in a help text: `<bool>` of --help, `<list[str]>` beside an argument's name."""
+    """A mixin that hides meaningless types in help texts, such as `<bool>` of --help or `<list[str]>` of arguments."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -38,11 +39,11 @@ class _PlainTypes:
 
 
 class Command(_PlainTypes, TyperCommand):
-    """A command, with a plain help text."""
+    """A command with a plain help text."""
 
 
 class CommandGroup(_PlainTypes, TyperGroup):
-    """Commands with one word before their names, with a plain help text."""
+    """A group of commands with a plain help text."""
 
 
 app = typer.Typer(
@@ -69,8 +70,8 @@ _PANELS: dict[str, dict[str, Any]] = {
     },
     "Results": {"report": report, "missing": missing, "compare": compare, "lineage": lineage, "verify": verify},
     "Models and machines": {"evaluate": evaluate, "mlflow": mlflow, "preflight": preflight},
+    "": {"job": job, "train": train},  # hidden in `--help`; the rules call them for each job
 }
-_OF_RULES = {"job": job, "train": train}  # the rules call them, for one job each; `--help` does not list them
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):
@@ -78,9 +79,7 @@ for _panel, _commands in _PANELS.items():
             for _inner in _command.registered_commands:
                 _inner.cls = Command
         else:
-            app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
-for _name, _command in _OF_RULES.items():
-    app.command(_name, cls=Command, hidden=True)(_command)
+            app.command(_name, cls=Command, rich_help_panel=_panel, hidden=not _panel)(_command)
 
 
 def _tell_version(is_asked: bool) -> None:
@@ -108,11 +107,11 @@ def options(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and end the process.
 
-    Exit codes: 2 for what the user can put right, 75 when the job wants to be started again, 1 for anything else.
+    Exit codes: 2 for an error that the user can fix, 75 if the job must be started again, 1 for any other error.
     """
-    if arguments is None:  # a process of its own: the collector looks less often at the million objects of imports
+    if arguments is None:  # in a process of its own, the collector should rarely scan the million imported objects
         set_threshold(20_000)
-        atexit.register(freeze)  # and not once more at the end
+        atexit.register(freeze)  # no last scan at exit
         arguments = sys.argv[1:]
     is_debug = "--debug" in arguments
     words = [word for word in arguments if word != "--debug"]
@@ -130,17 +129,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _tell(error: Any, words: list[str]) -> int:
-    """Say in one line what is wrong, and what to type where the command line was; the exit code."""
+    """Print an error in one line and return the exit code; for a wrong command line, also print what to type."""
     code = getattr(error, "exit_code", None)
     message = str(error)
-    if hasattr(error, "format_message"):  # of the command line; empty where the help was shown instead
+    if hasattr(error, "format_message"):  # a wrong command line; empty if the help was shown
         if not (message := error.format_message().rstrip(".")):
             return EXIT_USAGE
         message += " Or type" if message.endswith("?") else "; type"
         message += f" `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
         message += _instead([word for word in words if not word.startswith("-")])
     message = " ".join(message.split())
-    if isinstance(error, ModuleNotFoundError):  # the library alone is installed
+    if isinstance(error, ModuleNotFoundError):  # only the library is installed
         message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
     if code is None:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
@@ -149,11 +148,9 @@ def _tell(error: Any, words: list[str]) -> int:
 
 
 def _instead(words: list[str]) -> str:
-    """What else to type, where the words name an experiment or a trained model."""
-    from implicit_llm_workflow.results.listing import models
-
+    """Return what else to type if the last word names an experiment or a trained model, else ""."""
     command, name = (words[0], words[-1]) if words else ("", "")
-    if name in experiment_names() and command in (name, *_OF_RULES):
+    if name in experiment_names() and command in (name, *_PANELS[""]):
         return f"; to run the experiment, type `implicit-llm run {name}`"
     model = next((one for one in models() if one.name == name), None)
     if model is None:

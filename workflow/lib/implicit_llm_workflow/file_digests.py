@@ -1,4 +1,4 @@
-"""Digests of files that belong to an identity though no job made them, each computed once for a state of the file."""
+"""Compute the digests of files that are part of an identity although no job made them, once for each file state."""
 
 import json
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from implicit_llm_contracts.runs.places import local_folder
 
 
 class Remembered:
-    """What was found in files, by key, each for one state of a file; kept at `path`, or None for this process alone.
+    """A cache of values that were computed from files, each for one state of its file.
 
-    It only saves time: a file that cannot be read or written is done without.
+    `path`: the file of the cache; None keeps it in this process only. The cache only saves time, so a cache file that
+    cannot be read or written is ignored.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -28,7 +29,7 @@ class Remembered:
         return {} if self._path is None else read_object(self._path)
 
     def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
-        """Return what `look` finds; it is called if nothing is known of this state. Both must be JSON."""
+        """Return the cached value of this state, or else call `look` and cache its value; both must be JSON values."""
         match self._known.get(key):
             case [known, found] if known == state:
                 return found
@@ -38,7 +39,7 @@ class Remembered:
         return found
 
     def save(self) -> None:
-        """Write the file if anything new was found."""
+        """Write the cache file if a value is new."""
         if self._path is not None and self._is_changed:
             with suppress(OSError):
                 write_once(self._path, json.dumps(self._known, sort_keys=True))
@@ -46,13 +47,16 @@ class Remembered:
 
 
 class FileDigests:
-    """Compute the sha256 of a file once: checkpoints have gigabytes. `cache` stores it with size and time of change."""
+    """A function that computes the sha256 of each file only once, because checkpoints have gigabytes.
+
+    `cache`: the file that stores each digest with the size and modification time of its file.
+    """
 
     def __init__(self, cache: Path) -> None:
         self._cache = Remembered(cache)
 
     def __call__(self, path: Path) -> str | None:
-        """The digest; None for what is no file."""
+        """Return the digest, or None if the path is not a file."""
         if not path.is_file():
             return None
         status = path.stat()
@@ -63,7 +67,7 @@ class FileDigests:
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """Return digests of a model's config.json and safetensors, which a job reads; empty without a `local_folder`."""
+    """Return digests of a model's config.json and safetensors by name; empty if `folder` is no `local_folder`."""
     root = local_folder(folder)
     if root is None:
         return {}

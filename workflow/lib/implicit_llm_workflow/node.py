@@ -1,4 +1,4 @@
-"""One job of an experiment, as the graph, the fingerprints and the rules see it."""
+"""Define a job of an experiment, which the graph, the fingerprints and the rules share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,10 @@ from implicit_llm_contracts.runs.run_directory import job_key
 
 @dataclass(frozen=True)
 class Node:
-    """One job. `upstream` maps the role an input has for this job to the key of the node it comes from.
+    """A job of an experiment.
 
-    `run` and `seed`: of the training that the job is or evaluates, None for other jobs.
+    `upstream`: maps the role of each input to the key of the job that makes it. `run`, `seed`: those of the training
+    run to which the job belongs or which it evaluates; None for other jobs.
     """
 
     stage: str
@@ -27,5 +28,5 @@ class Node:
 
     @property
     def seedless_key(self) -> str:
-        """The key without the seed, the same for all seeds of a run: "train/a5-implicit/free"."""
+        """The key without the seed, which all seeds of a run share, such as "train/a5-implicit/free"."""
         return self.key if self.seed is None else f"{self.stage}/{self.run}/{self.name.partition('/')[2]}"

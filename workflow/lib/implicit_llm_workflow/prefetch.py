@@ -1,7 +1,7 @@
-"""What the jobs of an experiment read from outside of it, fetched beforehand so that they need no network.
+"""Fetch the files that an experiment's jobs read from the network, so that the jobs themselves need no network.
 
-Files of the Hugging Face hub are pinned to a commit and checked by the hub's digests; `snapshot_download` resumes what
-was interrupted. While the record of a fetch is there and the sizes agree, nothing is fetched and no network is needed.
+Files of the Hugging Face hub are pinned to a commit and compared with the hub's digests. `snapshot_download` resumes an
+interrupted download. If a fetch is recorded and the sizes of its files agree, the network is not used again.
 """
 
 import glob
@@ -10,10 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
-from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import require_space
 from implicit_llm_contracts.runs.fetched_files import (
@@ -40,24 +39,85 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR
 from implicit_llm_workflow.text import first_line
 
 BABI_URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
-BABI_NAME = "tasks_1-20_v1-2.tar.gz"
+BABI_NAME = BABI_URL.rpartition("/")[2]
 EVALUATION_DATA_FILE = CONFIG_DIR / "prefetch/evaluation-data.yaml"
+
+
+Outcome = tuple[str, str]  # "there", "fetched" or "failed", and a line for the user
+
+
+class FetchError(UserError):
+    """A file could not be fetched; the message says how to supply it manually."""
 
 
 @dataclass(frozen=True)
 class BabiArchive:
-    """The bAbI archive, without the files that the experiment does without."""
+    """The bAbI archive, in which the files that the experiment does not need may be missing."""
 
     missing_files: tuple[str, ...]
+    url: str = BABI_URL
+
+    def fetch(self, downloads: Path) -> Outcome:
+        """Find the archive that the jobs will use, or fetch the official one; an existing damaged file is an error."""
+        # The data job defines the digests of the archive's files and how they are read.
+        from implicit_llm_data.babi.archive import ARCHIVES, BabiArchiveError, read_archive
+
+        for path in filter(Path.is_file, (downloads / name for name in ARCHIVES)):
+            try:
+                read_archive(path, self.missing_files)
+                return "there", f"{path}, every file of it checked"
+            except BabiArchiveError as error:
+                if path.name == BABI_NAME or "is not in the archive" not in str(error):
+                    raise
+                break  # intact but incomplete; the official archive has all files
+        path = downloads / BABI_NAME
+        by_hand = f"fetch it where there is a network and put it at {path}"
+        _download(self.url, path, by_hand)
+        try:
+            read_archive(path)
+        except BabiArchiveError as error:
+            path.unlink()
+            reason = str(error).partition("; ")[0].replace(f"{path}: ", "")
+            raise FetchError(f"{self.url}: sent something else than bAbI v1.2 ({reason}); {by_hand}") from error
+        return "fetched", f"{path}, every file of it checked"
 
 
 @dataclass(frozen=True)
-class HubCheckpoint:
-    """A peer of the hub. `is_vouched`: the experiment names the sha256 of its pickle."""
+class OnHub:
+    """The files of a repository on the hub: data, a tokenizer, a model to train further, or an external baseline.
 
-    peer: str
+    `peer`: the name of the baseline in the experiment. `is_vouched`: whether the experiment names the sha256 of its
+    pickle.
+    """
+
     files: HubFiles
-    is_vouched: bool
+    peer: str | None = None
+    is_vouched: bool = False
+
+    def fetch(self, downloads: Path) -> Outcome:
+        """Fetch the files; for an external baseline, also return the lines that pin them in the experiment file."""
+        files, folder, state = self.files, self.files.folder(downloads), "there"
+        try:
+            fetched = find_fetched(files, downloads)
+            if fetched is None and (number := _usable_files(files, folder)):
+                return "there", f"{folder}: put there by hand ({number} files), not compared with the hub"
+        except FetchedFilesError:  # incomplete, or another version
+            fetched = None
+        if fetched is None:
+            state, fetched = "fetched", fetch_hub_files(files, downloads)
+        what, at = f"{folder}: {fetched}", f"peers.{self.peer}.checkpoint"
+        if PICKLE_FILE in fetched.sizes and self.peer is None:
+            raise FetchError(
+                f"model {files.name}: is a pickle on the hub, and training reads safetensors only; name another, or "
+                "the folder of a copy that is saved so"
+            )
+        if PICKLE_FILE in fetched.sizes and not self.is_vouched:
+            raise FetchError(
+                f"{what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its digest: "
+                f"if you trust it, write {at}.sha256: {{{PICKLE_FILE}: {sha256_of(folder / PICKLE_FILE)}}}"
+            )
+        is_unpinned = self.peer is not None and files.revision is None
+        return state, f"{what}; to pin it, write {at}.revision: {fetched.commit}" if is_unpinned else what
 
 
 @dataclass(frozen=True)
@@ -67,22 +127,52 @@ class LocalFile:
     name: str
     key: str
 
+    def fetch(self, downloads: Path) -> Outcome:
+        """Check that the file exists; only the user knows where it comes from."""
+        if found := local_files(self.name, downloads):  # the jobs search the same folders
+            return "there", str(found[0][1])
+        raise FetchError(
+            f"{self.key}: {self.name} is neither below {downloads} nor below the working directory; put it there"
+        )
+
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A data set of lm-eval, which goes to the cache of `datasets`."""
+    """A data set of lm-eval, which is stored in the cache of `datasets`."""
 
     dataset: str
     config: str | None = None
     revision: str | None = None
 
+    def fetch(self, downloads: Path) -> Outcome:
+        """Load the data set with `datasets`, which fetches the parts that are not in its cache."""
+        from datasets import DownloadMode, load_dataset
 
-Need = BabiArchive | HubFiles | HubCheckpoint | LocalFile | EvaluationData
+        name, mode = self.dataset + (f" ({self.config})" if self.config else ""), DownloadMode.REUSE_DATASET_IF_EXISTS
+        try:
+            load_dataset(self.dataset, self.config, revision=self.revision, download_mode=mode)
+        except Exception as error:  # the hub, `datasets` and the network raise many kinds
+            raise FetchError(
+                f"data set {name}: {first_line(error)}; run prefetch where there is a network with the same HF_HOME, "
+                "or copy that folder from there"
+            ) from error
+        return "fetched", f"data set {name} in the cache of datasets"
+
+
+Need = BabiArchive | OnHub | LocalFile | EvaluationData
 
 
 def needs_of(plan: Plan) -> list[Need]:
-    """Each once, in the order of the jobs."""
+    """Return each need of the plan's jobs once, in the order of the jobs."""
     return list(dict.fromkeys(need for node in plan.nodes.values() for need in _needs(node)))
+
+
+def satisfy(need: Need, downloads: Path) -> Outcome:
+    """Fetch a need unless it is there; return a failure instead of raising it, so that other needs are fetched too."""
+    try:
+        return need.fetch(downloads)
+    except UserError as error:
+        return "failed", str(error)
 
 
 def _needs(node: Node) -> Iterator[Need]:
@@ -90,102 +180,27 @@ def _needs(node: Node) -> Iterator[Need]:
     kind = config.get("kind")
     if stage == "data" and kind == "babi_text" and config["source"] == "archive":
         yield BabiArchive(tuple(config.get("missing_files") or ()))
-    elif stage == "data" and kind == "tokenizer":
-        yield from _tokenizer_needs(config)
-    elif stage == "data" and kind == "token_shard":
+    elif stage == "data" and kind == "tokenizer" and config["source"] == "file":
+        yield LocalFile(config["file"], "tokenizer.file")
+    elif stage == "data" and kind == "tokenizer" and config["source"] == "hub":
+        yield OnHub(HubFiles("tokenizer", config["name"], config.get("revision")))
+    elif stage == "data" and kind in ("tokenizer", "token_shard") and config.get("corpus"):
         yield from _corpus_needs(config["corpus"])
     elif stage == "train" and "revision" in config["model"]:
-        yield HubFiles("model", config["model"]["pretrained"], config["model"]["revision"])
+        yield OnHub(HubFiles("model", config["model"]["pretrained"], config["model"]["revision"]))
     elif stage == "checkpoint" and "hub" in config:
         files = HubFiles("model", config["hub"], config["revision"])
-        yield HubCheckpoint(node.name, files, PICKLE_FILE in config["sha256"])
-    elif stage == "evaluate" and kind == LM_EVAL:
-        yield from _evaluation_needs(config)
-
-
-def _tokenizer_needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    if config["source"] == "file":
-        yield LocalFile(config["file"], "tokenizer.file")
-    elif config["source"] == "hub":
-        yield HubFiles("tokenizer", config["name"], config.get("revision"))
-    elif config.get("corpus"):
-        yield from _corpus_needs(config["corpus"])
+        yield OnHub(files, node.name, PICKLE_FILE in config["sha256"])
+    elif stage == "evaluate" and kind == LM_EVAL:  # an evaluation that names no tasks runs all
+        known = read_yaml(EVALUATION_DATA_FILE)["tasks"]
+        yield from (EvaluationData(**known[task]) for task in config.get("tasks") or known if task in known)
 
 
 def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:
     if corpus["source"] == "files":
         yield from (LocalFile(name, "corpus.files") for name in corpus["files"])
     elif corpus["source"] == "hub":
-        yield HubFiles("dataset", corpus["dataset"], corpus.get("revision"), corpus.get("split") or "train")
-
-
-@dataclass(frozen=True)
-class EvaluationDataFile:
-    """workflow/config/prefetch/evaluation-data.yaml: the data sets of lm-eval's tasks."""
-
-    tasks: Mapping[str, EvaluationData]
-
-
-def _evaluation_needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    """The data of the tasks that an evaluation names, of all tasks if it names none."""
-    values = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE))
-    for task in config.get("tasks") or values.tasks:
-        if task in values.tasks:
-            yield values.tasks[task]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One line for the user."""
-
-    state: Literal["there", "fetched", "failed"]
-    what: str
-
-
-def satisfy(need: Need, downloads: Path, *, babi_url: str = BABI_URL) -> Outcome:
-    """Fetch what is needed unless it is there; a failure is an outcome, so that the others are still fetched."""
-    try:
-        match need:
-            case BabiArchive():
-                return _babi(need, downloads, babi_url)
-            case HubFiles():
-                return _hub_files(need, downloads)
-            case HubCheckpoint():
-                return _hub_files(need.files, downloads, need)
-            case EvaluationData():
-                return _evaluation_data(need)
-            case LocalFile():
-                return _local_file(need, downloads)
-    except UserError as error:
-        return Outcome("failed", str(error))
-
-
-def _babi(need: BabiArchive, downloads: Path, url: str) -> Outcome:
-    """The archive as the jobs look for it, or the official one. Files that lie there damaged are not touched."""
-    # The digests of the members and the way they are read belong to the job that uses them.
-    from implicit_llm_data.babi.archive import ARCHIVES, BabiArchiveError, read_archive
-
-    for name in ARCHIVES:
-        path = downloads / name
-        if path.is_file():
-            try:
-                read_archive(path, need.missing_files)
-            except BabiArchiveError as error:
-                if name == BABI_NAME or "is not in the archive" not in str(error):
-                    return Outcome("failed", str(error))
-                break  # whole, but with fewer files than are wanted: the official one has them all
-            return Outcome("there", f"{path}, every file of it checked")
-
-    path = downloads / BABI_NAME
-    by_hand = f"fetch it where there is a network and put it at {path}"
-    _download(url, path, by_hand)
-    try:
-        read_archive(path)
-    except BabiArchiveError as error:
-        path.unlink()
-        reason = str(error).partition("; ")[0].replace(f"{path}: ", "")
-        raise FetchError(f"{url}: sent something else than bAbI v1.2 ({reason}); {by_hand}") from error
-    return Outcome("fetched", f"{path}, every file of it checked")
+        yield OnHub(HubFiles("dataset", corpus["dataset"], corpus.get("revision"), corpus.get("split") or "train"))
 
 
 def _download(url: str, path: Path, by_hand: str) -> None:
@@ -195,93 +210,23 @@ def _download(url: str, path: Path, by_hand: str) -> None:
     try:
         bar = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=60)
         pooch.retrieve(url, known_hash=None, fname=path.name, path=path.parent, downloader=bar)
-    except OSError as error:  # of `requests`, too
+    except OSError as error:  # includes the exceptions of `requests`
         raise FetchError(f"{url}: cannot be fetched ({first_line(error)}); {by_hand}") from error
 
 
-def _hub_files(need: HubFiles, downloads: Path, peer: HubCheckpoint | None = None) -> Outcome:
-    """The files of data, of a tokenizer, or of a model that training begins with.
-
-    For a peer, also print what to write into the experiment file, so that the job imports these very files.
-    """
-    state: Literal["there", "fetched"] = "there"
-    folder, fetched = need.folder(downloads), fetched_before(need, downloads)
-    if fetched is None:
-        if by_hand := put_by_hand(need, downloads):
-            return Outcome("there", f"{folder}: put there by hand ({by_hand} files), not compared with the hub")
-        state, fetched = "fetched", fetch_hub_files(need, downloads)
-    what = f"{folder}: {fetched}"
-    if peer is None:
-        if PICKLE_FILE in fetched.sizes:
-            raise FetchError(
-                f"model {need.name}: is a pickle on the hub, and training reads safetensors only; name another, or the "
-                "folder of a copy that is saved so"
-            )
-        return Outcome(state, what)
-    at = f"peers.{peer.peer}.checkpoint"
-    if PICKLE_FILE in fetched.sizes and not peer.is_vouched:
-        raise FetchError(
-            f"{what}; its {PICKLE_FILE} is a pickle, which is read only if the experiment file names its digest: if "
-            f"you trust it, write {at}.sha256: {{{PICKLE_FILE}: {sha256_of(folder / PICKLE_FILE)}}}"
-        )
-    pin = f"; to pin it, write {at}.revision: {fetched.commit}" if need.revision is None else ""
-    return Outcome(state, f"{what}{pin}")
-
-
-def _evaluation_data(need: EvaluationData) -> Outcome:
-    from datasets import DownloadMode, load_dataset
-
-    name = f"data set {need.dataset}{f' ({need.config})' if need.config else ''}"
-    try:
-        load_dataset(
-            need.dataset, need.config, revision=need.revision, download_mode=DownloadMode.REUSE_DATASET_IF_EXISTS
-        )
-    except Exception as error:  # of the hub, `datasets` and the network
-        raise FetchError(
-            f"{name}: {first_line(error)}; run prefetch where there is a network with the same HF_HOME, "
-            "or copy that folder from there"
-        ) from error
-    return Outcome("fetched", f"{name} in the cache of datasets")
-
-
-def _local_file(need: LocalFile, downloads: Path) -> Outcome:
-    """Check that the file exists; only the user knows where it comes from."""
-    if found := local_files(need.name, downloads):  # as the jobs look for it
-        return Outcome("there", f"{found[0][1]}")
-    return Outcome(
-        "failed",
-        f"{need.key}: {need.name} is neither below {downloads} nor below the working directory; put it there",
-    )
+def _usable_files(wanted: HubFiles, folder: Path) -> int:
+    """Return the number of files that a job can use in a folder that the user has filled."""
+    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if wanted.kind == "model":
+        return len(paths) if CONFIG_FILE in paths else 0
+    return sum(path == TOKENIZER_FILE if wanted.kind == "tokenizer" else is_text(path) for path in paths)
 
 
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
-class FetchError(UserError):
-    """A file could not be fetched; the message says what to do by hand."""
-
-
-def fetched_before(need: HubFiles, downloads: Path) -> Fetched | None:
-    """The finished fetch that makes another one needless."""
-    try:
-        return find_fetched(need, downloads)
-    except FetchedFilesError:
-        return None
-
-
-def put_by_hand(need: HubFiles, downloads: Path) -> int:
-    """Number of usable files that somebody put there; 0 where an earlier fetch, perhaps a part of it, may be theirs."""
-    folder = need.folder(downloads)
-    if (folder / ".cache" / "huggingface").exists() or need.all_records(downloads):
-        return 0
-    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    if need.kind == "model":
-        return len(paths) if CONFIG_FILE in paths else 0
-    return sum(path == TOKENIZER_FILE if need.kind == "tokenizer" else is_text(path) for path in paths)
-
-
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
-    """Fetch what is missing and compare each file with the hub's digest. Raises: FetchError, StorageError."""
+    """Fetch the missing files and compare each file with the hub's digest. Raises: FetchError, StorageError."""
     from huggingface_hub import HfApi, snapshot_download
 
     api, folder = HfApi(), need.folder(downloads)
@@ -294,7 +239,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         require_space(folder, sum(missing.values()), f"{len(missing)} files of {need.kind} {need.name}")
         for record in need.all_records(downloads):
             if record == need.record(downloads) or Fetched.read(record).commit != commit:
-                record.unlink()  # its files may be replaced
+                record.unlink()  # the download may replace its files
         snapshot_download(
             need.name,
             repo_type=repo_type,
@@ -305,8 +250,14 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         found = api.verify_repo_checksums(need.name, repo_type=repo_type, revision=commit, local_dir=folder)
     except UserError:
         raise
-    except Exception as error:  # of the hub, its client and the network: many kinds, all the same to the user
-        raise FetchError(f"{need.kind} {need.name}: {first_line(error)}; {_advice(need, folder)}") from error
+    except Exception as error:  # the hub, its client and the network raise many kinds
+        what = (
+            f"{TOKENIZER_FILE} elsewhere and put it" if need.kind == "tokenizer" else "its files elsewhere and put them"
+        )
+        raise FetchError(
+            f"{need.kind} {need.name}: {first_line(error)}; check name, revision and network, or fetch {what} into "
+            f"{folder}"
+        ) from error
     for path in (item["path"] for item in found.mismatches if item["path"] in sizes):
         (folder / path).unlink()
         raise FetchError(f"{folder / path}: did not have the digest that the hub gives; removed, run prefetch again")
@@ -316,10 +267,10 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
 
 
 def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The tokenizer; a model's config, weights and tokenizer; or of a data set's text files those with the split in
-    their name, all if none of them says.
+    """Return the sizes of the files to fetch, by path.
 
-    Raises: FetchError when there is none.
+    These are the tokenizer, or a model's config, weights and tokenizer, or the text files of a data set whose names
+    contain the split; all text files if no name contains it. Raises: FetchError if there is no such file.
     """
     if need.kind == "model":
         found = _model_files(need, sizes)
@@ -335,20 +286,11 @@ def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
-    """Return the model's files: its safetensors, whole or in shards; only where there are none the pickle."""
-    if WEIGHTS_FILE in names:
-        weights = {WEIGHTS_FILE}
-    elif INDEX_FILE in names:
-        weights = {INDEX_FILE, *(name for name in names if _SHARD.fullmatch(name))}
-    else:
-        weights = {PICKLE_FILE} & names.keys()
+    """Return the model's files; its weights are safetensors, whole or in shards, or else the pickle."""
+    choices = ([WEIGHTS_FILE], [INDEX_FILE, *filter(_SHARD.fullmatch, names)], [PICKLE_FILE])
+    weights = next((files for files in choices if files[0] in names), [])
     if CONFIG_FILE not in names or not weights:
         raise FetchError(
             f"model {need.name}: has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE} on the hub; name another"
         )
     return [name for name in names if name in weights or name in (CONFIG_FILE, *OTHER_MODEL_FILES)]
-
-
-def _advice(need: HubFiles, folder: Path) -> str:
-    what = f"{TOKENIZER_FILE} elsewhere and put it" if need.kind == "tokenizer" else "its files elsewhere and put them"
-    return f"check name, revision and network, or fetch {what} into {folder}"

@@ -1,4 +1,4 @@
-"""The block of profiles/cluster that a site edits: its kinds of nodes, and which of them runs what."""
+"""Read the block of profiles/cluster that each site edits: its kinds of nodes, and the jobs that run on each kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ PROFILE_FILE, VARIABLES = "config.yaml", "__variables__"
 
 @dataclass(frozen=True)
 class HardwareClass:
-    """A kind of nodes. `gpu_model`: its GPU in Slurm; `card`: in workflow/config/estimate/hardware.yaml; "": that of
-    the class's name."""
+    """A kind of nodes.
+
+    `gpu_model`: the name of its GPU in Slurm. `card`: the name of its GPU in workflow/config/estimate/hardware.yaml.
+    The default of both is the name of the class.
+    """
 
     partition: Text
     constraint: str
@@ -36,7 +39,7 @@ class HardwareClass:
 
 @dataclass(frozen=True)
 class RuleResources:
-    """Which class does the jobs of a rule, and with what; texts may be expressions of `wildcards`."""
+    """The hardware class and the resources of a rule's jobs; a string may be an expression of `wildcards`."""
 
     class_: str
     gpus: Number = 0
@@ -52,12 +55,12 @@ class RuleResources:
     cuda_graphs: str | None = None
 
     def num_nodes(self, run: str, phase: str) -> int:
-        """Nodes of a training job, as Snakemake evaluates them. Raises: ConfigError."""
+        """Return the number of nodes of a training job; evaluate expressions as Snakemake does. Raises: ConfigError."""
         if isinstance(self.nodes, int):
             return self.nodes
         try:
             return int(eval(self.nodes, {"wildcards": SimpleNamespace(run=run, phase=phase)}))  # noqa: S307
-        except Exception as error:  # of an expression that a user wrote
+        except Exception as error:  # the user's expression may raise anything
             raise ConfigError(
                 f"{CLUSTER_PROFILE}: nodes: {self.nodes!r} gives {type(error).__name__} for run {run!r}: {error}; give "
                 "a number, or an expression of wildcards.run and wildcards.phase"
@@ -79,7 +82,7 @@ class Site:
     account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
-        """Card and number of GPUs of a training job; of a task without a rule as for language models."""
+        """Return GPU model and number of GPUs of a training job; a task without a rule uses that of language models."""
         use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
         if use is None or not use.gpus:
             return "cpu", 1
@@ -87,7 +90,7 @@ class Site:
 
 
 def fill_site(block: dict[str, Any], where: str) -> Site:
-    """Raises: ConfigError that starts with `where`, for a wrong value and for a class that there is not."""
+    """Return the site of a block. Raises: ConfigError, beginning with `where`, for a wrong value or class."""
     site = fill(Site, block, where)
     for rule, use in site.rules.items():
         if use.class_ not in site.classes:
@@ -101,7 +104,10 @@ def fill_site(block: dict[str, Any], where: str) -> Site:
 
 
 def read_site(profile: str, project: Path) -> Site:
-    """The site of this profile, or else of the cluster profile here or of the project. Raises: ConfigError."""
+    """Return the site of this profile, or else of the cluster profile in this folder or in the project.
+
+    Raises: ConfigError.
+    """
     for folder in (Path(profile), Path(CLUSTER_PROFILE), project / CLUSTER_PROFILE):
         path = folder / PROFILE_FILE
         block = read_yaml(path).get(VARIABLES) if path.is_file() else None

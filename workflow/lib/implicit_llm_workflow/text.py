@@ -1,31 +1,44 @@
-"""Tables without lines, and numbers, times and sizes as people read them in a narrow column."""
+"""Format tables without lines, and short texts of numbers, times and sizes for narrow columns."""
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 MISSING = "-"
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
-def plain_table(*headings: str, whole: Collection[str] = (), right: Collection[str] = (), **options: Any) -> Table:
-    """A table without lines. Cells are folded, except in the columns `whole`; those of `right` are numbers."""
+def plain_table(
+    *headings: str,
+    rows: Iterable[Iterable[RenderableType]] = (),
+    whole: Collection[str] = (),
+    right: Collection[str] = (),
+    **options: Any,
+) -> Table:
+    """Return a table without lines, whose strings are shown literally, without markup.
+
+    `whole`: the columns whose cells are not wrapped. `right`: the columns that are aligned to the right.
+    """
     table = Table(box=None, pad_edge=False, **options)
     for heading in headings:
         justify: Any = "right" if heading in right else "left"
-        table.add_column(heading, overflow="fold", no_wrap=heading in whole, justify=justify)
+        table.add_column(Text(heading), overflow="fold", no_wrap=heading in whole, justify=justify)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
 def first_line(error: Exception) -> str:
-    """The first line of its message, or else its kind."""
+    """Return the first line of an exception's message, or the name of its class if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def time_text(seconds: float | None) -> str:
-    """ "40 s", "12 min", "3.4 h", "5 d"."""
+    """Return a time in a fitting unit, such as "40 s", "12 min", "3.4 h" or "5 d"."""
     if seconds is None:
         return MISSING
     unit, length_s = next((item for item in _UNITS if seconds >= 1.5 * item[1]), _UNITS[-1])
@@ -34,7 +47,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Format a number with so many significant digits; an integer of up to seven digits is shown in full."""
+    """Return a number with `digits` significant digits; an integer of up to seven digits is shown in full."""
     if value is None:
         return MISSING
     if float(value).is_integer() and abs(value) < 1e7:
@@ -43,7 +56,7 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """The mean, of several seeds also the lowest and the highest."""
+    """Return the mean of the values; of several seeds also the lowest and the highest value and their number."""
     if not values:
         return MISSING
     mean = shown(statistics.fmean(values))
@@ -51,12 +64,12 @@ def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Format a share in percent, a small one with one more digit."""
+    """Return a share in percent; a share below 9.5 % has one decimal."""
     if share is None:
         return MISSING
     return f"{100 * share:.1f} %" if 0 < share < 0.095 else f"{100 * share:.0f} %"
 
 
 def size_text(size: int) -> str:
-    """ "12.3 MiB" of a number of bytes."""
+    """Return a number of bytes in MiB, such as "12.3 MiB"."""
     return f"{size / 2**20:,.1f} MiB"

@@ -1,1 +1,1 @@
-"""The kernels of the `triton` backend that only Llama uses. Imported only where they run."""
+"""The kernels of the `triton` backend that only Llama uses are imported only if they run."""

@@ -1,12 +1,12 @@
-"""Rotary positions, the attention of one token, and SwiGLU, in one kernel each. Imported where Triton kernels run.
+"""Compute rotary positions, one token's attention, and SwiGLU in one kernel each (imported only if Triton kernels run).
 
-The solver evaluates a token many times at the same place: query, key and value are rotated, the key and value written
-into the room of the cache, and the attention over what is in it computed, all by one program for each head of each
-sequence. It reads the position from the device, so that a captured graph serves every token, and no more keys than
-there are. Longer blocks go through `rotated_heads`, also with gradient, and PyTorch's attention.
+The solver evaluates a token many times at the same position. For each head of each sequence, one program rotates query
+and key, writes key and value into the room of the cache, and computes the attention to all keys there. The program
+loads the position from the device, so that a captured graph serves every token, and loads only keys that exist. Longer
+blocks use `rotated_heads`, which has a gradient, and PyTorch's attention.
 
-The backward pass of SwiGLU computes silu(gate) anew from the product, which is all that is kept, and writes the
-gradients of gate and up side by side.
+SwiGLU stores only its input. Its backward pass computes silu(gate) again and writes the gradients of gate and up side
+by side.
 
 The plain PyTorch twin is `models.llama3.attention`.
 
@@ -27,7 +27,7 @@ from implicit_llm.kernels.triton.memory import wide, wide_sum
 
 BLOCK_KEYS = 64
 TOKEN_WARPS = 4
-ROPE_ENTRIES = 8  # a thread's of each tile: 16 bytes of bf16, the widest load there is
+ROPE_ENTRIES = 8  # of each tile per thread: 16 bytes of bf16, the widest load of a GPU
 MAX_WARPS = 8
 SWIGLU_BLOCK, SWIGLU_WARPS = 1024, 4
 FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy more of the GPU
@@ -40,7 +40,7 @@ def token_attention(
     room_BHSP: tuple[Tensor, Tensor],
     position_1: Tensor,
 ) -> Tensor:
-    """Work like `llama3.attention.room_attention`, for one token and without gradient; the room is contiguous."""
+    """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous."""
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape
     qkv_B1E = qkv_B1E.contiguous()
@@ -84,13 +84,13 @@ def _token_kernel(
     key = wide_sum(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
     key += wide_sum(qkv_ptr, injection_ptr, model + partner, is_P, HAS_INJECTION) * sin
     value = wide_sum(qkv_ptr, injection_ptr, 2 * model + of_P, is_P, HAS_INJECTION)
-    # The new key and value count as they are kept, from registers; the loop reads only what was there before.
+    # The new key and value are rounded like stored ones but stay in registers; the loop loads only the earlier ones.
     key, value = key.to(keys_ptr.dtype.element_ty), value.to(values_ptr.dtype.element_ty)
     tl.store(keys_ptr + position * P + of_P, key, is_P)
     tl.store(values_ptr + position * P + of_P, value, is_P)
-    query *= scale  # of the logarithm to base 2
-    # Every row of a block has a softmax of its own, so that rows meet only at the end. The new token starts them all,
-    # which keeps them finite, and counts in the first.
+    query *= scale  # includes log2(e), because the softmax uses exp2
+    # Every row of a block of keys has its own softmax, and the rows are combined only at the end. All start with the
+    # score of the new token, which keeps them finite, but only the first row counts its value.
     rows = tl.arange(0, KEYS)
     top = tl.zeros((KEYS,), dtype=tl.float32) + tl.sum(query * key.to(tl.float32), axis=0)
     total = tl.where(rows == 0, 1.0, 0.0)
@@ -117,9 +117,8 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Work like `llama3.attention.rotated_heads`."""
-    found: tuple[Tensor, Tensor, Tensor] = _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
-    return found
+    """Implement `llama3.attention.rotated_heads`."""
+    return _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
 
 
 class _RotatedHeads(torch.autograd.Function):
@@ -130,7 +129,7 @@ class _RotatedHeads(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.injection_dtype = None if injection_BLE is None else injection_BLE.dtype
         given = _by_head(qkv_BLE.contiguous(), heads)
-        # The value only moves where something is added to it.
+        # The value is copied only if an injection is added to it.
         turned = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[: _count(injection_BLE)]]
         _turn(given, tuple(turned), (cos, sin), injection_BLE)
         q, k, v = (*turned, *given[len(turned) :])
@@ -154,7 +153,7 @@ def _count(injection_BLE: Tensor | None) -> int:
 
 
 def _by_head(qkv_BLE: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Views (B, L, H, P) of query, key and value."""
+    """Return views (B, L, H, P) of query, key and value."""
     return qkv_BLE.view(*qkv_BLE.shape[:2], 3, heads, -1).unbind(2)
 
 
@@ -166,9 +165,10 @@ def _turn(
     *,
     is_backward: bool = False,
 ) -> None:
-    """Add the injection, rotate query and key (B, L, H, P), or back; the value comes along if `turned` has room for it.
+    """Add the injection and rotate query and key (B, L, H, P), backwards if `is_backward`, from `given` to `turned`.
 
-    The tensors of `given` lie alike, those of an injection too; and those of `turned`.
+    The value is written only if `turned` has a third tensor. All tensors of `given` have the same strides, as have all
+    of `turned`.
     """
     batch, length, heads, width = given[0].shape
     cos, sin = (table.contiguous() for table in rope)
@@ -225,9 +225,8 @@ def _store_halves(to_ptr, first, second, is_inside, HALF: constexpr):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Work like `llama3.attention.swiglu`."""
-    found: Tensor = _SwiGLU.apply(gate_up)
-    return found
+    """Implement `llama3.attention.swiglu`."""
+    return _SwiGLU.apply(gate_up)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -1,15 +1,15 @@
-"""SSD and gate of a Mamba2 mixer in one kernel, at every length. Imported where Triton kernels run.
+"""Compute SSD and gate of a Mamba2 mixer in one kernel, at every length (imported only if Triton kernels run).
 
-One program takes one head of one sequence, chunk after chunk, with the state in registers: what lies between
-convolution and norm is read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-Channels come before positions in its products (y^T = x^T scores^T): then the state, which is summed up in registers,
-is multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) it
-keeps the states between chunks. A single token has a kernel of its own, which convolves as well and needs no matrix
+One program processes one head of one sequence, chunk after chunk, with the state in registers. All data between
+convolution and norm are thus read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
+In its products channels come before positions (y^T = x^T scores^T). The state, which is accumulated in registers, can
+then be multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) the
+kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
 
 Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
-`P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk, `S` chunks (of states: those between chunks).
+`P` head width, `G` groups, `N` state, `K` convolution, `Q` chunk, `S` chunks (for states: the boundaries of chunks).
 """
 
 import torch
@@ -21,11 +21,11 @@ from triton.language import constexpr
 from implicit_llm.kernels.triton.memory import load, wide_sum
 from implicit_llm.models.mamba2.triton.scan_inputs import Mixer, MixerInputs, exp2, mixer_inputs, sigmoid, softplus
 
-WIDE_STATE = 64 * 128  # entries; larger ones take the registers of twice as many warps
+WIDE_STATE = 64 * 128  # entries; larger states need the registers of twice as many warps
 
 
 def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the state after it in fp32 if asked for.
+    """Return silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and if wanted the last SSM state in fp32.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
     """
@@ -35,9 +35,9 @@ def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: boo
 
 
 def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`gated_scan` after the SSM state `before`, which also returns the states between chunks.
+    """Run `gated_scan` after the SSM state `before`, and also return the states between chunks.
 
-    Returns: (B, L, I), and what was kept, (B, S, H, P, N) in the dtype of `projected`, as the products take it.
+    Returns: (B, L, I), and the states (B, S, H, P, N) in the dtype of `projected`, which is that of the products.
     """
     batch, chunks, heads, _ = inputs.dt_BSHQ.shape
     width, _, size = mixer.sizes
@@ -63,13 +63,13 @@ def _scan(
         **mixer.constants(), KEEP=kept_BSHPN is not None, HAS_STATE=before_BHPN is not None,
         RETURN_STATE=last_BHPN is not None, INJECT=injection_BLE is not None, IS_LONG=chunks > 1, PRECISION=precision(),
         num_warps=4 if width * size <= WIDE_STATE else 8,
-        num_stages=1,  # a chunk under way in shared memory would keep a second program out
+        num_stages=1,  # prefetching a chunk into shared memory would leave no room for a second program
     )  # fmt: skip
     return out
 
 
 def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """`gated_scan` of one token."""
+    """Run `gated_scan` for one token."""
     projected_B1E, injection_B1E, weights, (width, groups, size) = mixer
     batch, _, columns = projected_B1E.shape
     out = projected_B1E.new_empty(batch, 1, mixer.heads * width)
@@ -134,7 +134,7 @@ def _scan_kernel(
         gate_QP = wide_sum(projected_ptr, injection_ptr, of_gate, is_row, INJECT)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
-            # A state that is not summed up takes few registers, so that many programs read theirs at once.
+            # A state that is not accumulated needs few registers, so that many programs load theirs at once.
             before_PN = state_PN.to(kind) if IS_SUMMED else tl.load(before_ptr + of_state).to(kind)
             y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
             y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION)
@@ -158,7 +158,7 @@ def _scan_kernel(
 
 @triton.jit
 def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: constexpr):
-    """What a position, a row, adds to the later ones, the columns."""
+    """Compute the scores (Q, Q), in which rows are source positions and columns are the targets from there on."""
     is_causal = steps[:, None] <= steps[None, :]
     decay_QQ = exp2(tl.where(is_causal, logs_Q[None, :] - logs_Q[:, None], -float("inf")))
     return tl.dot(B_QN, tl.trans(C_QN), input_precision=PRECISION) * decay_QQ * dt_Q[:, None]
@@ -177,7 +177,7 @@ def _token_channels(
     row_ptr, injected_ptr, inputs_ptr, conv_ptr, bias_ptr, channels, inner, num_channels,
     K: constexpr, INJECT: constexpr,
 ):  # fmt: skip
-    """silu(convolution) of some channels of one token, in fp32."""
+    """Compute silu(convolution) of some channels of one token, in fp32."""
     total = tl.load(bias_ptr + channels).to(tl.float32)
     for k in tl.static_range(K - 1):
         earlier = tl.load(inputs_ptr + k * num_channels + channels).to(tl.float32)

@@ -1,23 +1,23 @@
-"""Convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
+"""Compute convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
 
-Imported where Triton kernels run. Autograd would copy the gradients of gate, convolution and dt into one tensor of the
-width of the in-projection; here each is written to its place. Kept between the passes: the projection, what the scan
-read, the states between chunks.
+This module is imported only if Triton kernels run. Autograd would copy the gradients of gate, convolution and dt into
+one tensor of the width of the in-projection; here each kernel writes directly into that tensor. The forward pass stores
+the projection, the inputs of the scan and the states between chunks.
 
-The gradient takes four kernels, none of which depends on the order in which programs run:
-`sweep`: of one head of one sequence, the gradients of the states between chunks, from the last to the first: one small
-product for each chunk, and all that is sequential.
-`head`: one head of one chunk. With the states that the forward pass kept and their gradients, chunks are independent.
-It writes the gradients of x and gate.
-`group`: the gradients of B and C in one chunk: one program takes all heads of a group and sums up in registers what
-they share.
-`dt`: the gradients of dt and of what it is made of in one chunk, from sums over channels that `head` has left.
-The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` and autograd through it.
+The gradient has four kernels, and no result depends on the order in which programs run:
+`sweep` processes one head of one sequence. It computes the gradients of the states between chunks, from the last to the
+first, with one small product per chunk. Only this kernel is sequential.
+`head` processes one head of one chunk and writes the gradients of x and gate. With the stored states and their
+gradients, chunks are independent.
+`group` computes the gradients of B and C in one chunk. One program processes all heads of a group and sums their
+contributions in registers.
+`dt` computes the gradients of dt, its bias and A in one chunk, from sums over channels that `head` stores.
+The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` with autograd.
 
 Shapes: as in `scan`.
 
 Several releases of Triton compile a product of a transposed accumulator (`tl.dot(tl.trans(sum.to(bfloat16)), x)`, 64
-wide) wrongly for Hopper. None is formed here: the transposed scores are multiplied from the right.
+wide) incorrectly for Hopper. This code avoids it by multiplying with the transposed scores from the right.
 """
 
 from functools import partial
@@ -46,7 +46,7 @@ SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
-    """silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I): as `scan.gated_scan`, without a gradient of `state`."""
+    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), as `scan.gated_scan`; `state` gets no gradient."""
     return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
 
 
@@ -76,11 +76,11 @@ class _GatedMix(torch.autograd.Function):
 def gated_scan_gradient(
     mixer: Mixer, inputs: MixerInputs, states: tuple[Tensor | None, Tensor], dout_BLI: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the gradients of gate and dt into their columns of `dprojected`; the columns between are left alone.
+    """Write the gradients of gate and dt into their columns of `dprojected`; the columns between do not change.
 
-    Args: states are that before the sequence, which gets no gradient (None: empty), and those between chunks; inputs
-        and states as the forward pass had them, see `scan.gated_scan_for_gradient`.
-    Returns: the gradients of `convolved` (B, L, C) and of dt bias, A and D (3, H) in fp32.
+    Args: states are the one before the sequence, which gets no gradient (None: empty), and those between chunks. Inputs
+        and states must be those of the forward pass; see `scan.gated_scan_for_gradient`.
+    Returns: the gradients of `convolved` (B, L, C), and of dt bias, A and D (3, H) in fp32.
     """
     projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), weights = mixer.projected_BLE, inputs, mixer.weights
     batch, chunks, heads, _ = dt_BSHQ.shape
@@ -96,7 +96,7 @@ def gated_scan_gradient(
     has_state = before_BHPN is not None
     tiles = {**known, "IS_LONG": chunks > 1, "HAS_STATE": has_state, "PRECISION": precision()}
     steps = (dt_BSHQ, logs_BSHQ)
-    is_narrow = projected_BLE.element_size() == 2  # fp32 fills the shared memory with one chunk
+    is_narrow = projected_BLE.element_size() == 2  # in fp32 one chunk fills the shared memory
     if chunks > 1:
         _sweep_kernel[(heads, batch)](
             projected_BLE, convolved_BLC, dout_BLI, logs_BSHQ, before, kept_BSHPN, dkept_BSHPN, through, length, chunks,
@@ -141,7 +141,7 @@ def _sweep_kernel(
     dout_ptr += sequence * length * INNER
     logs_ptr += (sequence * chunks * HEADS + head) * Q
     of_tile = of_P[:, None] * N + of_N[None, :]
-    dstate_PN = tl.zeros((P, N), dtype=tl.float32)  # of the state before a chunk
+    dstate_PN = tl.zeros((P, N), dtype=tl.float32)  # the gradient of the state before a chunk
     for back in range(chunks - 1):
         chunk = chunks - 1 - back
         t = chunk * Q + steps
@@ -168,7 +168,7 @@ def _sweep_kernel(
 
 @triton.jit
 def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr):
-    """The state before a chunk, of a sequence's first chunk the one before the sequence; 0 where there is none."""
+    """Load the state before a chunk; before the first chunk it is the sequence's initial state, or 0."""
     if IS_LONG:
         before_PN = load(kept_at, (chunk > 0) & is_inside_PN)
         if HAS_STATE:
@@ -180,7 +180,7 @@ def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_L
 
 @triton.jit
 def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
-    """Return the gate's gradient of out = (y + D x) silu(gate), and y times that of y, summed over the channels."""
+    """Return the gradient of the gate in out = (y + D x) silu(gate), and y times y's gradient, summed over channels."""
     share_QP = sigmoid(gate_QP)
     dy_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
     row_Q = tl.sum(y_QP * dy_QP, axis=1)
@@ -203,7 +203,7 @@ def _head_kernel(
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = (head * P + of_P)[None, :]
     is_row = (chunk * Q + steps < length)[:, None]
-    # Each pointer goes to the first row of the chunk, those of states to the one after the chunk.
+    # Each pointer is moved to the first row of the chunk, those of states to the state after the chunk.
     first_row = sequence * length + chunk * Q
     entry = (sequence * chunks + chunk) * HEADS + head
     after = ((sequence * (chunks - 1) + chunk) * HEADS + head) * P * N
@@ -221,7 +221,7 @@ def _head_kernel(
     dout_QP = wide(at_dout, is_row)
     x_QP = load(at_x, is_row)
     dy_QP = (dout_QP * gate_QP * sigmoid(gate_QP)).to(kind)
-    # Columns and rows are summed from the same rounded scores and dy: so rounding cancels in their difference.
+    # Column and row sums come from the same rounded scores and dy, so that rounding cancels in their difference.
     scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
     if IS_LONG:  # after = exp(total) before + (dt exp(total - logs) x)^T B
         dafter_PN = load(dkept_ptr + after + of_state, (chunk + 1 < chunks) & (of_state >= 0))
@@ -251,7 +251,7 @@ def _head_kernel(
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
-    # Loaded again: kept in registers they would push out others.
+    # These are loaded again, because keeping them in registers would spill others.
     gate_QP, dout_QP, x_wide_QP = wide(at_gate, is_row), wide(at_dout, is_row), wide(at_x, is_row)
     dgate_QP, row_Q = _gate_gradient(y_QP, gate_QP, dout_QP, x_wide_QP, D, kind)
     tl.store(rows_ptr + entry * Q + steps, row_Q)
@@ -266,7 +266,7 @@ def _group_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, IS_LONG: constexpr, HAS_STATE: constexpr, PRECISION: constexpr,
 ):  # fmt: skip
-    """The gradients of B and C in one chunk of one sequence, over all heads of a group."""
+    """Compute the gradients of B and C in one chunk of one sequence, summed over all heads of a group."""
     group, chunk = tl.program_id(0), tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P
@@ -274,7 +274,7 @@ def _group_kernel(
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     is_row = (chunk * Q + steps < length)[:, None]
-    # Each pointer goes to the first row of the chunk, those of states to the one after the chunk.
+    # Each pointer is moved to the first row of the chunk, those of states to the state after the chunk.
     first_row = sequence * length + chunk * Q
     projected_ptr += first_row * COLUMNS
     convolved_ptr += first_row * CHANNELS
@@ -308,7 +308,7 @@ def _group_kernel(
             )
             dread_QP = (dy_QP * exp2(logs_Q)[:, None]).to(kind)
             dC_QN = tl.dot(dread_QP, before_PN, dC_QN, input_precision=PRECISION)
-        if IS_LONG:  # a state that is not there is 0
+        if IS_LONG:  # the gradient of the state after the last chunk is 0
             dafter_PN = load(dkept_ptr + of_state, (chunk + 1 < chunks) & (of_state >= 0))
             fed_Q = dt_Q * exp2(tl.load(logs_ptr + head * Q + Q - 1) - logs_Q)
             fed_QP = (x_QP.to(tl.float32) * fed_Q[:, None]).to(kind)
@@ -330,11 +330,12 @@ def _dt_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, ALL_HEADS: constexpr,
 ):  # fmt: skip
-    """All heads of one chunk of one sequence.
+    """Process all heads of one chunk of one sequence.
 
-    The gradient of dt A at a position is what goes through the decay there: in a chunk the rows from it on less the
-    columns from it on, and what goes through to later chunks, of the state before the chunk and of what the chunk fed.
-    (Sums over rows of all later chunks would do, too, but in bf16 gave A a gradient ten times less exact.)"""
+    The gradient of dt A at a position is the gradient that flows through its decay. Within the chunk this is the sum of
+    rows minus columns from the position on. Two terms flow to later chunks, from the state before the chunk (`through`)
+    and from the chunk's inputs (`fed`). Sums over the rows of all later chunks would be equivalent, but in bf16 they
+    made the gradient of A ten times less accurate."""
     chunk = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     steps, of_H = tl.arange(0, Q), tl.arange(0, ALL_HEADS)

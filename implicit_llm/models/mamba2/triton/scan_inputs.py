@@ -1,7 +1,7 @@
-"""What the scan of a Mamba2 mixer reads, and the gradient of its convolution. Imported where Triton kernels run.
+"""Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
-One kernel convolves some channels and applies silu, and forms dt and its decays; another goes back through the
-convolution. Each walks down the rows of a chunk, four at a time, with the last inputs in registers.
+One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
+convolution. Each processes the positions of a chunk in order, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: as in `scan`.
@@ -20,14 +20,14 @@ from triton.language.extra import libdevice
 from implicit_llm.kernels.triton.memory import wide, wide_sum
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 
-TAPS = 4  # inputs of a convolution; narrower ones have zeros before their first
+TAPS = 4  # inputs of a convolution; narrower convolutions are padded with zero weights
 CHANNELS_PER_PROGRAM = 256  # 16 bytes of bf16 for every thread of a warp
-MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # of the matrix units; more takes too many registers
+MAX_CHUNK_LEN, MIN_CHUNK_LEN = 64, 16  # matrix units need 16 positions; more than 64 need too many registers
 LOG2_E = constexpr(math.log2(math.e))
 
 
 class Mixer(NamedTuple):
-    """What a mixer reads, all of it contiguous: see `models.mamba2.ssd.gated_scan`."""
+    """The arguments of a mixer, all contiguous; see `models.mamba2.ssd.gated_scan`."""
 
     projected_BLE: Tensor
     injection_BLE: Tensor | None
@@ -40,19 +40,19 @@ class Mixer(NamedTuple):
 
     @property
     def chunk_len(self) -> int:
-        """Positions of a chunk: in fp32 half as many, for the sake of registers."""
+        """The number of positions of a chunk, at most half as many in fp32, which needs more registers."""
         longest = MAX_CHUNK_LEN if self.projected_BLE.element_size() == 2 else MAX_CHUNK_LEN // 2
         return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(self.projected_BLE.shape[1])))
 
     def constants(self) -> dict[str, Any]:
-        """Known when the kernels are compiled, so that the compiler sees which rows are aligned."""
+        """Return the sizes as compile-time constants, from which the compiler sees which rows are aligned."""
         columns, (width, groups, size) = self.projected_BLE.shape[2], self.sizes
         known = {"HEADS": self.heads, "GROUPS": groups, "COLUMNS": columns, "P": width, "N": size}
         return known | {"Q": self.chunk_len}
 
 
 class MixerInputs(NamedTuple):
-    """silu of the convolution; dt and the log decays, to the base 2, up to and including a position of a chunk."""
+    """The inputs of the scan: silu of the convolution, dt, and each position's cumulative log2 decay in its chunk."""
 
     convolved_BLC: Tensor
     dt_BSHQ: Tensor
@@ -60,7 +60,7 @@ class MixerInputs(NamedTuple):
 
 
 def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
-    """Return the inputs of the scan, from projected + injection; `before` has the K-1 inputs before the sequence."""
+    """Compute the scan's inputs from projected + injection; `before` holds the K-1 inputs before the sequence."""
     projected_BLE, injection_BLE, weights, _ = mixer
     batch, length, _ = projected_BLE.shape
     channels, taps = weights.conv_CK.shape
@@ -80,7 +80,10 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
 def convolution_gradient(
     mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the convolved columns of `dprojected`; the gradients of weight and bias. before: as for `mixer_inputs`."""
+    """Write the convolved columns of `dprojected`, and return the gradients of weight and bias.
+
+    Args: `before` is that of `mixer_inputs`.
+    """
     batch, length, _ = mixer.projected_BLE.shape
     channels, taps = mixer.weights.conv_CK.shape
     chunks = triton.cdiv(length, mixer.chunk_len)
@@ -96,7 +99,7 @@ def convolution_gradient(
 
 @triton.jit
 def exp2(value):
-    """Results below the smallest normal number are 0: half the instructions of `tl.exp2`."""
+    """Compute 2^value, with 0 for results below the smallest normal number: half the instructions of `tl.exp2`."""
     return libdevice.exp2(value)
 
 
@@ -108,13 +111,13 @@ def sigmoid(value):
 @triton.jit
 def softplus(value):
     power = tl.exp(tl.minimum(value, 20.0))
-    small = power * (1.0 - power * (0.5 - power / 3.0))  # where 1 + power would round most of it away
+    small = power * (1.0 - power * (0.5 - power / 3.0))  # because 1 + power would lose most digits of a small power
     return tl.where(value > 20.0, value, tl.where(power < 0.01, small, tl.log(1.0 + power)))
 
 
 @triton.jit
 def _taps(conv_ptr, channels, is_channel, K: constexpr):
-    """Weights of an input and of the three before it; 0 for those that a narrower convolution has not."""
+    """Load the weights of an input and of the three before it; 0 beyond the width of a narrower convolution."""
     last_ptr = conv_ptr + channels * K + (K - 1)
     return (
         wide(last_ptr, is_channel),
@@ -126,7 +129,7 @@ def _taps(conv_ptr, channels, is_channel, K: constexpr):
 
 @triton.jit
 def _state_row(before_ptr, t, channels, is_channel, CHANNELS: constexpr, K: constexpr):
-    """Row t < 0 of what is convolved: K - 1 rows lie before the sequence."""
+    """Load row t < 0 of the convolution's input; K - 1 rows precede the sequence."""
     is_before = is_channel & (t < 0) & (t >= 1 - K)
     return wide(before_ptr + (t + K - 1) * CHANNELS + channels, is_before)
 
@@ -135,7 +138,7 @@ def _state_row(before_ptr, t, channels, is_channel, CHANNELS: constexpr, K: cons
 def _four_rows(
     rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: constexpr, INJECT: constexpr
 ):  # fmt: skip
-    """The rows from t on, in fp32."""
+    """Load four rows, t to t + 3, in fp32."""
     rows_ptr += t * STRIDE
     injection_ptr += t * STRIDE
     return (
@@ -165,7 +168,7 @@ def _inputs_kernel(
     Q: constexpr, K: constexpr, BLOCK: constexpr, ALL_HEADS: constexpr,
     HAS_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
-    """One chunk of one sequence: dt of all heads as the first program, some channels as another."""
+    """Process one chunk of one sequence: the first program computes dt of all heads, each other one some channels."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P
@@ -181,7 +184,7 @@ def _inputs_kernel(
         of_dt = (first + steps)[:, None] * COLUMNS + INNER + CHANNELS + of_H[None, :]
         raw_QH = wide_sum(projected_ptr, injection_ptr, of_dt, is_inside & is_head[None, :], INJECT)
         raw_QH += wide(dt_bias_ptr + of_H, is_head)[None, :]
-        dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # neither decays nor feeds the state
+        dt_QH = tl.where(is_inside, softplus(raw_QH), 0.0)  # dt = 0 neither decays nor feeds the state
         rate_H = wide(A_ptr + of_H, is_head) * LOG2_E
         logs_QH = tl.cumsum(dt_QH * rate_H[None, :], axis=0)
         to = ((sequence * chunks + chunk) * HEADS + of_H)[None, :] * Q + steps[:, None]
@@ -223,7 +226,7 @@ def _convolution_gradient_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, K: constexpr, BLOCK: constexpr, HAS_STATE: constexpr,
 ):  # fmt: skip
-    """Some channels of one chunk of one sequence. An input reaches the three positions after it: so far it looks."""
+    """Process some channels of one chunk of one sequence, and the three positions after it, which its inputs affect."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P
@@ -244,8 +247,8 @@ def _convolution_gradient_kernel(
         x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
         x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
-    # Gradients before silu of the three rows before. Those of the first rows reach no row of this program, so they may
-    # start from anything; they start from different values because Triton 3.6 merges what starts from the same.
+    # d1 to d3 are the gradients before silu of the three earlier rows. Their initial values reach no row of this
+    # program and may be arbitrary, but they must differ, because Triton 3.6 merges variables with equal initial values.
     d1, d2, d3 = tap0, tap1, tap2
     dtap0, dtap1, dtap2, dtap3, dbias = zero, zero, zero, zero, zero
     for t in range(first, first + Q + 4, 4):
@@ -255,7 +258,7 @@ def _convolution_gradient_kernel(
         g1 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n1, n0, x1, x2))
         g2 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n2, n1, n0, x1))
         g3 *= _silu_slope(bias + _dot4(tap0, tap1, tap2, tap3, n3, n2, n1, n0))
-        # Of the positions t-3 to t.
+        # These are the gradients of the inputs at positions t-3 to t.
         to = drows_ptr + (t - 3) * COLUMNS + channels
         has_before = is_channel & (t > first)
         dx = _dot4(tap0, tap1, tap2, tap3, d3, d2, d1, g0)

@@ -1,21 +1,22 @@
-"""Whole sequences of one implicit Mamba2 layer solved block by block in one kernel. Imported where Triton kernels run.
+"""Solve whole sequences of one implicit Mamba2 layer, block by block in one kernel.
 
-In small blocks an iteration is a dozen kernels that wait for one another, a batch waits in each block for its slowest
-sequence, and the host asks again and again whether that was the last iteration. Here a program takes a few sequences
-from the first block to the last: it iterates each block until these sequences have converged, closes the block, carries
-their states on, and waits neither for other sequences nor for the host.
+This module is imported only if Triton kernels run. With separate kernels and small blocks, an iteration is a dozen
+kernels that wait for one another, a batch waits in each block for its slowest sequence, and the host checks every few
+iterations whether all have converged. Here a program processes a few sequences from the first block to the last. It
+iterates each block until these sequences have converged, closes the block and carries their states to the next, without
+waiting for other sequences or for the host.
 
-An evaluation of f has four parts, which meet in memory that stays in the L2 cache: `_project` multiplies the norm of z
-by the in-projection, `_convolve` mixes positions, `_scan` goes through the heads, `_project_out` multiplies by the
-out-projection; the gated norm divides a token by one number, which is known after the last head. Channels come before
-positions in all products, so that the weights fill the matrix units however few the tokens are.
-An iteration of one program takes longer than one of a whole small batch (120 us on an H100, most of it latency), so
-training, where few sequences need many iterations, replays graphs instead (`cuda_graphs.blocks`).
-The plain PyTorch twin is `solver.passes` over `models.mamba2.model`.
+An evaluation of f has four parts, which exchange data through memory that stays in the L2 cache. `_project` multiplies
+the norm of z by the in-projection, `_convolve` mixes positions, and `_scan` loops over the heads. `_project_out`
+multiplies by the out-projection and applies the gated norm, whose scale of a token is known only after the last head.
+Channels come before positions in all products, so that the weights fill the matrix units even if there are few tokens.
+An iteration of one program takes 120 us on an H100, most of it latency, and thus longer than one of a whole small
+batch. Training, where few sequences need many iterations, replays graphs instead (`cuda_graphs.blocks`).
+The plain PyTorch twin is `solver.passes` with `models.mamba2.model`.
 
 Shapes: `B` batch, `L` length, `D` model, `E` in-projection (gate I, convolved C = I + 2 N, dt H), `I` = H P inner, `H`
 heads, `P` head width, `N` state, `K` convolution, `W` tokens of a block, `G` blocks, `S` sequences of a program,
-`R` = S W, `X` the states of S sequences side by side, S N.
+`R` = S W tokens of a program, `X` = S N (the states of S sequences side by side).
 """
 
 import math
@@ -32,17 +33,20 @@ from implicit_llm.kernels.triton.convergence import EPS, is_bad, larger, relativ
 from implicit_llm.kernels.triton.memory import wide
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.triton.scan_inputs import LOG2_E, exp2, sigmoid, softplus
+from implicit_llm.models.stack import LayerState
+from implicit_llm.solver.passes import Search
+from implicit_llm.solver.stats import Block, BlockStats
 
 TAPS = constexpr(4)  # inputs of the convolution
-MIN_TOKENS = 16  # of a program: the least that matrix units multiply
-MAX_TOKENS = 32  # more would leave too few registers
-MIN_PROGRAMS = 96  # fewer leave multiprocessors idle
+MIN_TOKENS = 16  # of a program; matrix units multiply at least 16
+MAX_TOKENS = 32  # of a program; more would need too many registers
+MIN_PROGRAMS = 96  # fewer programs would leave multiprocessors idle
 WARPS = 4
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The effective weights of a model with one layer, those of products in the dtype of products."""
+    """The effective weights of a model with one layer; matrices have the dtype of the products."""
 
     in_proj_ED: Tensor
     scan: ScanWeights
@@ -53,37 +57,10 @@ class LayerWeights:
     eps: float
 
 
-@dataclass(frozen=True)
-class SearchRule:
-    """The rule by which a block is solved: by_token, if each of its tokens is below tol, else if all together are.
-
-    tau: damping; 1 is undamped.
-    """
-
-    by_token: bool
-    tol: float
-    max_iter: int
-    tau: float
-
-
-@dataclass(frozen=True)
-class SolvedBlocks:
-    """The closed fixed point z, the states after it, and what `BlockStats` holds, of `G` blocks or of each position."""
-
-    z_BLD: Tensor
-    ssm_BHPN: Tensor
-    inputs_BKC: Tensor
-    num_iter_BG: Tensor
-    residual_BG: Tensor
-    done_BG: Tensor
-    residual_BL: Tensor
-    non_finite_BL: Tensor
-
-
 def sequences_of_a_program(batch: int, width: int) -> int | None:
-    """Sequences that one program takes together; None if the batch cannot be divided so.
+    """Return how many sequences one program processes together, or None if no such number divides the batch.
 
-    More of them share what is read of the weights, fewer keep more multiprocessors busy.
+    With more sequences, more tokens share each load of the weights; with fewer, more multiprocessors are busy.
     """
     counts = [tokens // width for tokens in (MAX_TOKENS, MIN_TOKENS) if tokens >= width]
     fitting = [count for count in counts if batch % count == 0]
@@ -91,59 +68,60 @@ def sequences_of_a_program(batch: int, width: int) -> int | None:
 
 
 def search_blocks(
-    weights: LayerWeights,
-    injection_BLE: Tensor,
-    state: tuple[Tensor, Tensor],
-    width: int,
-    rule: SearchRule,
-) -> SolvedBlocks:
+    weights: LayerWeights, injection_BLE: Tensor, state: LayerState | None, width: int, search: Search
+) -> tuple[Tensor, LayerState, list[Block]] | None:
     """Solve and close block after block of `width` tokens, from z = 0 in each.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
-        block. L is a multiple of `width`.
+        block, None if it is empty. L is a multiple of `width`. The search is plain or damped, and stops by sequence or
+        by token.
+    Returns: the closed fixed point (B, L, D) in fp32, the state after it, and the statistics of each block; None where
+        a token became NaN or infinite.
     """
     batch, length, columns = injection_BLE.shape
-    scan, kind, (_, heads, head_width, size) = weights.scan, weights.in_proj_ED.dtype, state[0].shape
-    (channels, taps), model_width = scan.conv_CK.shape, len(weights.norm_D)
-    inner, num_blocks, count = heads * head_width, length // width, sequences_of_a_program(batch, width)
+    scan, kind = weights.scan, weights.in_proj_ED.dtype
+    (channels, taps), (model_width, inner), heads = scan.conv_CK.shape, weights.out_proj_DI.shape, len(scan.A_H)
+    head_width, size, num_blocks = inner // heads, (channels - inner) // 2, length // width
+    count = sequences_of_a_program(batch, width)
     assert count is not None
     new = injection_BLE.new_empty
-    ssm_BHPN = state[0].float().clone(memory_format=torch.contiguous_format)
+    ssm_BHPN = injection_BLE.new_zeros(batch, heads, head_width, size, dtype=torch.float32)
+    rows_BKC = injection_BLE.new_zeros(batch, TAPS.value - 1 + width, channels, dtype=kind)
+    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # a view of what the kernel leaves there
+    if state is not None:
+        ssm_BHPN.copy_(state[0])
+        inputs_BKC.copy_(state[1])
     rounded_BHPN = ssm_BHPN.to(kind)
-    rows_BKC = new(batch, TAPS.value - 1 + width, channels, dtype=kind)
-    rows_BKC[:, : TAPS.value - taps] = 0
-    rows_BKC[:, TAPS.value - taps : TAPS.value - 1] = state[1]
     convolved_BWC, gate_BWI = new(batch, width, channels, dtype=kind), new(batch, width, inner, dtype=kind)
     dt, logs = new(2, batch, width, heads, dtype=torch.float32)
     current_BWD = new(batch, width, model_width, dtype=torch.float32)
-    found = SolvedBlocks(
-        z_BLD=new(batch, length, model_width, dtype=torch.float32),
-        ssm_BHPN=ssm_BHPN,
-        inputs_BKC=rows_BKC[:, TAPS.value - taps : TAPS.value - 1],  # a view of what the kernel leaves there
-        num_iter_BG=new(batch, num_blocks, dtype=torch.float32),
-        residual_BG=new(batch, num_blocks, dtype=torch.float32),
-        done_BG=new(batch, num_blocks, dtype=torch.bool),
-        residual_BL=new(batch, length, dtype=torch.float32),
-        non_finite_BL=new(batch, length, dtype=torch.bool),
-    )
+    z_BLD = new(batch, length, model_width, dtype=torch.float32)
+    num_iter_BG, residual_BG = (new(batch, num_blocks, dtype=torch.float32) for _ in range(2))
+    done_BG = new(batch, num_blocks, dtype=torch.bool)
+    residual_BL, non_finite_BL = (new(batch, length, dtype=dtype) for dtype in (torch.float32, torch.bool))
     conv_CK = F.pad(scan.conv_CK, (TAPS.value - taps, 0))
     _search_kernel[(batch // count,)](
         injection_BLE.contiguous(), weights.in_proj_ED.contiguous(), conv_CK.contiguous(), *scan[1:],
         weights.gated_norm_I, weights.out_proj_DI.contiguous(), weights.norm_D, weights.final_norm_D,
-        ssm_BHPN, rounded_BHPN, rows_BKC, convolved_BWC, gate_BWI, current_BWD, dt, logs, found.z_BLD,
-        found.num_iter_BG, found.residual_BG, found.done_BG, found.residual_BL, found.non_finite_BL,
-        new(1, dtype=torch.int32).zero_(), length, rule.max_iter, rule.tol, rule.tau, weights.eps, EPS,
+        ssm_BHPN, rounded_BHPN, rows_BKC, convolved_BWC, gate_BWI, current_BWD, dt, logs, z_BLD,
+        num_iter_BG, residual_BG, done_BG, residual_BL, non_finite_BL,
+        new(1, dtype=torch.int32).zero_(), length, search.max_iter, search.rule.tol, search.damping, weights.eps, EPS,
         HEADS=heads, ALL_HEADS=max(16, triton.next_power_of_2(heads)), P=head_width, N=size, D=model_width,
-        COLUMNS=columns, W=width, S=count, BY_TOKEN=rule.by_token,
+        COLUMNS=columns, W=width, S=count, BY_TOKEN=search.rule.stop == "token",
         IN_TILE=_tile(128, inner, channels), CONV_TILE=_tile(256, channels),
         OUT_TILE=_tile(128, inner), IN_STAGES=2, SCAN_STAGES=2, OUT_STAGES=2,
         num_warps=WARPS,
     )  # fmt: skip
-    return found
+    if bool(non_finite_BL.any()):
+        return None
+    of_sequences = (t_BG.unbind(1) for t_BG in (num_iter_BG, residual_BG, done_BG))
+    of_tokens = (residual_BL >= search.rule.tol).split(width, dim=1)
+    blocks = [Block(width, BlockStats(*of_block)) for of_block in zip(*of_sequences, of_tokens, strict=True)]
+    return z_BLD, (ssm_BHPN, inputs_BKC), blocks
 
 
 def _tile(largest: int, *widths: int) -> int:
-    """The largest power of two, up to `largest`, that divides all the widths."""
+    """Return the largest power of two, up to `largest`, that divides all the widths."""
     return math.gcd(largest, *widths)
 
 
@@ -154,9 +132,9 @@ def _project(
     HEADS: constexpr, ALL_HEADS: constexpr, P: constexpr, N: constexpr, D: constexpr, TILE: constexpr, W: constexpr,
     S: constexpr, STAGES: constexpr,
 ):  # fmt: skip
-    """Write gate, what is convolved, dt, and its log decays within the block: projected + injection.
+    """Write gate, the convolution's inputs, dt and its log decays within the block, all from projected + injection.
 
-    of_row, of_kept, of_gate: where each token begins in the injection, in `rows` and in `gate`.
+    of_row, of_kept, of_gate: offsets of each token in the injection, in `rows` and in `gate`.
     """
     INNER: constexpr = HEADS * P
     CHANNELS: constexpr = INNER + 2 * N
@@ -194,7 +172,7 @@ def _project(
 def _convolve(
     rows_ptr, conv_ptr, bias_ptr, convolved_ptr, of_kept_R, of_convolved_R, CHANNELS: constexpr, TILE: constexpr
 ):  # fmt: skip
-    """Write silu of the convolution of all channels."""
+    """Convolve all channels, and write silu of the result."""
     kind = rows_ptr.dtype.element_ty
     for start in range(0, CHANNELS, TILE):
         channel = start + tl.arange(0, TILE)
@@ -212,9 +190,9 @@ def _scan(
     HEADS: constexpr, P: constexpr, N: constexpr, W: constexpr, S: constexpr,
     CLOSE: constexpr, STAGES: constexpr,
 ):  # fmt: skip
-    """Write the gated output of the scan in place of the gate; return the sum of its squares by token, (R).
+    """Overwrite the gate with the gated output of the scan; return the sum of its squares by token, (R).
 
-    CLOSE: the states are those after the block from now on.
+    CLOSE: whether to replace the states by those after the block.
     """
     INNER: constexpr = HEADS * P
     R: constexpr = S * W
@@ -223,8 +201,8 @@ def _scan(
     at_B = convolved_ptr + of_convolved_R[None, :] + (INNER + of_N)[:, None]
     B_NR = tl.load(at_B)
     is_seen_RR = (of_R[:, None] <= of_R[None, :]) & ((of_R // W)[:, None] == (of_R // W)[None, :])
-    products_RR = tl.dot(tl.trans(B_NR), tl.load(at_B + N))  # rows give, columns receive
-    # The states of all sequences side by side, times a C that is zero for the tokens of the others.
+    products_RR = tl.dot(tl.trans(B_NR), tl.load(at_B + N))  # rows are sources, columns are targets
+    # The states of all sequences are side by side; the C of a token is zero for the states of other sequences.
     at_C = convolved_ptr + of_convolved_R[None, :] + (INNER + N + of_X % N)[:, None]
     C_XR = tl.load(at_C, mask=(of_X // N)[:, None] == (of_R // W)[None, :], other=0.0)
     of_states = (of_X // N * HEADS * P * N + of_X % N)[None, :] + of_P[:, None] * N
@@ -244,7 +222,7 @@ def _scan(
         tl.store(at_gate, y_PR)
         squares_R += tl.sum(y_PR.to(tl.float32) * y_PR.to(tl.float32), axis=0)
         if CLOSE:
-            tl.debug_barrier()  # all threads have read the states
+            tl.debug_barrier()  # all threads must have loaded the states
             for index in tl.static_range(S):
                 tile = (index * HEADS + head) * P * N + of_P[:, None] * N + of_N[None, :]
                 total = tl.sum(tl.where(of_R == index * W + (W - 1), logs_R, 0.0), axis=0)
@@ -261,7 +239,7 @@ def _project_out(
     squares_R, gated_norm_ptr, out_ptr, gate_ptr, of_gate_R, eps,
     INNER: constexpr, D: constexpr, TILE: constexpr, STAGES: constexpr,
 ):  # fmt: skip
-    """The layer's branch (D, R): the out-projection of the gated norm."""
+    """Compute the layer's branch (D, R), which is the out-projection of the gated norm."""
     kind = out_ptr.dtype.element_ty
     R: constexpr = squares_R.shape[0]
     of_D, of_tile = tl.arange(0, D), tl.arange(0, TILE)
@@ -276,13 +254,13 @@ def _project_out(
 
 @triton.jit
 def _zero(zero_ptr):
-    """A zero that the compiler does not know: else it keeps addresses in registers from use to use, and spills."""
+    """Load a zero that the compiler cannot fold; otherwise it would hold addresses in registers and spill them."""
     return tl.multiple_of(tl.load(zero_ptr, volatile=True), 16)
 
 
 @triton.jit
 def _tokens(base_ptr, zero_ptr, token_R, D: constexpr):
-    """Addresses of tokens, (D, R)."""
+    """Compute the addresses of tokens, (D, R)."""
     return base_ptr + _zero(zero_ptr) + (token_R * D)[None, :] + tl.arange(0, D)[:, None]
 
 
@@ -296,7 +274,7 @@ def _apply(
     CLOSE: constexpr, IN_TILE: constexpr, CONV_TILE: constexpr, OUT_TILE: constexpr,
     IN_STAGES: constexpr, SCAN_STAGES: constexpr, OUT_STAGES: constexpr,
 ):  # fmt: skip
-    """f(z), (D, R), of the tokens at `at_ptr`."""
+    """Evaluate f(z), (D, R), for the tokens at `at_ptr`."""
     INNER: constexpr = HEADS * P
     CHANNELS: constexpr = INNER + 2 * N
     zero = _zero(zero_ptr)
@@ -326,7 +304,7 @@ def _apply(
     branch_DR = _project_out(
         squares_R, gated_norm_ptr, out_ptr, gate_ptr, of_gate_R, eps, INNER, D, OUT_TILE, OUT_STAGES
     )
-    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # z again: kept, it would push out others
+    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # z again: in registers it would spill others
     final_D = tl.load(final_norm_ptr + tl.arange(0, D)).to(tl.float32)
     return h_DR * tl.rsqrt(tl.sum(h_DR * h_DR, axis=0) / D + eps)[None, :] * final_D[:, None]
 
@@ -346,7 +324,7 @@ def _search_kernel(
     R: constexpr = S * W
     KEPT: constexpr = TAPS - 1
     of_D, of_R, of_S = tl.arange(0, D), tl.arange(0, R), tl.arange(0, S)
-    # Each pointer goes to the first sequence of the program; offsets from there fit into 32 bits.
+    # Each pointer is moved to the first sequence of the program; offsets from there fit into 32 bits.
     first_sequence = tl.program_id(0).to(tl.int64) * S
     num_blocks = length // W
     injection_ptr += first_sequence * length * COLUMNS
@@ -374,7 +352,7 @@ def _search_kernel(
         is_open_S = of_S >= 0
         is_bad_R = of_R < 0
         tl.store(_tokens(current_ptr, zero_ptr, of_R, D), tl.zeros((D, R), dtype=tl.float32))
-        # What stays where no iterate has a residual.
+        # These values remain if the residual of no iterate is finite.
         tl.store(_tokens(z_ptr, zero_ptr, token_R, D), tl.zeros((D, R), dtype=tl.float32))
         tl.store(token_ptr + token_R, tl.full((R,), float("inf"), dtype=tl.float32))
         tl.debug_barrier()

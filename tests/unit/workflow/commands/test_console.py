@@ -215,34 +215,24 @@ def test_the_exit_code_says_what_kind_of_error_it_was(
     assert run(capsys, "status") == (code, "", message)
 
 
-@pytest.fixture
-def identity(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> str:
-    return output(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
-
-
-def test_a_job_is_run_from_its_identity_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, identity: str
-) -> None:
-    run_dir = tmp_path / "run"
-    output(capsys, "job", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
-    assert json.loads((run_dir / "manifest.json").read_text())["summary"]["num_samples"] == 32
-    assert "done" in (run_dir / "job.log").read_text()
-
-
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])
-def test_jobs_do_not_look_at_the_hub_unless_told_to(
+def test_a_job_is_run_from_its_identity_alone_and_does_not_look_at_the_hub_unless_told_to(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tiny: ExperimentFile,
     tmp_path: Path,
-    identity: str,
     given: str | None,
     seen: str,
 ) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if given is not None:
         monkeypatch.setenv("HF_HUB_OFFLINE", given)
-    output(capsys, "job", "--run-dir", str(tmp_path / "run"), "--identity", identity)
+    identity = output(capsys, "explain", "--identity", "data/s3-test-L8-h0.5", "--config", str(tiny.path))
+    run_dir = tmp_path / "run"
+    output(capsys, "job", "--run-dir", str(run_dir), "--identity", identity, "--log", f"{run_dir}/job.log")
     assert os.environ["HF_HUB_OFFLINE"] == seen
+    assert json.loads((run_dir / "manifest.json").read_text())["summary"]["num_samples"] == 32
+    assert "done" in (run_dir / "job.log").read_text()
 
 
 def test_the_headline_shows_each_mode_and_marks_stale_numbers(

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 import implicit_llm
-from implicit_llm.models.errors import ModelConfigError
 from implicit_llm_workflow.commands import try_it
 from tests.pages import ROOT
 from tests.unit.workflow.experiments import output
@@ -33,11 +32,6 @@ def test_the_kept_numbers_are_those_of_the_table_of_results() -> None:
             row = table.loc[(of_run["run"], of_run["mode"], len(accuracy), seed)]
             assert np.mean(accuracy[-10:]) == pytest.approx(row.accuracy_last10, abs=1e-4)
             assert of_run["num_parameters"] == row.num_parameters
-
-
-def test_a_trained_model_of_another_name_is_refused() -> None:
-    with pytest.raises(ModelConfigError, match="s5-state-passing-s0"):
-        implicit_llm.trained_model("s5-state-passing-s1")
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,17 @@ def test_a_model_of_the_package_is_evaluated_by_its_name_on_data_that_is_made(
     assert (tmp_path / "results/state-tracking/data/s5-long-test-L32-h1/manifest.json").is_file()
 
 
-def test_a_trained_model_is_found_by_the_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(ModelConfigError, match="and run directories of training phases"):
-        implicit_llm.trained_model("nothing/there")
-    with pytest.raises(ModelConfigError, match="so the run has not finished"):
-        implicit_llm.trained_model(tmp_path)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("s5-state-passing-s1", MODEL),
+        ("nothing/there", "and run directories of training phases"),
+        (Path(), "so the run has not finished"),
+    ],
+)
+def test_what_is_no_trained_model_and_no_finished_run_is_refused(model: str | Path, message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        implicit_llm.trained_model(model)
 
 
 def test_a_bare_snakemake_on_this_machine_does_not_start_an_experiment_of_days(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.commands.options import make_plan
-from implicit_llm_workflow.estimates.cost import CostModel, training_estimates
-from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, MeasuredStep, read_hardware
+from implicit_llm_workflow.estimates import HARDWARE_FILE, CostModel, MeasuredStep, read_hardware, training_estimates
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
@@ -79,11 +78,11 @@ def test_the_prices_are_the_newest_measured_steps() -> None:
 @pytest.mark.parametrize("step", HARDWARE.steps, ids=lambda step: f"{step.model}-{step.f_evaluations}")
 def test_a_measured_step_is_priced_at_what_it_took(step: MeasuredStep) -> None:
     model = model_fields(step.model, "test")
-    speed = HARDWARE.speed(model, step.solver, step.precision, step.card)
+    flops_per_s, basis = HARDWARE.speed(model, step.solver, step.precision, step.card)
     work = flops.training_flops(model, step.length, step.solver, step.f_evaluations)
-    assert speed.flops_per_s == pytest.approx(work * step.tokens_per_s)
-    assert step.commit in speed.basis
-    assert 0.1 < speed.flops_per_s / 1e12 / HARDWARE.cards["h200"].peak_tflops["bf16"] < 0.55
+    assert flops_per_s == pytest.approx(work * step.tokens_per_s)
+    assert step.commit in basis
+    assert 0.1 < flops_per_s / 1e12 / HARDWARE.cards["h200"].peak_tflops["bf16"] < 0.55
 
 
 @pytest.mark.parametrize(
@@ -97,16 +96,20 @@ def test_a_measured_step_is_priced_at_what_it_took(step: MeasuredStep) -> None:
 def test_what_was_not_measured_takes_the_assumed_share_of_the_peak(
     config: str, solver: Any, precision: str, card: str
 ) -> None:
-    speed, facts = HARDWARE.speed(model_fields(config, "test"), solver, precision, card), HARDWARE.cards[card]
-    assert speed.flops_per_s == facts.utilisation * facts.peak_tflops[precision] * 1e12
-    assert speed.basis.endswith("assumed")
+    facts = HARDWARE.cards[card]
+    flops_per_s, basis = HARDWARE.speed(model_fields(config, "test"), solver, precision, card)
+    assert flops_per_s == facts.utilisation * facts.peak_tflops[precision] * 1e12
+    assert basis.endswith("assumed")
 
 
-def test_a_card_without_the_precision_and_a_tiny_model_have_no_price() -> None:
-    model = model_fields("mamba2-130m-explicit", "test")
-    tiny = {**model, "hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
-    assert HARDWARE.speed(model, None, "bf16", "v100") is None
-    assert HARDWARE.speed(tiny, None, "bf16", "h200") is None
+@pytest.mark.parametrize(
+    ("changes", "card"),
+    [({}, "v100"), ({}, "abacus"), ({"hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 1}, "h200")],
+)
+def test_an_unknown_card_one_without_the_precision_and_a_tiny_model_have_no_price(
+    changes: dict[str, int], card: str
+) -> None:
+    assert HARDWARE.speed(model_fields("mamba2-130m-explicit", "test") | changes, None, "bf16", card) is None
 
 
 def test_tokens_flops_and_disk_of_a_phase_are_those_of_hand_arithmetic(tiny: ExperimentFile) -> None:
@@ -207,13 +210,25 @@ __variables__:
 """
 
 
-def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
-    (tmp_path / "profiles" / "cluster" / "config.yaml").write_text(SITE)
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The profile of a cluster, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
+    for folder in ("profiles/cluster", "results"):
+        Path(folder).mkdir(parents=True)
+    path = tmp_path / "profiles" / "cluster" / "config.yaml"
+    path.write_text(SITE)
+    return path
+
+
+def listed_hours(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """GPU-hours by experiment, as `list` shows them."""
+    rows = [line.split() for line in output(capsys, "list").splitlines()]
+    return {row[0]: row[3] for row in rows if len(row) > 4}
+
+
+@pytest.mark.usefixtures("profile")
+def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(output(capsys, "estimate", "--config", "language-models", "--json"))
     assert {(job["card"], job["gpus"]) for job in values["training"]} == {("a100", 4)}
     jobs = json.loads(output(capsys, "estimate", "--config", "pretrain-130m", "--json"))["training"]
@@ -221,18 +236,13 @@ def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(
     listed = {one["name"]: one for one in json.loads(output(capsys, "list", "--json"))["experiments"]}
     hours = [job["cost"]["hours"] for job in values["training"]]
     assert listed["language-models"]["gpu_hours"] == pytest.approx(sum(hours))
-    rows = [line.split() for line in output(capsys, "list").splitlines()]
-    shown = {row[0]: row[3] for row in rows if len(row) > 4}
+    shown = listed_hours(capsys)
     assert (shown["language-models"], shown["demo"]) == (number_text(sum(hours), 3), "-")
 
 
 def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:
-    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
-    profile = tmp_path / "profiles" / "cluster" / "config.yaml"
-    (tmp_path / "results").mkdir()
-    monkeypatch.chdir(tmp_path)
     profile.write_text(SITE.replace("card: a100", "card: l40s"))
     said = "estimate/hardware.yaml; add it there, or set `card` of the class in profiles/cluster."
     shown = output(capsys, "estimate", "language-models")
@@ -243,25 +253,19 @@ def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them
 
 
 def test_the_hours_of_the_worked_site_are_those_that_list_shows_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:
     page = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
-    block = page.partition("```yaml\n")[2].partition("```")[0]
-    (tmp_path / "profiles" / "cluster").mkdir(parents=True)
-    (tmp_path / "profiles" / "cluster" / "config.yaml").write_text(block)
-    (tmp_path / "results").mkdir()
-    monkeypatch.chdir(tmp_path)
-    rows = [line.split() for line in output(capsys, "list").splitlines()]
-    shown = {row[0]: row[3] for row in rows if len(row) > 4}
+    profile.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    shown = listed_hours(capsys)
     on_page = dict(re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) \|$", page, re.MULTILINE))
     assert len(on_page) == 4
     assert on_page == {name: shown[name] for name in on_page}
 
 
 def test_a_card_that_no_one_has_timed_has_hours_of_its_peak() -> None:
-    speed = HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), {"max_iter": 32}, "bf16", "a100")
-    assert speed.flops_per_s == pytest.approx(0.35 * 312e12)
-    assert HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), None, "bf16", "abacus") is None
+    flops_per_s, _ = HARDWARE.speed(model_fields("llama3-130m-implicit", "test"), {"max_iter": 32}, "bf16", "a100")
+    assert flops_per_s == pytest.approx(0.35 * 312e12)
 
 
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")

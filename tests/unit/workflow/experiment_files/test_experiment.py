@@ -14,7 +14,7 @@ from implicit_llm_contracts.config.word_problem import (
     group_order,
 )
 from implicit_llm_contracts.errors import ConfigError
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS
+from implicit_llm_contracts.runs.places import TASK_FOLDERS
 from implicit_llm_data.groups import load_group
 from implicit_llm_workflow.experiment_files.curricula import build_phases, fill_phase
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
@@ -381,7 +381,7 @@ def test_all_arguments_go_to_the_harness_in_their_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[list[str]] = []
-    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.command_line.main", lambda words: given.append(words))
+    monkeypatch.setattr("implicit_llm.evaluation.lm_eval_harness.main", lambda words: given.append(words))
     options = ["--model", "hf", "-t", "piqa", "--model_args", "pretrained=x,eval_tol=0.1", "--limit=2", "--help"]
     calls = [options, ["run", "--help"], ["ls", "tasks", "--include_path", "there"]]
     for words in calls:

@@ -157,7 +157,7 @@ def test_every_job_is_described_as_its_stage_reads_it(tiny: ExperimentFile) -> N
         assert seen.issuperset(node.upstream.values())  # a job comes after those that it reads from
         seen.add(key)
         wanted = plan.identities[key]
-        parsed = Identity.parse(wanted.to_json())
+        parsed = Identity.read(wanted.to_json())[0]
         assert (parsed.fingerprint, parsed.name) == (wanted.fingerprint, wanted.name)
         assert replace(wanted, name="other").fingerprint == wanted.fingerprint
         kind = {"kind"} if node.stage == "data" else set()

@@ -19,7 +19,7 @@ import pytest
 from huggingface_hub import constants
 
 from implicit_llm_contracts.config.text import HubCorpus
-from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles
+from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles, find_fetched
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
 from implicit_llm_data.text.corpus import open_share
@@ -30,12 +30,10 @@ from implicit_llm_workflow.prefetch import (
     BabiArchive,
     EvaluationData,
     FetchError,
-    HubCheckpoint,
     LocalFile,
+    OnHub,
     fetch_hub_files,
-    fetched_before,
     needs_of,
-    put_by_hand,
     wanted_files,
 )
 from tests.unit.workflow.experiments import ExperimentFile, output
@@ -43,13 +41,6 @@ from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 MEMBERS = {"en-valid/qa1_train.txt": b"1 Mary sat.\n", "en-valid-10k/qa3_train.txt": b"1 John ran.\n"}
 URL_PATH = f"/{BABI_NAME}"
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with serving() as state:
-        state.files[URL_PATH] = archive(MEMBERS)
-        yield state
 
 
 @pytest.fixture
@@ -91,22 +82,22 @@ def test_the_needs_are_read_from_the_jobs_each_once(tiny: ExperimentFile) -> Non
     assert needs_of(plan) == [
         BabiArchive(("en-valid/qa1_test.txt",)),
         LocalFile("neox.json", "tokenizer.file"),
-        HubFiles("tokenizer", "owner/tokens", None),
-        HubFiles("dataset", "owner/texts", "v1", "train"),
+        OnHub(HubFiles("tokenizer", "owner/tokens", None)),
+        OnHub(HubFiles("dataset", "owner/texts", "v1", "train")),
         LocalFile("more/*.txt", "corpus.files"),
-        HubFiles("model", "owner/gpt2", COMMIT),
-        HubCheckpoint("other", HubFiles("model", "owner/other", None), is_vouched=False),
+        OnHub(HubFiles("model", "owner/gpt2", COMMIT)),
+        OnHub(HubFiles("model", "owner/other", None), "other"),
         EvaluationData("allenai/ai2_arc", "ARC-Easy", None),
         EvaluationData("baber/piqa", None, None),
     ]
 
 
 @pytest.mark.usefixtures("small_babi")
-def test_the_babi_archive_is_fetched_once_and_checked(server: FileServer, tmp_path: Path) -> None:
-    for state in ("fetched", "there"):
-        satisfy(BabiArchive(()), tmp_path, state, babi_url=server.url + URL_PATH)
-    assert len(server.requests) == 1
-    assert (tmp_path / BABI_NAME).read_bytes() == server.files[URL_PATH]
+def test_the_babi_archive_is_fetched_once_and_checked(hub: FileServer, tmp_path: Path) -> None:
+    need = BabiArchive((), hub.url + URL_PATH)
+    satisfy(need, tmp_path)
+    is_there(need, tmp_path, hub)
+    assert (tmp_path / BABI_NAME).read_bytes() == hub.files[URL_PATH]
 
 
 @pytest.mark.usefixtures("small_babi")
@@ -119,29 +110,27 @@ def test_the_babi_archive_is_fetched_once_and_checked(server: FileServer, tmp_pa
     ],
 )
 def test_something_else_than_babi_is_refused_and_leaves_nothing(
-    server: FileServer, tmp_path: Path, content: bytes, reason: str
+    hub: FileServer, tmp_path: Path, content: bytes, reason: str
 ) -> None:
-    server.files[URL_PATH] = content
-    what = satisfy(BabiArchive(()), tmp_path, "failed", babi_url=server.url + URL_PATH)
+    hub.files[URL_PATH] = content
+    what = satisfy(BabiArchive((), hub.url + URL_PATH), tmp_path, "failed")
     assert reason in what
     assert f"put it at {tmp_path / BABI_NAME}" in what
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("small_babi")
-def test_an_archive_with_fewer_files_serves_experiments_that_do_without_them(
-    server: FileServer, tmp_path: Path
-) -> None:
-    url, first = server.url + URL_PATH, "en-valid/qa1_train.txt"
+def test_an_archive_with_fewer_files_serves_experiments_that_do_without_them(hub: FileServer, tmp_path: Path) -> None:
+    url, first = hub.url + URL_PATH, "en-valid/qa1_train.txt"
     (tmp_path / "babi_en_valid_10k.tar.gz").write_bytes(archive({first: MEMBERS[first]}))
-    satisfy(BabiArchive(("en-valid-10k/qa3_train.txt",)), tmp_path, "there", babi_url=url)
-    satisfy(BabiArchive(()), tmp_path, "fetched", babi_url=url)
+    satisfy(BabiArchive(("en-valid-10k/qa3_train.txt",), url), tmp_path, "there")
+    satisfy(BabiArchive((), url), tmp_path, "fetched")
 
 
 @pytest.mark.skipif("IMPLICIT_LLM_DATA" not in os.environ, reason="IMPLICIT_LLM_DATA is unset: the real archive")
 def test_the_real_archive_is_found_whole_but_for_one_file() -> None:
-    need = BabiArchive(("en-valid-10k/qa3_train.txt",))
-    satisfy(need, Path(os.environ["IMPLICIT_LLM_DATA"]), "there", babi_url="http://127.0.0.1:9/")
+    need = BabiArchive(("en-valid-10k/qa3_train.txt",), "http://127.0.0.1:9/")
+    satisfy(need, Path(os.environ["IMPLICIT_LLM_DATA"]), "there")
 
 
 def test_the_downloads_folder_is_that_of_the_data_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,7 +150,7 @@ def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
 ) -> None:
     (tmp_path / "here.json").touch()
     needs = [LocalFile("gone.json", "tokenizer.file"), LocalFile("here.json", "tokenizer.file")]
-    monkeypatch.setattr("implicit_llm_workflow.prefetch.needs_of", lambda _: needs)
+    monkeypatch.setattr("implicit_llm_workflow.commands.experiments.needs_of", lambda _: needs)
     out = output(capsys, "prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path), code=1)
     assert [line.split()[0] for line in out.splitlines()] == ["failed", "there", "1"]
 
@@ -197,6 +186,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         template = f"{state.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        state.files[URL_PATH] = archive(MEMBERS)
         publish(state, "datasets", DATASET.name, TEXTS)
         publish(state, "models", TOKENIZER.name, {"tokenizer.json": b"{}", "model.safetensors": b"weights"})
         yield state
@@ -224,11 +214,18 @@ def publish(state: FileServer, kind: str, name: str, files: dict[str, bytes], co
         state.files[url], state.headers[url] = json.dumps(value).encode(), {"Content-Type": "application/json"}
 
 
-def satisfy(need: Any, downloads: Path, state: str = "fetched", **options: str) -> str:
-    """What is said of a need that ends in this state."""
-    outcome = prefetch.satisfy(need, downloads, **options)
-    assert outcome.state == state, outcome.what
-    return outcome.what
+def satisfy(need: Any, downloads: Path, state: str = "fetched") -> str:
+    """What is said of a need, or of files of the hub, that ends in this state."""
+    ended, what = prefetch.satisfy(OnHub(need) if isinstance(need, HubFiles) else need, downloads)
+    assert ended == state, what
+    return what
+
+
+def is_there(need: Any, downloads: Path, hub: FileServer) -> None:
+    """The need is satisfied without a request."""
+    hub.requests.clear()
+    satisfy(need, downloads, "there")
+    assert hub.requests == []
 
 
 def names_in(folder: Path) -> set[str]:
@@ -241,12 +238,10 @@ def test_the_files_of_the_split_are_fetched_checked_and_recorded(hub: FileServer
     folder = tmp_path / "hub" / "owner" / "texts"
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.jsonl")}
     assert found == {path for path in TEXTS if "train" in path}
-    fetched = fetched_before(DATASET, tmp_path)
+    fetched = find_fetched(DATASET, tmp_path)
     assert (fetched.commit, fetched.sizes) == (COMMIT, {path: len(TEXTS[path]) for path in found})
     assert "2 files" in str(fetched)
-    hub.requests.clear()
-    satisfy(DATASET, tmp_path, "there")
-    assert hub.requests == []
+    is_there(DATASET, tmp_path, hub)
     (folder / IN_LARGE_FILE_STORAGE).unlink()
     satisfy(DATASET, tmp_path)
     gets = {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path}
@@ -268,9 +263,8 @@ def test_offline_what_was_fetched_is_there_and_the_rest_is_one_line(
 ) -> None:
     satisfy(TOKENIZER, tmp_path)
     assert names_in(tmp_path / "hub" / "owner" / "tokens") == {"tokenizer.json"}
-    hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    satisfy(TOKENIZER, tmp_path, "there")
+    is_there(TOKENIZER, tmp_path, hub)
     what = satisfy(DATASET, tmp_path, "failed")
     assert ("dataset owner/texts: " in what, "\n" in what, hub.requests) == (True, False, [])
 
@@ -282,7 +276,8 @@ def test_content_that_differs_from_the_digest_of_the_hub_is_removed(hub: FileSer
     said = f"{path}: did not have the digest that the hub gives; removed"
     assert said in satisfy(DATASET, tmp_path, "failed")
     assert not (tmp_path / "hub" / "owner" / "texts" / path).exists()
-    assert fetched_before(DATASET, tmp_path) is None
+    with pytest.raises(FetchedFilesError):
+        find_fetched(DATASET, tmp_path)
 
 
 def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path: Path) -> None:
@@ -291,7 +286,7 @@ def test_the_jobs_read_what_was_fetched_split_by_split(hub: FileServer, tmp_path
     for split, count in (("train", 2), ("test", 1)):
         corpus = HubCorpus("hub", dataset=DATASET.name, split=split, revision=COMMIT)
         assert [file.name for file in open_share(corpus, tmp_path).files] == [name for name in TEXTS if split in name]
-        assert f"{count} files" in str(fetched_before(replace(DATASET, split=split), tmp_path))
+        assert f"{count} files" in str(find_fetched(replace(DATASET, split=split), tmp_path))
 
 
 def test_while_another_commit_is_fetched_the_record_of_the_last_one_is_gone(hub: FileServer, tmp_path: Path) -> None:
@@ -339,14 +334,17 @@ def test_a_repository_that_is_not_there_is_one_line_with_advice(hub: FileServer,
     assert "\n" not in what
 
 
-def test_files_put_there_by_hand_are_accepted_without_a_network(tmp_path: Path) -> None:
+def test_files_put_there_by_hand_are_accepted_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "hub" / "owner" / "texts"
     folder.mkdir(parents=True)
-    assert put_by_hand(DATASET, tmp_path) == 0
+    satisfy(DATASET, tmp_path, "failed")
     (folder / "part-0.jsonl.zst").write_bytes(b"")
-    assert put_by_hand(DATASET, tmp_path) == 1
+    assert "put there by hand (1 files)" in satisfy(DATASET, tmp_path, "there")
     (folder / ".cache" / "huggingface").mkdir(parents=True)  # of a fetch that was interrupted
-    assert put_by_hand(DATASET, tmp_path) == 0
+    satisfy(DATASET, tmp_path, "failed")
 
 
 MODEL = {
@@ -364,23 +362,21 @@ def test_of_a_peer_the_safetensors_and_no_code_are_fetched(
     hub: FileServer, tmp_path: Path, revision: str | None
 ) -> None:
     publish(hub, "models", "owner/model", MODEL)
-    peer = HubCheckpoint("mine", HubFiles("model", "owner/model", revision), is_vouched=False)
+    peer = OnHub(HubFiles("model", "owner/model", revision), "mine")
     what = satisfy(peer, tmp_path)
     found = names_in(tmp_path / "models" / "owner" / "model" / (revision or "main"))
     assert found == {"config.json", "model.safetensors", "tokenizer.json"}
     assert (f"peers.mine.checkpoint.revision: {COMMIT}" in what) == (revision is None)
-    hub.requests.clear()
-    satisfy(peer, tmp_path, "there")
-    assert hub.requests == []
+    is_there(peer, tmp_path, hub)
 
 
 def test_a_pickle_waits_for_its_digest_in_the_experiment_and_is_not_trained(hub: FileServer, tmp_path: Path) -> None:
     publish(hub, "models", "owner/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
     files = HubFiles("model", "owner/old", COMMIT)
-    what = satisfy(HubCheckpoint("old", files, is_vouched=False), tmp_path, "failed")
+    what = satisfy(OnHub(files, "old"), tmp_path, "failed")
     digest = hashlib.sha256(b"pickle").hexdigest()
     assert f"peers.old.checkpoint.sha256: {{pytorch_model.bin: {digest}}}" in what
-    satisfy(HubCheckpoint("old", files, is_vouched=True), tmp_path, "there")
+    satisfy(OnHub(files, "old", is_vouched=True), tmp_path, "there")
     said = "owner/old: is a pickle on the hub, and training reads safetensors only; name another"
     assert said in satisfy(files, tmp_path, "failed")
 
@@ -418,13 +414,12 @@ TASK = (
 FETCH = """
 import json, pathlib, sys
 from implicit_llm_workflow.prefetch import EvaluationData, satisfy
-outcome = satisfy(EvaluationData(sys.argv[1]), pathlib.Path())
-print(json.dumps([outcome.state, outcome.what]))
+print(json.dumps(satisfy(EvaluationData(sys.argv[1]), pathlib.Path())))
 """
 LOAD = """
 import sys
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
-from implicit_llm.evaluation.lm_eval_harness.tasks import load_tasks
+from implicit_llm.evaluation.kinds.lm_eval import load_tasks
 config = LmEvalConfig("lm_eval", (), ("far",), task_path=sys.argv[1])
 try:
     load_tasks(config)

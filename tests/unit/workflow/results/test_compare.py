@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.estimates.cost import Cost
+from implicit_llm_workflow.estimates import Cost
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.compare import (
     ComparedColumn,

@@ -7,14 +7,14 @@ import pytest
 
 from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.identity import config_differences
-from implicit_llm_workflow.estimates.cost import Cost, total_text
+from implicit_llm_workflow.estimates import Cost, total_text
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, AcceptedUnreadable
 from implicit_llm_workflow.results.accept import (
     NotAcceptable,
     chosen_jobs,
     new_acceptances,
-    revoke,
+    take_back,
 )
 from implicit_llm_workflow.results.explain import as_json, explain, headline, lines_below, running_table
 from implicit_llm_workflow.results.job_states import JobView
@@ -138,7 +138,7 @@ def test_a_missing_result_runs_again_but_not_for_a_target_that_does_not_need_it(
 def test_many_jobs_alike_share_a_row(tiny: ExperimentFile) -> None:
     plan = tiny.edit("seeds: [0, 1]", "seeds: [0, 1, 2, 3, 4, 5, 6]").plan()
     table = running_table(explain(plan))
-    assert "train/implicit-s0/unrolled and 14 like it" in list(table.columns[0].cells)
+    assert "train/implicit-s0/unrolled and 14 like it" in map(str, table.columns[0].cells)
 
 
 NEW = {"train": "new"}
@@ -191,10 +191,10 @@ def test_revoking_makes_stale_again(finished: ExperimentFile) -> None:
     stale = keys(finished.plan(NEW), "stale")
     accept(finished.plan(NEW), *EVERY_TRAINING)
     plan = finished.plan(NEW)
-    assert len(revoke(plan, chosen_jobs(plan, EVERY_TRAINING))) == 5
+    assert len(take_back(plan, chosen_jobs(plan, EVERY_TRAINING))) == 5
     assert (keys(finished.plan(NEW), "stale"), list(plan.root.rglob("accepted.json"))) == (stale, [])
     with pytest.raises(NotAcceptable, match="nothing was accepted"):
-        revoke(plan, chosen_jobs(plan, ["report"]))
+        take_back(plan, chosen_jobs(plan, ["report"]))
 
 
 def test_what_never_finished_is_refused(plan: Plan) -> None:

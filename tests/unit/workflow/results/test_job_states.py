@@ -18,7 +18,6 @@ from implicit_llm_workflow.results.job_states import (
     Holder,
     JobView,
     Tail,
-    driver_of,
     holder_of,
     observe,
     read_tail,
@@ -140,7 +139,7 @@ def test_what_is_next_in_turn_of_a_driver_is_queued(plan: Plan) -> None:
     finish_with(plan, "data/s3-train", {})
     with held(plan.root / ".driver.lock") as pid:
         states = {key: job.state for key, job in observe(plan).items()}
-        driver = driver_of(plan)
+        driver = holder_of(plan.driver_lock)
     assert (driver.pid, driver.is_alive) == (pid, True)
     training = {"train/implicit-s1/unrolled", UNROLLED, "train/explicit-s0/explicit"}
     assert {key for key, state in states.items() if state == "queued"} == {*training, *TEST_SETS}
@@ -170,16 +169,15 @@ def test_a_silent_job_of_another_machine_counts_as_stopped(plan: Plan) -> None:
     write_journal(plan, FREE, STARTED)
     lock_of(plan).write_text("process 7 on elsewhere\n")
     assert look(plan).state == "stopped"
-    log(plan, FREE, "INFO implicit_llm.train: at work")
+    path = log(plan, FREE, "INFO implicit_llm.train: at work")
     assert look(plan).state == "running"
-    past = time.time() - 3600
-    os.utime(work_of(plan, FREE) / "job.log", (past, past))
+    os.utime(path, (time.time() - 3600,) * 2)
     assert look(plan).state == "stopped"
 
 
 def test_looking_changes_nothing(plan: Plan) -> None:
     assert {job.state for job in observe(plan).values()} == {"waiting"}
-    assert driver_of(plan) is None
+    assert holder_of(plan.driver_lock) is None
     with held(lock_of(plan)):  # as a job without a journal does while it checks its inputs
         assert look(plan).state == "running"
     finish(plan)
@@ -189,10 +187,7 @@ def test_looking_changes_nothing(plan: Plan) -> None:
     assert {path: path.stat().st_mtime_ns for path in plan.root.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    "locks",
-    [None, "no list of locks"],
-)
+@pytest.mark.parametrize("locks", [None, "no list of locks"])
 def test_a_holder_is_alive_until_its_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: str | None
 ) -> None:
@@ -259,28 +254,11 @@ def submit(plan: Plan, key: str, rule: str = "train_word_problem", **changes: ob
     return files
 
 
-@pytest.mark.parametrize(
-    ("answer", "state", "why"),
-    [
-        ("12|PENDING||(Resources)\n", "queued", "(Resources)"),
-        ("12|REQUEUED||BeginTime\n", "queued", "BeginTime"),
-        ("12|RUNNING||gpu-node-3|None\n", "running", ""),
-        ("12|COMPLETING||gpu-node-3|None\n", "running", ""),
-    ],
-)
-def test_slurm_says_whether_a_job_waits_or_runs(plan: Plan, slurm: Path, answer: str, state: str, why: str) -> None:
-    submit(plan, FREE)
-    (slurm / "answer").write_text(answer.replace("||(", "|||(").replace("||B", "|||B"))
-    job = observe(plan)[FREE]
-    assert (job.state, job.why) == (state, why)
-    assert (job.submitted.job_id, job.submitted.nodes) == ("12", "gpu-node-3" if state == "running" else "")
-
-
 def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert submitted_jobs(plan, plan.nodes.values()) == {}
     submit(plan, FREE)
-    job = observe(plan)[FREE]
-    assert (job.state, job.why, capfd.readouterr()) == ("queued", "Slurm gives no answer", ("", ""))
+    assert (look(plan).state, look(plan).why) == ("queued", "Slurm gives no answer")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:
@@ -288,12 +266,8 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
     submit(plan, FREE)
     submit(plan, UNROLLED, job_id="13")
     submit(plan, "train/implicit-s1/free", job_id="14", is_open=False)
-    found = submitted_jobs(plan, plan.nodes.values())
-    assert {key: job.state for key, job in found.items()} == {
-        FREE: "running",
-        UNROLLED: "queued",
-        "train/implicit-s1/free": "ended",
-    }
+    states = {key: job.state for key, job in submitted_jobs(plan, plan.nodes.values()).items()}
+    assert states == {FREE: "running", UNROLLED: "queued", "train/implicit-s1/free": "ended"}
     assert (slurm / "asked").read_text().split() == ["squeue"]
 
 
@@ -318,11 +292,15 @@ STOPPED = event("stage_preempted", error="Preempted: at 6")
             "50 times",
         ),
         (PREEMPTED | {"asked": "SIGTERM"}, [STARTED, STOPPED], "CANCELLED||n1|None", "failed", "user", "cancelled"),
+        (None, [], "PENDING|||(Resources)", "queued", None, "(Resources)"),
+        (None, [], "REQUEUED|||BeginTime", "queued", None, "BeginTime"),
+        (None, [], "RUNNING||n1|None", "running", None, ""),
+        (None, [], "COMPLETING||n1|None", "running", None, ""),
         (None, [STARTED, FULL], "", "stopped", None, "ended without a message"),  # of a submission before this one
         (ENV, [STARTED, FULL], "", "failed", "env", "no such venv"),
     ],
 )
-def test_the_end_of_the_last_submission_is_told_as_the_executor_records_it(
+def test_the_last_submission_is_told_as_slurm_answers_and_as_the_executor_records_its_end(
     plan: Plan,
     slurm: Path,
     outcome: dict[str, object] | None,
@@ -337,27 +315,26 @@ def test_the_end_of_the_last_submission_is_told_as_the_executor_records_it(
         write_json(files.outcome(1), outcome)
     write_journal(plan, FREE, *journal)
     (slurm / "answer").write_text(f"12|{answer}\n")
-    job = observe(plan)[FREE]
+    job = look(plan)
     assert (job.state, job.failure_class, job.why) == (state, failure_class, why)
+    assert (job.submitted.job_id, job.submitted.nodes) == ("12", "n1" if "n1" in answer else "")
 
 
 def test_a_job_that_slurm_runs_and_that_has_not_begun_is_starting(plan: Plan, slurm: Path) -> None:
     submit(plan, FREE)
     (slurm / "answer").write_text("12|RUNNING||n1|None\n")
-    write_journal(plan, FREE, event("stage_started"), metrics(5, 1, loss=2.0), metrics(6, 2, loss=1.0))
-    write_journal(plan, FREE, event("stage_preempted", 3, error="Preempted: at 6"))
-    job = observe(plan)[FREE]
+    points = metrics(5, 1, loss=2.0), metrics(6, 2, loss=1.0)
+    write_journal(plan, FREE, STARTED, *points, event("stage_preempted", 3, error="Preempted: at 6"))
+    job = look(plan)
     assert (job.state, job.doing, job.progress.step, job.progress.steps_per_s) == ("running", "starting", 6, None)
     write_journal(plan, FREE, event("stage_started", 4))
-    assert observe(plan)[FREE].doing != "starting"
+    assert look(plan).doing != "starting"
 
 
 def test_a_job_of_this_machine_lives_as_long_as_its_process(plan: Plan) -> None:
-    mine = start_ticks(os.getpid())
-    submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=mine)
-    assert observe(plan)[FREE].state == "running"
-    submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=(mine or 0) - 1)  # another one with its number
-    assert observe(plan)[FREE].state == "waiting"
+    for age, state in ((0, "running"), (1, "waiting")):  # the second is another one with its number
+        submit(plan, FREE, cluster="local", job_id=str(os.getpid()), started=start_ticks(os.getpid()) - age)
+        assert look(plan).state == state
 
 
 def written(path: Path, *, points: int = 0) -> journal.Journal:
@@ -369,13 +346,17 @@ def written(path: Path, *, points: int = 0) -> journal.Journal:
     return open_journal
 
 
+def steps_in(path: Path) -> list[int]:
+    return [point.step for point in read_tail(path).points]
+
+
 def test_points_are_those_that_the_library_reads(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "j"
     open_journal = written(path, points=8)
     open_journal.rewind(5)
     open_journal.metrics(6, {"loss": 9.0})
     assert list(read_tail(path).points) == journal.read(path)
-    assert [point.step for point in read_tail(path).points] == [1, 2, 3, 4, 5, 6]
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
@@ -387,9 +368,7 @@ def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
             b'{"kind": "metrics", "step": 3, "time": "?", "values": {}}\n'
             b'{"kind": "metrics", "step": 4, "ti'
         )
-    tail = read_tail(path)
-    assert [point.step for point in tail.points] == [1, 2]
-    assert (tail.is_open, tail.last.step) == (True, 2)
+    assert (steps_in(path), read_tail(path).is_open) == ([1, 2], True)
 
 
 def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
@@ -399,8 +378,7 @@ def test_the_end_is_enough_of_a_long_journal(tmp_path: Path) -> None:
     assert read_tail(path).is_open
     open_journal.event("stage_failed", error="ValueError: no")
     tail = read_tail(path)
-    assert (tail.is_open, tail.event["error"]) == (False, "ValueError: no")
-    assert [point.step for point in tail.points][-1] == 8000
+    assert (tail.is_open, tail.event["error"], tail.last.step) == (False, "ValueError: no", 8000)
     assert len(tail.points) < 4000
 
 
@@ -411,9 +389,9 @@ def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> N
     open_journal.metrics(10, {"loss": 2.0})
     open_journal.event("stage_preempted")
     open_journal.event("stage_started")
-    assert [point.step for point in read_tail(path).points] == [10]  # nothing else is known yet
+    assert steps_in(path) == [10]  # nothing else is known yet
     open_journal.metrics(20, {"loss": 1.0})
-    assert [point.step for point in read_tail(path).points] == [20]
+    assert steps_in(path) == [20]
 
 
 def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:

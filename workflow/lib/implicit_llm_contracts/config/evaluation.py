@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import AsGiven, Only
@@ -169,32 +169,37 @@ def _swept(mode: ModeConfig) -> tuple[str, float] | None:
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(AsGiven):
-    """Word problems. In every kind implicit models are evaluated in `modes`, explicit ones in the mode "parallel".
+class InModes(AsGiven):
+    """A kind of evaluation in which implicit models are evaluated in `modes`, explicit ones in the mode "parallel"."""
+
+    kind: str
+    modes: tuple[ModeConfig, ...]
+    sweep: SweepConfig | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(InModes):
+    """Word problems.
 
     `lengths` takes the test sets of these lengths (tokens) only; None takes all. precision: as for perplexity; in bf16
     long sequences in short blocks take a fraction of the time on a GPU.
     """
 
     kind: Literal["word_problem"]
-    modes: tuple[ModeConfig, ...]
     lengths: tuple[Count, ...] | None = None
-    sweep: SweepConfig | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
 
 
 @dataclass(frozen=True)
-class CatbabiEvaluation(AsGiven):
+class CatbabiEvaluation(InModes):
     """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
 
     `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.
     """
 
     kind: Literal["catbabi"]
-    modes: tuple[ModeConfig, ...]
     protocols: Annotated[tuple[Literal["windowed", "carried"], ...], DISTINCT] = ("windowed",)
     carried_max_tokens: Count | None = None
-    sweep: SweepConfig | None = None
 
     def __post_init__(self) -> None:
         is_lost = "carried" in self.protocols and any(mode.eval_mode == AS_TRAINED for mode in self.modes)
@@ -202,7 +207,7 @@ class CatbabiEvaluation(AsGiven):
 
 
 @dataclass(frozen=True)
-class PerplexityConfig(AsGiven):
+class PerplexityConfig(InModes):
     """Perplexity of language models on the test set, cut into rows of each of `lengths` (tokens); None takes
     the rows as the data set has them.
 
@@ -211,15 +216,13 @@ class PerplexityConfig(AsGiven):
     """
 
     kind: Literal["perplexity"]
-    modes: tuple[ModeConfig, ...]
     lengths: Annotated[tuple[AtLeastTwo, ...], DISTINCT] | None = None
     max_tokens: Count | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
-    sweep: SweepConfig | None = None
 
 
 @dataclass(frozen=True)
-class DualityConfig(AsGiven):
+class DualityConfig(InModes):
     """Whether all modes give the same answers to the same tokens, and how fast the simultaneous iteration converges.
 
     lengths: tokens of a row; None takes the rows as the data set has them, the only choice for word problems and
@@ -229,12 +232,10 @@ class DualityConfig(AsGiven):
     """
 
     kind: Literal["duality"]
-    modes: tuple[ModeConfig, ...]
     lengths: Annotated[tuple[Count, ...], SOME] | None = None
     max_tokens: Count | None = None
     trace_tokens: Count = 16384
     precision: Literal["fp32", "bf16"] = "fp32"
-    sweep: SweepConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ class JacobianConfig(AsGiven):
 
 
 @dataclass(frozen=True)
-class LmEvalConfig(AsGiven):
+class LmEvalConfig(InModes):
     """Tasks of the harness, by name, each with the metrics that its YAML file names.
 
     `limit` takes the first documents of each task only; None takes all. `task_path` is a folder of further tasks, whose
@@ -264,7 +265,6 @@ class LmEvalConfig(AsGiven):
     """
 
     kind: Literal["lm_eval"]
-    modes: tuple[ModeConfig, ...]
     tasks: Names
     num_fewshot: Number = 0
     limit: Count | None = None
@@ -272,4 +272,3 @@ class LmEvalConfig(AsGiven):
     task_path: str | None = None
     task_files: Mapping[str, str] | None = None
     bootstrap_draws: Number = BOOTSTRAP_DRAWS  # 0 gives no standard error
-    sweep: SweepConfig | None = None

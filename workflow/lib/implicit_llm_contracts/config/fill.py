@@ -24,6 +24,9 @@ _NAMES = {
     bool: "true or false",
     type(None): "null",
     Path: "a path",
+    tuple: "a list",
+    list: "a list",
+    dict: "a mapping",
 }
 
 
@@ -88,9 +91,7 @@ def as_config(settings: Any) -> Any:
         return {key: as_config(getattr(settings, it.name)) for key, it in keys if _is_in_identity(settings, key, it)}
     if isinstance(settings, Mapping):
         return {key: as_config(value) for key, value in settings.items()}
-    if isinstance(settings, list | tuple):
-        return [as_config(value) for value in settings]
-    return settings
+    return [as_config(value) for value in settings] if isinstance(settings, list | tuple) else settings
 
 
 def _is_in_identity(settings: Any, key: str, field: Field) -> bool:
@@ -146,10 +147,6 @@ def _convert_annotated(wanted: Any, value: Any, where: str) -> Any:
     return found
 
 
-def _convert_literal(wanted: Any, value: Any, where: str) -> Any:
-    return _choose(get_args(wanted), value, where)
-
-
 def _choose(choices: Sequence[Any], value: Any, where: str) -> Any:
     for choice in choices:
         if value == choice and type(value) is type(choice):
@@ -183,28 +180,20 @@ def _has_shape(member: Any, value: Any) -> bool:
     kind = _kind(member)
     if kind is Annotated:
         return _has_shape(get_args(member)[0], value)
-    if kind is Literal:
-        return isinstance(value, str)
-    if is_dataclass(kind) or kind is dict:
-        return isinstance(value, Mapping)
-    return kind in (tuple, list) and isinstance(value, list | tuple)
+    shapes = {Literal: (str,), tuple: (list, tuple), list: (list, tuple), dict: (Mapping,)}
+    return isinstance(value, Mapping if is_dataclass(kind) else shapes.get(kind, ()))
 
 
 def _convert_sequence(wanted: Any, value: Any, where: str) -> Any:
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
-    arguments = get_args(wanted) or (Any, ...)
-    kind = _kind(wanted)
-    if kind is list or arguments[-1] is Ellipsis:
-        types_of_items = [arguments[0]] * len(value)
-    elif len(arguments) == len(value):
-        types_of_items = list(arguments)
-    else:
-        raise ConfigError(f"{where}: expected {len(arguments)} values, found {len(value)}")
-    return kind(
-        _convert(item_type, item, f"{where}[{i}]")
-        for i, (item_type, item) in enumerate(zip(types_of_items, value, strict=True))
-    )
+    kind, types_of_items = _kind(wanted), get_args(wanted) or (Any, ...)
+    if kind is list or types_of_items[-1] is Ellipsis:
+        types_of_items = types_of_items[:1] * len(value)
+    if len(types_of_items) != len(value):
+        raise ConfigError(f"{where}: expected {len(types_of_items)} values, found {len(value)}")
+    pairs = enumerate(zip(types_of_items, value, strict=True))
+    return kind(_convert(item_type, item, f"{where}[{i}]") for i, (item_type, item) in pairs)
 
 
 def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
@@ -235,7 +224,7 @@ def _convert_scalar(wanted: Any, value: Any, where: str) -> Any:
 
 _CONVERSIONS: dict[Any, Callable[[Any, Any, str], Any]] = {
     Annotated: _convert_annotated,
-    Literal: _convert_literal,
+    Literal: lambda wanted, value, where: _choose(get_args(wanted), value, where),
     types.UnionType: _convert_union,
     tuple: _convert_sequence,
     list: _convert_sequence,
@@ -252,18 +241,10 @@ def _described(wanted: Any) -> str:
         return " or ".join(_described(member) for member in get_args(wanted))
     if kind is Literal:
         return "one of " + ", ".join(map(str, get_args(wanted)))
-    if kind in (tuple, list):
-        return "a list"
-    if is_dataclass(kind) or kind is dict:
-        return "a mapping"
-    return _NAMES.get(wanted, getattr(wanted, "__name__", str(wanted)))
+    return "a mapping" if is_dataclass(kind) else _NAMES.get(kind, getattr(wanted, "__name__", str(wanted)))
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if isinstance(value, str):
-        return f"the text '{value:.60}'"
-    return f"{json.dumps(value, default=repr):.60}"
+    if isinstance(value, Mapping | list | tuple):
+        return "a mapping" if isinstance(value, Mapping) else "a list"
+    return f"the text '{value:.60}'" if isinstance(value, str) else f"{json.dumps(value, default=repr):.60}"

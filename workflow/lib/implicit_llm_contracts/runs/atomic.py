@@ -45,12 +45,8 @@ class StorageError(UserError, OSError):
 
     failure_class = "quota"
 
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(number, message)
-        self.message = message
-
     def __str__(self) -> str:
-        return self.message
+        return str(self.strerror)
 
 
 @contextmanager
@@ -61,10 +57,8 @@ def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None
     except OSError as error:
         if error.errno not in _NEXT or isinstance(error, StorageError):
             raise
-        sizes = ""
-        if error.errno == errno.ENOSPC:
-            needed = "" if needed_bytes is None else f"{needed_bytes} bytes needed, "
-            sizes = f" ({needed}{_free_bytes(path)} bytes free)"
+        needed = "" if needed_bytes is None else f"{needed_bytes} bytes needed, "
+        sizes = f" ({needed}{_free_bytes(path)} bytes free)" if error.errno == errno.ENOSPC else ""
         raise StorageError(error.errno, f"cannot write {path}{sizes}: {_NEXT[error.errno]}") from error
 
 

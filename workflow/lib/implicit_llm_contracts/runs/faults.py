@@ -8,6 +8,7 @@ that file. Without these variables a point does nothing.
 
 import errno
 import os
+import re
 import signal
 from collections import Counter
 
@@ -30,11 +31,10 @@ def point(name: str) -> None:
     if trace:
         with open(trace, "a", encoding="utf-8") as file:
             file.write(f"{name}\n")
-    for fault in (faults or "").split(","):
-        if fault:
-            wanted, kind, first, is_lasting = _parse(fault)
-            if wanted == name and (_hits[name] == first or (is_lasting and _hits[name] > first)):
-                _inject(name, kind)
+    for fault in filter(None, (faults or "").split(",")):
+        wanted, kind, first, is_lasting = _parse(fault)
+        if wanted == name and (_hits[name] == first or (is_lasting and _hits[name] > first)):
+            _inject(name, kind)
 
 
 def reset() -> None:
@@ -43,23 +43,18 @@ def reset() -> None:
 
 
 def _parse(fault: str) -> tuple[str, str, int, bool]:
-    name, _, rest = fault.partition(":")
-    kind, _, hit = rest.partition("@")
-    first = hit.removesuffix("+") or "1"
     kinds = dict.fromkeys((*KINDS, *ERRORS))
-    if kind not in kinds or not first.isdecimal():
+    match = re.fullmatch(rf"([^:]*):({'|'.join(kinds)})(?:@([0-9]+)([+]?))?", fault)
+    if match is None:
         raise ValueError(
             f"{VARIABLE}={fault}: expected NAME:KIND, @N or @N+ after it, with KIND one of {', '.join(kinds)}"
         )
-    return name, kind, int(first), hit.endswith("+")
+    return match[1], match[2], int(match[3] or 1), bool(match[4])
 
 
 def _inject(name: str, kind: str) -> None:
-    if kind == "kill9":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "sigterm":
-        os.kill(os.getpid(), signal.SIGTERM)
-    elif kind in ERRORS:
+    if kind in ERRORS:
         raise OSError(ERRORS[kind], f"injected at {name}")
-    else:
+    if kind == "raise":
         raise FaultInjected(name)
+    os.kill(os.getpid(), signal.SIGKILL if kind == "kill9" else signal.SIGTERM)

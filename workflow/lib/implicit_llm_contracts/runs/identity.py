@@ -42,11 +42,6 @@ class Identity:
         return canonical_json(values | {"fingerprint": self.fingerprint} | ({"inputs": inputs} if inputs else {}))
 
     @classmethod
-    def parse(cls, text: str) -> Identity:
-        """The identity that `read` finds. Raises: as `read`."""
-        return cls.read(text)[0]
-
-    @classmethod
     def read(cls, text: str) -> tuple[Identity, dict[str, Path]]:
         """Read the JSON text, or the file named after `@`: an identity, and the run directories of its inputs by role.
 
@@ -130,5 +125,9 @@ def _text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+    return shortened(_text(value), SHOWN_CHARS)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, with "..." in place of its end where it is longer."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -139,7 +139,8 @@ class JournalTail:
                 raw = b"".join(file.read().rpartition(b"\n")[0:2])
         except FileNotFoundError:
             return []
-        records = list(parse_lines(raw.split(b"\n")[:-1], self.path, self.lines + 1))
+        lines = enumerate(raw.split(b"\n")[:-1], self.lines + 1)
+        records = [parse_line(line, f"{self.path}: line {number}") for number, line in lines]
         self._bytes_read += len(raw)
         self.lines += len(records)
         return records
@@ -169,18 +170,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return JournalTail(path).new_records()
 
 
-def parse_lines(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterable[dict[str, Any]]:
-    """Records of the whole `lines`, the first of which is line `first` of the journal `path`. Raises: JournalError."""
-    for number, line in enumerate(lines, start=first):
-        try:
-            record = json.loads(line)
-            if record["kind"] in ("metrics", "rewind"):
-                record["step"] = int(record["step"])
-            if record["kind"] == "metrics":
-                datetime.fromisoformat(point_of(record).time)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{path}: line {number} is damaged ({error}); delete this line") from error
-        yield record
+def parse_line(line: bytes, where: str) -> dict[str, Any]:
+    """The record of a whole line. Raises: JournalError."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        if record["kind"] in ("metrics", "rewind"):
+            record["step"] = int(record["step"])
+        if record["kind"] == "metrics":
+            datetime.fromisoformat(point_of(record).time)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JournalError(f"{where} is damaged ({error}); delete this line") from error
+    return record
 
 
 def point_of(record: Mapping[str, Any]) -> Point:

@@ -48,7 +48,7 @@ class ProcessEnd:
     code: int
     failure_class: str | None
     message: str
-    time_s: float
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,14 @@ class Death:
     rank: int
     code: int
     host: str
+
+    def end(self) -> ProcessEnd:
+        """How it ended, for a process that could not say it itself."""
+        process = f"rank {self.rank} on {self.host}"
+        if self.code > 0:
+            return ProcessEnd(self.rank, self.code, None, f"{process} ended with code {self.code}; its output says why")
+        what = f"{process} was ended by signal {-self.code}; if by want of memory, give the job more mem_mb"
+        return ProcessEnd(self.rank, 128 - self.code, "node_fail", what)
 
 
 @dataclass(frozen=True)
@@ -124,31 +132,15 @@ def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
     ends: in the order of time.
     """
     if code == 0:
-        return ProcessEnd(0, 0, "", "", 0.0)
+        return ProcessEnd(0, 0, "", "")
     stopped = [end for end in ends if end.rank == 0 and end.code == Preempted.exit_code]
     specific = [end for end in ends if end.failure_class not in _UNSPECIFIC]
     told = {end.rank for end in ends}
     # The launcher ends those that are left by SIGTERM.
-    unsaid = [death for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]
-    killed = [_killed(death) for death in unsaid if death.code < 0]
-    silent = [_silent(death) for death in unsaid if death.code > 0]
-    for candidates in (stopped, specific, killed, ends, silent):
-        if candidates:
-            return candidates[0]
-    return ProcessEnd(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}", 0.0)
-
-
-def _killed(death: Death) -> ProcessEnd:
-    number = -death.code
-    what = f"rank {death.rank} on {death.host} was ended by signal {number}"
-    return ProcessEnd(
-        death.rank, 128 + number, "node_fail", f"{what}; if by want of memory, give the job more mem_mb", 0.0
-    )
-
-
-def _silent(death: Death) -> ProcessEnd:
-    message = f"rank {death.rank} on {death.host} ended with code {death.code}; its output says why"
-    return ProcessEnd(death.rank, death.code, None, message, 0.0)
+    unsaid = [death.end() for death in deaths if death.rank not in told and death.code != -signal.SIGTERM]
+    killed = [end for end in unsaid if end.failure_class is not None]
+    unknown = ProcessEnd(-1, code if code > 0 else 128 - code, None, f"the processes ended with code {code}")
+    return [*stopped, *specific, *killed, *ends, *unsaid, unknown][0]
 
 
 def start_attempt() -> None:
@@ -163,12 +155,9 @@ def report_progress(progress: Any) -> None:
 
 def report_failure(error: BaseException) -> None:
     """Report once why the job fails. One of several processes reports to its launcher, which sees how others ended."""
-    folder = LaunchFolder.of_this_process()
-    if folder is not None:
+    if folder := LaunchFolder.of_this_process():
         folder.record_end(error)
-        return
-    failure_class = failure_class_of(error)
-    if failure_class is not None:
+    elif failure_class := failure_class_of(error):
         told = {"failure_class": failure_class, "message": " ".join(str(error).split())[:500]}
         _change(lambda values: {**told, **values})
 
@@ -178,7 +167,6 @@ def _change(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         return
     path = Path(os.environ[STATUS_VARIABLE])
     values = read_object(path)
-    changed = change(values)
-    if changed != values:
+    if (changed := change(values)) != values:
         with suppress(OSError):  # a job that works does not end because nobody hears of it
             write_json(path, changed)

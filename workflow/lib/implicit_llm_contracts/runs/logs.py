@@ -32,25 +32,34 @@ def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     if log is not None:
         with storage_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            files = (log,) if shown is None else (log, _kept(log))
-            handlers += [logging.FileHandler(path, mode="a", encoding="utf-8") for path in files]
+            files = [log] if shown is None else [log, _kept(log)]
+            handlers += [logging.FileHandler(path, encoding="utf-8") for path in files]
             if shown is not None:
                 show_log(log, shown)
-    loggers = [logging.getLogger(name) for name in (None, *PACKAGES)]
-    root, levels = loggers[0], [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING if logger is root else logging.INFO)
+    root = logging.getLogger()
     for handler in handlers:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     try:
-        yield
+        with at_level(logging.WARNING, None), at_level(logging.INFO, *PACKAGES):
+            yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+@contextmanager
+def at_level(level: int, *names: str | None) -> Iterator[None]:
+    """Let the loggers of these names (None: the root) show this level and above; afterwards they are as before."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in levels.items():
+            logger.setLevel(before)
 
 
 def _kept(log: Path) -> Path:

@@ -1,8 +1,10 @@
-"""Find the files of the project and the downloads."""
+"""Find the files of the project, the downloads, and folders with tasks of lm-eval."""
 
 import glob
 import os
 from pathlib import Path
+
+from implicit_llm_contracts.runs.manifest import sha256_of
 
 _LIBRARIES = Path(__file__).resolve().parents[2]
 _CHECKOUT = _LIBRARIES.parents[1]
@@ -11,6 +13,8 @@ PROJECT_DIR = (
     _CHECKOUT if (_CHECKOUT / "workflow" / "lib").is_dir() else _LIBRARIES / "implicit_llm_workflow" / "project"
 )
 
+TASK_FOLDERS = PROJECT_DIR / "workflow/config/lm_eval"
+IGNORED = "__pycache__"
 # Inside results/, which git ignores too.
 DEFAULT_DOWNLOADS = Path("results") / "downloads"
 
@@ -36,3 +40,14 @@ def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
         if found := [(name, root / name) for name in names if (root / name).is_file()]:
             return found
     return []
+
+
+def find_task_folder(name: str) -> Path | None:
+    """Find a folder of tasks by its path, or by its name below workflow/config/lm_eval; None if neither is one."""
+    return next((folder for folder in (Path(name), TASK_FOLDERS / name) if folder.is_dir()), None)
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file below `folder`, by its path there. They belong to the identity of the evaluations."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}

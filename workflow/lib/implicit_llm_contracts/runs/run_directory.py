@@ -91,26 +91,22 @@ class RunDirectory:
 
     def lock(self) -> AbstractContextManager[None]:
         """Be the one live writer. Raises: RunDirectoryBusy, naming the holder."""
-
-        def busy(holder: str) -> UserError:
-            return RunDirectoryBusy(
-                f"{self.path}: {holder} is writing here (work/.lock); wait for it or stop it, then start again"
-            )
-
-        return locked(self.path / WORK / ".lock", busy)
+        next_step = "is writing here (work/.lock); wait for it or stop it, then start again"
+        return locked(self.path / WORK / ".lock", lambda holder: RunDirectoryBusy(f"{self.path}: {holder} {next_step}"))
 
     def prepare(self) -> None:
-        """Clear what a killed writer left; for the holder of the lock."""
+        """Clear what a killed writer left, and the way for a result that is to be computed again.
+
+        For the holder of the lock.
+        """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
         (self.work / FREED).unlink(missing_ok=True)
+        if (self.work / AGAIN).exists():
+            log.info("%s: to be computed again", job_key(self.identity.stage, self.identity.name))
+            self._set_result_aside()
 
-    @property
-    def is_asked_again(self) -> bool:
-        """Whether the finished result is to be computed once more."""
-        return (self.work / AGAIN).exists()
-
-    def set_result_aside(self) -> None:
+    def _set_result_aside(self) -> None:
         """Let this and later attempts compute anew. The finished result stays until that is committed; the log goes on.
 
         The request moves away with the result, so it is taken once.
@@ -128,15 +124,12 @@ class RunDirectory:
 
         A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
         """
-        path = committed(self.work)
-        if path is None:
+        if (path := committed(self.work)) is None:
             return None
         try:
-            manifest = Manifest.read(path)
-            if manifest.fingerprint != self.identity.fingerprint:
-                raise ManifestError(
-                    f"{path}: expected fingerprint {self.identity.fingerprint[:16]}, found another", path
-                )
+            manifest, wanted = Manifest.read(path), self.identity.fingerprint
+            if manifest.fingerprint != wanted:
+                raise ManifestError(f"{path}: expected fingerprint {wanted[:16]}, found another", path)
             manifest.verify(self.path)
         except ManifestError as error:
             log.warning("%s; making it again", str(error).partition(";")[0])
@@ -178,19 +171,14 @@ class RunDirectory:
             inside = sorted(path.rglob("*")) if path.is_dir() else [path]
             if any(item.is_symlink() for item in inside):
                 raise ResultError(f"{path} is or contains a link; artifacts are files")
-            found.update(
-                item for item in inside if item.is_file() and not any(map(is_temporary, [item, *item.parents]))
-            )
+            found |= {item for item in inside if item.is_file() and not any(map(is_temporary, [item, *item.parents]))}
         return sorted(found)
 
     def _record(self, path: Path) -> FileRecord:
         with storage_errors(path):
             faults.point("publish.before_fsync")
-            fsync_file(path)
-            for directory in path.parents:
-                fsync_file(directory)
-                if directory == self.path:
-                    break
+            for item in (path, *path.parents[: len(path.relative_to(self.path).parts)]):
+                fsync_file(item)
         return FileRecord.of(path, self.path)
 
 
@@ -242,8 +230,7 @@ def committed(work: Path) -> Path | None:
 
 def find_committed(work: Path) -> Manifest | None:
     """Return what `committed` finds; a damaged manifest counts as absent."""
-    path = committed(work)
-    return None if path is None else Manifest.find(path)
+    return Manifest.find(committed(work) or work / COMMIT)
 
 
 def is_done(work: Path) -> bool:

@@ -49,20 +49,18 @@ def read_archive(archive: Path, missing_files: Collection[str] = ()) -> dict[str
     Nothing is extracted: members are read by their names, others are passed over.
     Raises: BabiArchiveError for a truncated archive, and for a file that is absent or has another digest.
     """
-    wanted = official_files().keys() - set(missing_files)
+    wanted, again = official_files().keys() - set(missing_files), f"remove {archive.name} and {FETCH}"
     try:
         contents = _read_members(archive, wanted)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BabiArchiveError(
-            f"{archive}: the archive is truncated or damaged ({reason}); {_again(archive)}"
-        ) from error
+        raise BabiArchiveError(f"{archive}: the archive is truncated or damaged ({reason}); {again}") from error
     for name in sorted(wanted):
         expected = official_files()[name]
-        found = _digest(contents.get(name), is_git=expected.startswith("git:"))
+        found = _digest(contents[name], is_git=expected.startswith("git:")) if name in contents else ""
         if found != expected:
-            damage = f"is damaged (digest {found[:16]}, expected {expected[:16]}); {_again(archive)}"
-            what = damage if name in contents else f"is not in the archive; {FETCH}"
+            damage = f"is damaged (digest {found[:16]}, expected {expected[:16]}); {again}"
+            what = damage if found else f"is not in the archive; {FETCH}"
             raise BabiArchiveError(f"{archive}: {name} {what}, or list it under text.missing_files to do without it")
     return {name: contents[name] for name in sorted(wanted)}
 
@@ -78,14 +76,8 @@ def _read_members(archive: Path, wanted: Collection[str]) -> dict[str, bytes]:
     return contents
 
 
-def _digest(content: bytes | None, *, is_git: bool) -> str:
-    """The sha256 or the blob id of git; empty for a file that is absent."""
-    if content is None:
-        return ""
+def _digest(content: bytes, *, is_git: bool) -> str:
+    """The sha256, or the blob id of git."""
     if is_git:
         return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     return hashlib.sha256(content).hexdigest()
-
-
-def _again(archive: Path) -> str:
-    return f"remove {archive.name} and {FETCH}"

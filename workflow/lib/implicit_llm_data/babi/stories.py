@@ -15,7 +15,8 @@ from pathlib import Path
 
 SPLITS = ("train", "valid", "test")
 VOCABULARY_NAME = "vocabulary.json"  # the list of words by id, beside a text and beside every data set made of it
-PAD, EOS = "<pad>", "<eos>"  # the ids 0 and 1 of every vocabulary
+PAD, EOS = "<pad>", "<eos>"
+PAD_ID, EOS_ID = 0, 1  # in every vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from implicit_llm_contracts.config.text import ArchiveText, SimulatedText
 from implicit_llm_contracts.runs.atomic import write_atomic, write_json
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.babi.archive import find_archive, read_archive
-from implicit_llm_data.babi.simulator.simulate import all_words, simulate
+from implicit_llm_data.babi.simulator import all_words, simulate
 from implicit_llm_data.babi.stories import (
     SPLITS,
     VOCABULARY_NAME,

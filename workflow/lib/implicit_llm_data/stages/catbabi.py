@@ -1,29 +1,55 @@
-"""The stage `data` of kind `catbabi`: a split as rows of a stream of stories, from the text of a `babi_text` stage."""
+"""The stage `data` of kind `catbabi`: the stories of all bAbI tasks in one shuffled list, as one stream of words.
+
+    input   <eos> nora walked into the attic . in which room is nora ?     attic <eos> ...
+    label   nora  walked ...                                         attic <eos> ...
+
+The label of a position is the next word. In the mode `lm` every position has one, in the mode `qa` only those whose
+input is "?": the others are `<pad>`, which training ignores.
+
+Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Other than there,
+the shuffle is seeded and the vocabulary is in a fixed order without the task numbers.
+
+Dimensions: T tokens of the stream, S stories, N rows, L their length.
+"""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from implicit_llm_contracts.config.text import CatbabiConfig
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_data.babi.catbabi import (
-    COLUMNS,
+from implicit_llm_data.babi.stories import (
+    EOS_ID,
     PAD_ID,
-    InvalidCatbabi,
-    TaskStory,
-    join,
-    read_stories,
-    rows,
+    SPLITS,
+    VOCABULARY_NAME,
+    find_files,
+    parse_stories,
+    words_of,
 )
-from implicit_llm_data.babi.stories import VOCABULARY_NAME
 from implicit_llm_data.shard_writer import write_shards
-from implicit_llm_data.shards import DatasetSpec
+from implicit_llm_data.shards import DatasetSpec, token_dtype
 
 SHARD_ROWS = 8192
+COLUMNS = ("input_ids", "labels", "task")
+
+
+class InvalidCatbabi(UserError, ValueError):
+    """A CatbAbI configuration does not fit, by itself or to the text; the message names the key."""
+
+
+@dataclass(frozen=True)
+class TaskStory:
+    """A story as words, with the number of its task."""
+
+    task: int
+    words: tuple[str, ...]
 
 
 def run(context: StageContext) -> StageResult:
@@ -53,20 +79,16 @@ def run(context: StageContext) -> StageResult:
     files = write_shards(context, spec, -(-num_rows // SHARD_ROWS), columns_of)
     write_atomic(context.work / VOCABULARY_NAME, (upstream / VOCABULARY_NAME).read_bytes())
     context.log.info("joined %d stories, %d tokens with <eos>", len(stories), len(tokens_T))
+    tasks = sorted({story.task for story in stories})
     summary = {
         **_counts(stories),
-        "by_task": {task: _counts(of_task) for task, of_task in _by_task(stories).items()},
+        "by_task": {str(task): _counts([story for story in stories if story.task == task]) for task in tasks},
         "num_rows": num_rows,
         "num_tokens": len(tokens_T),
         "vocab_size": config.vocab_size,
         "vocab_size_of_text": len(vocabulary),
     }
     return StageResult([*files, context.work / VOCABULARY_NAME], summary)
-
-
-def _by_task(stories: Sequence[TaskStory]) -> dict[str, list[TaskStory]]:
-    tasks = sorted({story.task for story in stories})
-    return {str(task): [story for story in stories if story.task == task] for task in tasks}
 
 
 def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
@@ -76,4 +98,62 @@ def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
         "num_words": sum(len(story.words) for story in stories),
         "num_questions": sum(story.words.count("?") for story in stories),
         "longest_story": max(len(story.words) for story in stories),
+    }
+
+
+def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
+    """The stories of a split in shuffled order; `text` is the folder of the collections.
+
+    Raises: InvalidCatbabi when there is no such collection, or no story in it.
+    """
+    collections = sorted(path.name for path in text.iterdir())
+    if config.collection not in collections:
+        raise InvalidCatbabi(f"collection: {config.collection!r} is not in the text; use {' or '.join(collections)}")
+    stories = []
+    for task, path in find_files(text / config.collection, config.split).items():
+        in_file = parse_stories(path.read_bytes())
+        kept = in_file[:-1] if config.drop_last_story else in_file
+        stories += [TaskStory(task, tuple(words_of(story))) for story in kept]
+    if not stories:
+        raise InvalidCatbabi(
+            f"collection: {config.collection} has no story for the split {config.split}; make more stories, or set "
+            f"drop_last_story: false"
+        )
+    return [stories[place] for place in shuffled(len(stories), config.seed, SPLITS.index(config.split))]
+
+
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """The numbers 0..count - 1 in the random order that `key`, integers of at least 0, names.
+
+    They are sorted by random bits of 64 each, whose values numpy promises for every version.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(key[0], spawn_key=key[1:])).random_raw(count)
+    return np.argsort(bits, kind="stable")
+
+
+def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Encode the stories one after another, each after <eos>; a word's id is its place in the vocabulary.
+
+    Returns: the tokens (T,) and the task of each (T,).
+    """
+    id_of = {word: number for number, word in enumerate(vocabulary)}
+    ids = [number for story in stories for number in (EOS_ID, *(id_of[word] for word in story.words))]
+    lengths_S = [1 + len(story.words) for story in stories]
+    return np.array(ids), np.repeat([story.task for story in stories], lengths_S)
+
+
+def rows(tokens_T: np.ndarray, task_T: np.ndarray, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
+    """Cut the stream into rows: input_ids, labels and task, each (N, L) in the vocabulary's token type.
+
+    The last label is <eos>. The last row is filled up with <pad>, and with 0 as its task.
+    """
+    labels_T = np.append(tokens_T[1:], EOS_ID)
+    if config.mode == "qa":
+        labels_T = np.where(tokens_T == question_mark, labels_T, PAD_ID)
+    num_rows = -(-len(tokens_T) // config.length)
+    padding = (0, num_rows * config.length - len(tokens_T))
+    dtype = token_dtype(config.vocab_size)
+    return {
+        column: np.pad(values_T, padding, constant_values=PAD_ID).reshape(num_rows, -1).astype(dtype)
+        for column, values_T in zip(COLUMNS, (tokens_T, labels_T, task_T), strict=True)
     }

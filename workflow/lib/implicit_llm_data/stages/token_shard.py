@@ -8,13 +8,14 @@ shard.json               what they were made of and their digests, written last
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tqdm import tqdm
 
 from implicit_llm_contracts.config.text import TokenShardConfig
@@ -28,10 +29,12 @@ from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
 from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, Split, open_share
-from implicit_llm_data.text.encoding import encode
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
+# A text is encoded in pieces of so many characters, and as many more as come before the next white space: a long one
+# would take a hundred times its size.
+PIECE_CHARACTERS = 1 << 20
 REPORT_S = 10.0  # between two points in the journal
 
 
@@ -144,3 +147,35 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             batch, num_bytes = [], 0
     if batch:
         yield batch
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+    """The tokenizer's own ids of each text, on all cores, as little-endian uint16; they must be below 65,536.
+
+    Special tokens are found in the texts, none are added.
+    """
+    if max(map(len, texts), default=0) <= PIECE_CHARACTERS or not may_be_cut(tokenizer):
+        return encode_whole(tokenizer, texts)
+    piece = re.compile(rf".{{{PIECE_CHARACTERS}}}.*?\S(?=[ \t\n\r])|.+", re.DOTALL)
+    return [b"".join(encode_whole(tokenizer, [found[0]])[0] for found in piece.finditer(text)) for text in texts]
+
+
+def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
+    """Work like `encode`, no text cut."""
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, TOKEN_TYPE).tobytes() for encoding in encodings]
+
+
+def may_be_cut(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a text are those of its pieces, if it is cut before white space.
+
+    They are for a tokenizer that splits text into words as GPT-2's does (GPT-NeoX, Pythia, OPT, the one trained here):
+    it never joins white space to what comes before it.
+    """
+    cutter = tokenizer.pre_tokenizer
+    if not (isinstance(cutter, pre_tokenizers.ByteLevel) and cutter.use_regex and not cutter.add_prefix_space):
+        return False
+    if not isinstance(tokenizer.normalizer, normalizers.NFC | None) or tokenizer.truncation or tokenizer.padding:
+        return False
+    added = tokenizer.get_added_tokens_decoder().values()
+    return not any(token.rstrip or re.search(r"\S[ \t\n\r]", token.content) for token in added)

@@ -4,10 +4,12 @@ The training split stays where the jobs of the shards wrote it, and the index po
 wanted, they are copied. The held-out splits are merged, so that rows of every length can cross the borders of shards.
 """
 
+import itertools
 import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +45,14 @@ def run(context: StageContext) -> StageResult:
         role: json.loads((given.work / RECORD_NAME).read_bytes()) for role, given in sorted(context.inputs.items())
     }
     _check_listings(context, records)
-    parts = []
-    for role, record in records.items():
-        file = FileRecord(**record["files"][config.split])
-        path = os.path.relpath(context.inputs[role].work / file.path, context.work)
-        parts.append(replace(file, path=Path(path).as_posix()))
+    folders = {role: Path(os.path.relpath(context.inputs[role].work, context.work)) for role in records}
+    files = {role: FileRecord(**record["files"][config.split]) for role, record in records.items()}
+    parts = [replace(file, path=(folders[role] / file.path).as_posix()) for role, file in files.items()]
     is_whole = config.split == "train" and config.tokens is None
     if config.tokens is not None:
-        parts = [_chosen_rows(context, config, parts)]
+        parts = [_merge(context.work, parts, _chosen_rows(context, config, parts), config.length * TOKEN_TYPE.itemsize)]
     elif not is_whole:
-        parts = [_merge(context.work, parts)]
+        parts = [_merge(context.work, parts, [range(0, part.size, COPIED_BYTES) for part in parts], COPIED_BYTES)]
     first = records[min(records)]  # one tokenizer has made them all
     source = {"kind": "token_stream", "split": config.split, "end_of_text": first["end_of_text"]}
     spec = DatasetSpec(first["vocab_size"], config.length, ("input_ids",), source)
@@ -66,14 +66,13 @@ def run(context: StageContext) -> StageResult:
             "add text, choose a shorter length" + RAISE[config.split]
         )
     context.log.info("%d tokens, %d rows of %d", num_tokens, num_rows, config.length)
-    files = [index, *(context.work / part.path for part in parts if not is_whole)]
     summary = {
         "num_tokens": num_tokens,
         "num_rows": num_rows,
         "num_shards": len(records),
         "corpus": first["source"]["corpus"],
     }
-    return StageResult(files, summary)
+    return StageResult([index, *(context.work / part.path for part in parts if not is_whole)], summary)
 
 
 def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -> None:
@@ -81,10 +80,9 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
 
     Raises: StreamError.
     """
-    first = next(iter(records))
-    expected = records[first]["listing"]
-    for role, record in records.items():
-        found = record["listing"]
+    listings = {role: record["listing"] for role, record in records.items()}
+    first, expected = next(iter(listings.items()))
+    for role, found in listings.items():
         if found == expected:
             continue
         pattern = re.sub("[0-9]+$", "", os.path.relpath(context.inputs[role].dir))
@@ -96,8 +94,8 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
         )
 
 
-def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> FileRecord:
-    """One file with `config.tokens` tokens: rows at equal distances among those of all parts.
+def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[list[int]]:
+    """The places in each part, in bytes, of `config.tokens` tokens: rows at equal distances among those of all parts.
 
     Raises: StreamError when there are fewer.
     """
@@ -111,24 +109,18 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
             f"{config.length}; give at most {total * config.length}, or add text"
         )
     chosen = np.arange(wanted) * total // wanted
-    with new_file(context.work / MERGED_NAME) as whole:
-        rows = HashedFile(whole, MERGED_NAME)
-        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
-            faults.point("token_stream.before_part")
-            with (context.work / part.path).open("rb") as file:
-                for row in chosen[(chosen >= start) & (chosen < end)]:
-                    file.seek(int(row - start) * row_bytes)
-                    rows.write(file.read(row_bytes))
-    return rows.record
+    borders = itertools.pairwise([0, *ends])
+    return [((chosen[(chosen >= start) & (chosen < end)] - start) * row_bytes).tolist() for start, end in borders]
 
 
-def _merge(work: Path, parts: list[FileRecord]) -> FileRecord:
-    """One file with the tokens of all parts in their order."""
+def _merge(work: Path, parts: list[FileRecord], places: Sequence[Sequence[int]], size: int) -> FileRecord:
+    """One file with the pieces of each part that begin at these places and have at most `size` bytes."""
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
-        for part in parts:
+        for part, starts in zip(parts, places, strict=True):
             faults.point("token_stream.before_part")
             with (work / part.path).open("rb") as file:
-                while data := file.read(COPIED_BYTES):
-                    merged.write(data)
+                for start in starts:
+                    file.seek(start)
+                    merged.write(file.read(size))
     return merged.record

@@ -45,10 +45,6 @@ class TokenizerConfig:
     validation_fraction: BelowOne = 0.0
     seed: Seed = 0
 
-    @property
-    def split(self) -> DocumentSplit:
-        return DocumentSplit(self.test_fraction, self.seed, self.validation_fraction)
-
 
 def run(context: StageContext) -> StageResult:
     """Write the tokenizer that the configuration names or describes.
@@ -57,11 +53,7 @@ def run(context: StageContext) -> StageResult:
     """
     start_s = time.perf_counter()
     data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    files = [
-        TOKENIZER_FILE,
-        f"{DECLARED}/{TOKENIZER_FILE}",
-    ]  # the second is also in the run directory, where people look
-    (context.work / DECLARED).mkdir(exist_ok=True)
+    files = [TOKENIZER_FILE, f"{DECLARED}/{TOKENIZER_FILE}"]  # the second comes to the run directory, where people look
     for path in files:
         write_atomic(context.work / path, data)
     context.log.info("%s: %d ids, %.1f s", TOKENIZER_FILE, summary["num_ids"], time.perf_counter() - start_s)
@@ -147,11 +139,10 @@ def _train(config: TokenizerConfig, downloads: Path) -> bytes:
 
 def _training_texts(config: TokenizerConfig, downloads: Path) -> Iterator[str]:
     assert config.corpus is not None
-    num_bytes = 0
+    split, num_bytes = DocumentSplit(config.test_fraction, config.seed, config.validation_fraction), 0
     for document in open_share(config.corpus, downloads).documents():
-        if config.split.of(document.split_key) != "train":
-            continue
-        yield document.text
-        num_bytes += len(document.utf8)
-        if num_bytes >= config.max_bytes:
-            return
+        if split.of(document.split_key) == "train":
+            yield document.text
+            num_bytes += len(document.utf8)
+            if num_bytes >= config.max_bytes:
+                return

@@ -30,7 +30,7 @@ import numpy as np
 
 from implicit_llm_contracts.config.word_problem import WordProblemConfig, product_order
 from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import downloads_folder, local_folder
+from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
 from implicit_llm_data.groups import Algebra, load_group, load_product
 from implicit_llm_data.released_words import ReleasedWordsError, read_words
@@ -60,7 +60,7 @@ def run(context: StageContext) -> StageResult:
     columns, vocab_size = ("input_ids", "labels"), product_order(config.group, config.monoid)
     source = {key: value for key, value in asdict(config).items() if value is not None}
     spec = DatasetSpec(vocab_size, config.length, columns, {"kind": "word_problem", **source})
-    make = generate if config.file is None else _released(config, downloads_folder(context.runtime.get("downloads")))
+    make = generate if config.file is None else _released(config, context.downloads)
     files = write_shards(
         context, spec, config.num_shards, lambda shard: dict(zip(columns, make(config, shard), strict=True))
     )
@@ -82,7 +82,8 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
     algebra, group_order = load_product(config.group, config.monoid), load_group(config.group).order
     inputs_NL = np.empty((num_samples, config.length), dtype=token_dtype(algebra.order))
     targets_NL = np.empty_like(inputs_NL)
-    bits = _RandomBits(np.random.SeedSequence(config.seed, spawn_key=(SPLIT_KEYS[config.split], shard)))
+    seed = np.random.SeedSequence(config.seed, spawn_key=(SPLIT_KEYS[config.split], shard))
+    bits = np.random.SFC64(seed)  # the fastest of numpy's generators, 2 ns for 8 bytes
     fractions = np.array(config.hard_fractions)
     for block in _pieces(num_samples, BLOCK_SAMPLES):
         samples = np.arange(block.start, block.stop) + shard * config.shard_samples
@@ -152,26 +153,19 @@ def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray,
     return state_B.copy()
 
 
-class _RandomBits:
-    """A stream of raw random bits.
+def _take(bits: np.random.SFC64, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
+    """Return `count` uniform integers over the whole range of `dtype`.
 
     Only `random_raw` of the bit generator is used: numpy promises that it never changes, unlike Generator's methods.
     """
-
-    def __init__(self, seed: np.random.SeedSequence) -> None:
-        self._generator = np.random.SFC64(seed)  # the fastest of numpy's generators, 2 ns for 8 bytes
-
-    def take(self, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
-        """Return `count` uniform integers over the whole range of `dtype`."""
-        item_bytes = np.dtype(dtype).itemsize
-        words = self._generator.random_raw(-(-count * item_bytes // 8)).astype("<u8", copy=False)
-        return words.view(np.dtype(dtype).newbyteorder("<"))[:count]
+    words = bits.random_raw(-(-count * np.dtype(dtype).itemsize // 8)).astype("<u8", copy=False)
+    return words.view(np.dtype(dtype).newbyteorder("<"))[:count]
 
 
 class _TokenSampler:
     """Draws the tokens of a block of B samples; probabilities are exact, not rounded to the random bits of a token."""
 
-    def __init__(self, bits: _RandomBits, vocab_size: int, group_order: int, hard_fraction_B: np.ndarray) -> None:
+    def __init__(self, bits: np.random.SFC64, vocab_size: int, group_order: int, hard_fraction_B: np.ndarray) -> None:
         self._bits = bits
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
@@ -194,10 +188,10 @@ class _TokenSampler:
         """Share 2**16 values out equally among the tokens and redraw the few that are left over."""
         per_token = np.uint16(min((1 << 16) // self._vocab_size, (1 << 16) - 1))
         tokens = np.empty(count, dtype=self._dtype)
-        np.floor_divide(self._bits.take(count, np.uint16), per_token, out=tokens, casting="unsafe")
+        np.floor_divide(_take(self._bits, count, np.uint16), per_token, out=tokens, casting="unsafe")
         left_over = np.flatnonzero(tokens >= self._vocab_size)
         while left_over.size:
-            redrawn = self._bits.take(left_over.size, np.uint16) // per_token
+            redrawn = _take(self._bits, left_over.size, np.uint16) // per_token
             tokens[left_over] = redrawn.astype(self._dtype)
             left_over = left_over[redrawn >= self._vocab_size]
         return tokens
@@ -205,10 +199,10 @@ class _TokenSampler:
     def _draw_hard(self, num_positions: int) -> np.ndarray:
         """Return bools of shape (num_positions, B): which positions are drawn from the group."""
         num_samples = len(self._whole_B)
-        bytes_PB = self._bits.take(num_positions * num_samples, np.uint8).reshape(num_positions, num_samples)
+        bytes_PB = _take(self._bits, num_positions * num_samples, np.uint8).reshape(num_positions, num_samples)
         is_hard = bytes_PB < self._whole_B
         undecided = np.flatnonzero(bytes_PB == self._whole_B)
-        uniform = (self._bits.take(undecided.size, np.uint64) >> 11) * 2.0**-53  # doubles in [0, 1) of 53 random bits
+        uniform = (_take(self._bits, undecided.size, np.uint64) >> 11) * 2.0**-53  # doubles in [0, 1) of 53 random bits
         is_hard.ravel()[undecided] = uniform < self._rest_B[undecided % num_samples]
         return is_hard
 

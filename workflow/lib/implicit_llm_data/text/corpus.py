@@ -202,14 +202,12 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
         for name in sorted(names)
         if name != TOPICS
     ]
-    topics: dict[str, str] = {}
     with suppress(ImportError):  # some distributions leave it out
-        from pydoc_data import topics as module
+        from pydoc_data.topics import topics
 
-        topics = module.topics
-    for topic, text in sorted(topics.items()):  # as `help()` shows it
-        name, size = f"pydoc/{topic}", len(text.encode())
-        files.append(CorpusFile(name, size, partial(_read_topic, text, name, text_format, size)))
+        for topic, text in sorted(topics.items()):  # as `help()` shows it
+            name, size = f"pydoc/{topic}", len(text.encode())
+            files.append(CorpusFile(name, size, partial(_read_topic, text, name, text_format, size)))
     return files
 
 
@@ -242,12 +240,10 @@ Reader = Callable[[Path, TextFormat], Iterator[Document]]
 
 def reader_of(path: Path) -> Reader:
     """Return the reader of a file of this name. Raises: CorpusError for an unknown ending."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    elif suffixes[-1:] == [".parquet"]:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return _read_parquet
-    reader = READERS.get(suffixes[-1] if suffixes else "")
+    reader = READERS.get(Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix)
     if reader is None:
         known = ", ".join([*READERS, ".parquet"])
         raise CorpusError(f"{path}: its format is not known; name it {known} (the first ones also with .gz or .zst)")
@@ -285,9 +281,7 @@ def too_long(where: str, text_format: TextFormat) -> CorpusError:
 def _read_lines(path: Path, text_format: TextFormat) -> Iterator[Document]:
     limit = text_format.max_document_bytes
     with _opened(path) as (file, raw):
-        number = 0
-        while line := file.readline(limit + 1):
-            number += 1
+        for number, line in enumerate(iter(partial(file.readline, limit + 1), b""), start=1):
             where = f"{path}: line {number}"
             if len(line) > limit:
                 raise too_long(where, text_format)

@@ -14,15 +14,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from implicit_llm_contracts.config.evaluation import PARALLEL
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import read_object, write_json
-from implicit_llm_contracts.runs.journal import JournalTail, Point
+from implicit_llm_contracts.runs.identity import shortened
+from implicit_llm_contracts.runs.journal import JournalTail, Point, point_of
+from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.run_directory import JOURNAL, MLFLOW, committed
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
-from implicit_llm_jobs.tracking.mlflow_points import Trajectory, in_one_column, mlflow_key
 from implicit_llm_jobs.tracking.mlflow_store import alone, artifact_location, initialise, prepare_environment, quiet
 from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
@@ -35,6 +38,12 @@ KEY_CHARS = 250  # of a param or tag
 TAG_CHARS = 5000
 DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
 MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
+# Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key that the
+# table of training does not have keeps the journal's name, in the section of its stage.
+SECTIONS = {"evaluate": "evaluation", "data": "data"}  # of other stages: accuracy.<data set>.<mode>, and the like
+SUMMARY = "summary"  # one number a run, from its manifest, for tables and parallel coordinates
+METRIC_CHARS = 200  # of the key of a metric
+_REFUSED = re.compile(r"[^\w\-. /:]")  # by MLflow
 _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
 
 
@@ -145,11 +154,8 @@ class Bridge:
         from mlflow.entities import Param, RunTag
 
         faults.point("tracker.before_config")
-        self._client.log_batch(
-            self._run_id,
-            params=[Param(key, value) for key, value in flatten(config).items()],
-            tags=[RunTag(key, value) for key, value in _short(tags).items()],
-        )
+        params = starmap(Param, flatten(config).items())
+        self._client.log_batch(self._run_id, params=[*params], tags=[*starmap(RunTag, _short(tags).items())])
 
     def _bring_inputs(self) -> None:
         """The data sets that the run reads, and the model of another run."""
@@ -255,12 +261,11 @@ class Bridge:
     def _bring_status(self) -> None:
         """The status of the run: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
         faults.point("tracker.before_status")
+        ended = self.run.times()[1]
         if self._status in ("RUNNING", "SCHEDULED"):
             self._client.update_run(self._run_id, status=self._status)
         else:
-            ended = self.run.times()[1]
-            end_time = milliseconds(ended) if ended else None
-            self._client.set_terminated(self._run_id, status=self._status, end_time=end_time)
+            self._client.set_terminated(self._run_id, self._status, milliseconds(ended) if ended else None)
         self._save(status=self._status)
 
     def _named(self, point: Point) -> Point:
@@ -275,8 +280,7 @@ class Bridge:
     def _given_model(self) -> str | None:
         """Id of the logged model that the run reads."""
         work = self.run.inputs.get(MODEL_ROLE)
-        state = BridgeState.read(work) if work else None
-        return (state.model_id or None) if state else None
+        return read_object(work / MLFLOW).get("model_id") or None if work else None
 
     @property
     def _run_id(self) -> str:
@@ -309,18 +313,80 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested mappings as one with dotted keys; lists and scalars as text of at most 500 characters."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        name = prefix + re.sub(r"[^\w\-. /:]", "_", str(key))
+        name = prefix + _REFUSED.sub("_", str(key))
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{name}."))
         else:
             text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            flat[_cut(name, KEY_CHARS)] = _cut(text, VALUE_CHARS)
+            flat[shortened(name, KEY_CHARS)] = shortened(text, VALUE_CHARS)
     return flat
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
-
-
 def _short(tags: Mapping[str, str]) -> dict[str, str]:
-    return {_cut(re.sub(r"[^\w\-. /:]", "_", key), KEY_CHARS): _cut(value, TAG_CHARS) for key, value in tags.items()}
+    names = {_REFUSED.sub("_", key): value for key, value in tags.items()}
+    return {shortened(name, KEY_CHARS): shortened(value, TAG_CHARS) for name, value in names.items()}
+
+
+def mlflow_key(stage: str, key: str) -> str:
+    """The key under which MLflow has the journal's `key`; one that has a section stays in it."""
+    key = _REFUSED.sub("-", key.replace("@", "."))[:METRIC_CHARS]
+    if stage == "train" and key in METRICS:
+        return METRICS[key].mlflow_key
+    return f"{SECTIONS[stage]}/{key}" if stage in SECTIONS and "/" not in key else key
+
+
+def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation, and once more without the mode those of a model's main mode: the one of an explicit
+    model, the first of an implicit one. So a table of MLflow compares the two in one column."""
+    modes = () if config.get("sweep") else config.get("modes") or ()
+    main = (PARALLEL, *(mode["name"] for mode in modes[:1]))
+    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # as an evaluation names its numbers
+    shared = {key.removesuffix(end): value for key, value in values.items() for end in ends if key.endswith(end)}
+    return {**values, **shared}
+
+
+class Trajectory:
+    """Takes the records of a journal from its first line and returns what is new in each.
+
+    MLflow keeps every point it ever got and cannot delete one. After a rewind the points of the steps that are trained
+    again are already there: those are left out. They are equal, because a resume is bitwise equal. On another number of
+    processes it is not, and then MLflow keeps the first points; the journal has both.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, set[str]] = {}
+        self.summary: Point | None = None  # of the last end of the stage
+
+    def take(self, record: Mapping[str, Any]) -> Point | None:
+        """The new metrics of a record, None when it has none."""
+        if (point := _point(record)) is None:
+            return None
+        known = self._known.setdefault(point.step, set())
+        new = replace(point, values={key: value for key, value in point.values.items() if key not in known})
+        known.update(new.values)
+        if record["kind"] == "event" and new.values:
+            self.summary = new
+        return new if new.values else None
+
+
+def _point(record: Mapping[str, Any]) -> Point | None:
+    if record["kind"] == "metrics":
+        return point_of(record)
+    if record.get("name") == "stage_finished":
+        numbers = _summary_numbers(record.get("summary") or {})
+        return Point(0, record["time"], {f"{SUMMARY}/{key}": value for key, value in numbers.items()})
+    return None
+
+
+def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The summary's own numbers, those of its `metrics`, and the best ones by data set."""
+    found = {key: value for key, value in summary.items() if _is_number(value)}
+    for key, values in summary.items():
+        if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):
+            prefix = "" if key == "metrics" else f"{key}."
+            found |= {f"{prefix}{name}": value for name, value in values.items() if _is_number(value)}
+    return {key: float(value) for key, value in found.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

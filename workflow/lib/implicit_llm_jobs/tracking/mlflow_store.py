@@ -10,13 +10,14 @@ import shlex
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import fsync_file, remove_temporary, storage_errors, temporary_name
+from implicit_llm_contracts.runs.logs import at_level
 
 SQLITE = "sqlite:///"
 _QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, for MLflow makes a folder `file:` where it sees SQLITE
@@ -29,7 +30,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-_NOISY = ("mlflow", "alembic", "sqlalchemy", "urllib3")
 
 
 class TrackingError(UserError):
@@ -94,18 +94,9 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """Keep MLflow's own log lines away: what goes wrong reaches us as an exception."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    return at_level(logging.CRITICAL, "mlflow", "alembic", "sqlalchemy", "urllib3")
 
 
 def _is_store(path: Path, *, is_deep: bool) -> bool:

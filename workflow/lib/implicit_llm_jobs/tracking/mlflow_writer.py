@@ -71,8 +71,12 @@ class MlflowWriter:
 
 
 def open_run(run: TrackedRun) -> MlflowWriter:
-    """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before."""
-    if is_brought_later(run):
+    """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before.
+
+    A run without points on the way leaves that to the call of Snakemake that it is a job of.
+    """
+    has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
+    if not has_points and current_invocation() is not None:
         return MlflowWriter(None)
     prepare_environment()
     try:
@@ -88,12 +92,6 @@ def catch_up(run: TrackedRun) -> None:
     """Bring what an earlier process of a finished run could not bring."""
     if not is_complete(run.work):
         open_run(run).finish()
-
-
-def is_brought_later(run: TrackedRun) -> bool:
-    """Whether the run leaves MLflow to the call of Snakemake that it is a job of."""
-    has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
-    return not has_points and current_invocation() is not None
 
 
 def bring_late_inputs(run: TrackedRun) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -42,7 +41,6 @@ def current_invocation() -> dict[str, str | None] | None:
 
 MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
 _OF_MODELS = ("train", "checkpoint")
-_MODEL_CONFIG = re.compile(r"(^|/)model/config\.json$")
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,12 @@ class TrackedRun:
         """Read again until there is one, for which the journal waits while the disk is full."""
         if not self._starts:
             self._starts.extend(starts_in(self.journal))
-        return self._starts
+        return self._starts or [{}]
 
     @property
     def _start(self) -> dict[str, Any]:
         """The last one, of the present attempt."""
-        return self.starts[-1] if self.starts else {}
+        return self.starts[-1]
 
     @property
     def inputs(self) -> dict[str, Path]:
@@ -174,11 +172,11 @@ class TrackedRun:
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
         """The folder of the model that the finished run vouches for, and the digests of its weights by file name."""
-        paths = {PurePosixPath(record.path): record.sha256 for record in self.manifest.files} if self.manifest else {}
-        folder = next((path.parent for path in paths if _MODEL_CONFIG.search(str(path))), None)
-        if folder is None:
+        manifest = self.manifest
+        if manifest is None or (folder := manifest.model_folder) is None:
             return None
-        digests = {p.name: sha for p, sha in paths.items() if p.parent == folder and p.suffix == ".safetensors"}
+        paths = {PurePosixPath(record.path): record.sha256 for record in manifest.files}
+        digests = {p.name: sha for p, sha in paths.items() if str(p.parent) == folder and p.suffix == ".safetensors"}
         return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:

@@ -1,1 +1,1 @@
-"""The commands of `implicit-llm`, one module each; each imports what it needs when it runs."""
+"""Define the commands of `implicit-llm`, which import slow modules only when they run."""

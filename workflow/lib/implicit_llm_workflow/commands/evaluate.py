@@ -1,11 +1,8 @@
-"""The command `evaluate`, with a sub-command for each kind of evaluation.
+"""Define the command `evaluate`, which has a sub-command for each kind of evaluation.
 
-The options of a kind are the fields of its dataclass that the table of kinds describes, and those of a mode; see
-`implicit_llm_contracts/config/evaluation_kinds.py`. The evaluation is a job of its own, so that the same call finds its
-result again.
+The options of a kind are the settings that `implicit_llm_contracts/config/evaluation_kinds.py` describes, and the
+settings of an evaluation mode. The evaluation is a job with its own identity, so the same call finds its result again.
 """
-
-from __future__ import annotations
 
 import inspect
 import json
@@ -14,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -36,22 +33,24 @@ from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRuntime, Log, run_job
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
+from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import trained_models
-
-if TYPE_CHECKING:
-    from implicit_llm_workflow.node import Node
-    from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.results.listing import ABOUT
+from implicit_llm_workflow.text import number_text, plain_table
 
 MODES_PANEL = "How an implicit model is solved"
-# What the name of a mode says besides its `eval_mode`.
-_OWN = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
-ROOT = Path("results") / "by-hand"
+# The settings that the name of a mode implies; other modes are named like their `eval_mode`.
+_OWN: dict[str, dict[str, Any]] = {RELEASED_CRITERION: {"eval_mode": "simultaneous", "eval_stop": "batch"}}
+ROOT = options.RESULTS / "by-hand"
 SHOWN_DIGITS = 8
-RELEASED_SHARD = 131_072  # sequences of a file of the data set that is made from one of the authors' generator
+RELEASED_SHARD = 131_072  # sequences per shard of a data set that is converted from a file of the authors' generator
 TOKENIZER = "tokenizer"
-# Everything behind `harness` belongs to it, options that this console knows under the same name included.
+# The harness receives all arguments after its name, also options that this console would understand itself.
 HANDED_OVER = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 evaluate = typer.Typer(
@@ -112,7 +111,7 @@ Sweep = Annotated[
 
 
 def make_command(name: str) -> Callable[..., None]:
-    """The function that Typer turns into the sub-command of a kind."""
+    """Return the function from which Typer builds the sub-command of a kind."""
     kind, command_name = EVALUATION_KINDS[name], name.replace("_", "-")
     machine = options.field_options(JobRuntime, EVALUATION, MACHINE_PANEL)
 
@@ -129,7 +128,7 @@ def make_command(name: str) -> Callable[..., None]:
         test_sets = _test_sets(command_name, kind, data or _own_test_sets(model, name, settings.get("lengths")))
         if kind.lengths == "all" and "lengths" not in config:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
-        if kind.lengths != "shortest":  # which the job takes from the data
+        if kind.lengths != "shortest":  # the job takes the shortest length from the data
             fill(kind.config, config, f"evaluate {command_name}")
         os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
         inputs = {"model": _model(folder, sha256 or [], log), **test_sets}
@@ -142,43 +141,35 @@ def make_command(name: str) -> Callable[..., None]:
 
     options.with_options(command, {**_setting_options(kind), **machine})
     example = f"implicit-llm evaluate {command_name} {kind.example}".replace(" --", " \\\n        --")
-    # Without a paragraph before it Typer takes the indent from an example, and its lines run together.
+    # Without a paragraph before the example, Typer removes its indentation and joins its lines.
     about = "It prints the numbers and the path of their file."
     command.__doc__ = f"{kind.summary}\n\n{about}\n\n**Example**\n\n    {example}"
     return command
 
 
 def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
-    """Options of the evaluation itself; what is not given is in no identity, so they have no defaults."""
-    found = options.field_options(kind.config, kind.settings, "Options")
+    """Return the options of the evaluation; they have no defaults, so options that are not set are in no identity."""
+    found = options.field_options(kind.config, kind.settings, "Options", has_defaults=False)
     if kind.has_modes:
-        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL)
+        found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL, has_defaults=False)
         found |= {
-            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+            key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
             for key, hint in (("mode", Mode), ("sweep", Sweep))
         }
-    renamed = (option.replace(name=_option_name(key), default=None) for key, option in found.items())
-    return {option.name: option for option in renamed}
-
-
-def _option_name(field: str) -> str:
-    return field.removeprefix("eval_")
+    return found
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
-    """The modes with these names, all with the settings that were given."""
-    of_blocks = {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}
-    if of_blocks and "blockwise" not in names:
+    """Return the modes with these names and the given settings; a block length applies to blockwise mode only."""
+    of_mode = {**_OWN, "blockwise": {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}}
+    if of_mode["blockwise"] and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
-    return [
-        {"name": name, "eval_mode": name, **shared, **_OWN.get(name, {}), **(of_blocks if name == "blockwise" else {})}
-        for name in names
-    ]
+    return [{"name": name, "eval_mode": name, **shared, **of_mode.get(name, {})} for name in names]
 
 
 def _swept(option: str) -> tuple[str, list[Any]]:
-    """("eval_max_iter", [1, 2]) of "max-iter=1,2"."""
-    fields = {_option_name(field).replace("_", "-"): field for field in get_type_hints(SweepConfig)}
+    """Return a swept field and its values: ("eval_max_iter", [1, 2]) for "max-iter=1,2"."""
+    fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:
         raise OptionError(f"--sweep {option}: no setting {key!r} is swept; {nearest(key, fields)}")
@@ -186,21 +177,19 @@ def _swept(option: str) -> tuple[str, list[Any]]:
 
 
 def _fields(config: type, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given of these fields, by field."""
-    given = {name: values[_option_name(name)] for name in names if values[_option_name(name)] is not None}
-    return {name: _parsed(config, name, value) for name, value in given.items()}
+    """Return the values of the fields that were set on the command line."""
+    return {name: _parsed(config, name, values[name]) for name in names if values[name] is not None}
 
 
 def _parsed(config: type, field: str, value: Any) -> Any:
-    """A value of a field; of a field with several values from text, "1,2"."""
+    """Return the value of a field; parse the text of a field that has several values, such as "1,2"."""
     return yaml.safe_load(f"[{value}]") if get_origin(options.field_type(config, field)) is tuple else value
 
 
 def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
     """Return the evaluation's identity; its name ends in the first digits of its fingerprint."""
     model = inputs["model"]
-    if PLUGINS in model.config:
-        config[PLUGINS] = model.config[PLUGINS]
+    config |= {PLUGINS: model.config[PLUGINS]} if PLUGINS in model.config else {}
     code = job_digest(job_code("evaluate", config, model.config.get("model")))
     upstream = {role: manifest.fingerprint for role, manifest in inputs.items()}
     identity = Identity("evaluate", f"{model.name}/{command}", config, code, upstream)
@@ -208,46 +197,36 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
 
 
 def _packaged(model: Path) -> Path:
-    """The folder of the trained model of that name, else `model` as it is; a folder that is there comes first."""
+    """Return the folder of the package's model with this name; return `model` if it exists or no model has the name."""
     folder = trained_models() / model.name
     is_name = model.name == str(model) and not model.exists()
     return folder if is_name and (folder / CONFIG_FILE).is_file() else model
 
 
 def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:
-    """Run directories of the test sets on which the model's experiment evaluates it, which are made if need be.
+    """Return the run directories of the test sets on which the model's experiment evaluates it; make missing ones.
 
-    If there are several lengths, take the shortest, unless `lengths` names others. Return none for a model of no known
-    experiment.
-    Raises: what making the data raises.
+    `lengths`: the lengths to use; the shortest one if None. The result is empty if no known experiment trained the
+    model. Raises: all exceptions of the data jobs.
     """
     found = _run_of(model)
     if found is None:
         return []
     plan, run = found
-    evaluations = [node for node in plan.nodes.values() if node.config.get("kind") == kind]
-    keys = {key for node in evaluations if node.upstream.get("model") == run for key in node.upstream.values()} - {run}
-    nodes = {key: node for key, node in plan.nodes.items() if key in keys and node.stage == "data"}
-    by_length = {node.config.get("length", 0): node for node in reversed(nodes.values())}
-    wanted = [
-        node for node in nodes.values() if node.config.get("length", 0) in (lengths or [min(by_length, default=0)])
-    ]
+    of_run = [it for it in plan.nodes.values() if it.config.get("kind") == kind and it.upstream.get("model") == run]
+    keys = {key for node in of_run for key in node.upstream.values()}
+    nodes = [node for key, node in plan.nodes.items() if key in keys and node.stage == "data"]
+    known = sorted({node.config.get("length", 0) for node in nodes})
+    wanted = [node for node in nodes if node.config.get("length", 0) in (lengths or known[:1])]
     for node in wanted:
         _make(plan, node)
-    if len(by_length) > 1 and not lengths:
-        typer.echo(
-            f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, sorted(by_length)))}", err=True
-        )
+    if len(known) > 1 and not lengths:
+        typer.echo(f"test set {wanted[0].name}; for others, --lengths {','.join(map(str, known))}", err=True)
     return [plan.run_dir(node) for node in wanted]
 
 
 def _run_of(model: Path) -> tuple[Plan, str] | None:
-    """The plan of the experiment that has trained a model, and the key of the training phase."""
-    from implicit_llm_workflow.experiment_files.experiment import load_experiment
-    from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-    from implicit_llm_workflow.planning.plan import Plan
-    from implicit_llm_workflow.results.listing import ABOUT
-
+    """Return the plan of the experiment that trained the model and the key of the phase, or None if it is unknown."""
     about = read_object(_packaged(model) / ABOUT)
     parts = model.resolve().parts
     if about:
@@ -263,7 +242,7 @@ def _run_of(model: Path) -> tuple[Plan, str] | None:
 
 
 def _make(plan: Plan, node: Node) -> None:
-    """Make a data set and what it is made from, where its run directory does not show the wanted result."""
+    """Make a data set and its inputs, unless the run directory already shows the wanted result."""
     for key in node.upstream.values():
         _make(plan, plan.nodes[key])
     if not is_result_shown(plan.run_dir(node), Path(plan.work[node.key])):
@@ -272,7 +251,7 @@ def _make(plan: Plan, node: Node) -> None:
 
 
 def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[str, tuple[Path, Manifest]]:
-    """Folder and manifest by role, which is what the data set is called. Raises: UserError."""
+    """Return the folder and manifest of each data set by its role, which is its name. Raises: UserError."""
     kinds = " or ".join(kind.reads)
     if not folders and kind.reads != (TOKENIZER,):
         raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
@@ -294,9 +273,9 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
 
 
 def _of_released_words(path: Path) -> Path:
-    """The run directory of the data set in a file of the authors' generator, which is made if need be.
+    """Convert a file of the authors' generator into a data set, if this was not done yet; return its run directory.
 
-    Raises: OptionError for a file of another name; what making the data raises.
+    Raises: OptionError for a file name of another form; all exceptions of the data job.
     """
     from implicit_llm_data.released_words import read_words
 
@@ -323,15 +302,11 @@ def _of_released_words(path: Path) -> Path:
         "file": str(path.resolve()),
         "sha256": FileDigests(ROOT / ".digests.json")(path),
     }
-    config = as_config(fill(WordProblemConfig, given, f"--data {path}"))
-    identity = Identity("data", path.stem, config, job_digest(job_code("data", config)), {})
-    run_dir = ROOT / "data" / path.stem
-    run_job(run_dir, identity.to_json(), None, {})
-    return run_dir
+    return _made("data", path.stem, as_config(fill(WordProblemConfig, given, f"--data {path}")), None, {})
 
 
 def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Manifest]:
-    """A run of ours, or the checkpoint imported into one. Raises: UserError."""
+    """Return the run directory and manifest of a model; import a foreign checkpoint first. Raises: UserError."""
     if (folder / MANIFEST).is_file():
         run = Manifest.read(folder / MANIFEST)
         if run.stage not in ("train", "checkpoint"):
@@ -351,10 +326,15 @@ def _model(folder: Path, digests: list[str], log: Path | None) -> tuple[Path, Ma
         "sha256": safe_digests(path, FileDigests(ROOT / ".digests.json")) | dict(map(_digest, digests)),
     }
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip(".-") or "checkpoint"
-    identity = Identity("checkpoint", name, config, job_digest(job_code("checkpoint", config)), {})
-    run_dir = ROOT / "checkpoint" / name
-    run_job(run_dir, identity.to_json(), log, {"downloads": downloads_folder()})
+    run_dir = _made("checkpoint", name, config, log, {"downloads": downloads_folder()})
     return run_dir, Manifest.read(run_dir / MANIFEST)
+
+
+def _made(stage: str, name: str, config: dict[str, Any], log: Path | None, runtime: dict[str, Any]) -> Path:
+    """Run a job without inputs and return its run directory, which is below results/by-hand/."""
+    identity = Identity(stage, name, config, job_digest(job_code(stage, config)), {})
+    run_job(ROOT / stage / name, identity.to_json(), log, runtime)
+    return ROOT / stage / name
 
 
 def _digest(option: str) -> tuple[str, str]:
@@ -365,22 +345,17 @@ def _digest(option: str) -> tuple[str, str]:
 
 
 def _show(run_dir: Path, columns: Mapping[str, str]) -> None:
-    """Print the numbers, a line for each record, and the path of their file."""
-    from implicit_llm_workflow.text import plain_table
-
+    """Print a table with one row for each record of metrics, and the path of the metrics file."""
     files = (record.path for record in Manifest.read(run_dir / MANIFEST).files)
     path = run_dir / next(file for file in files if file.rpartition("/")[2] == METRICS)
-    table = plain_table("data", "mode", "length", *columns.values(), right=columns.values())
-    for record in json.loads(path.read_bytes())["records"]:
-        table.add_row(*(_text(record.get(key)) for key in ("data", "mode", "length", *columns)))
-    options.show(table)
+    shown = {"data": "data", "mode": "mode", "length": "length", **columns}
+    rows = ([_text(record.get(key)) for key in shown] for record in json.loads(path.read_bytes())["records"])
+    options.show(plain_table(*shown.values(), rows=rows, right=columns.values()))
     typer.echo(path)
 
 
 def _text(value: Any) -> str:
-    """What is not known is a dash, never a zero."""
-    from implicit_llm_workflow.text import number_text
-
+    """Return the text of a table cell; an unknown value is a dash, never a zero."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     return value if isinstance(value, str) else number_text(value, 5)
@@ -407,6 +382,6 @@ def harness(context: typer.Context) -> None:
             tokenizer=results/miniature/data/text-tokenizer \\
             pretrained=results/miniature/train/text-mamba2-implicit-s0/free-80
     """
-    from implicit_llm.evaluation.lm_eval_harness.command_line import main
+    from implicit_llm.evaluation.lm_eval_harness import main
 
     main(context.args)

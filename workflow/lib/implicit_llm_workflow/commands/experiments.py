@@ -1,6 +1,4 @@
-"""The commands around an experiment: where it stands, what will run, what that takes, and what it leaves behind."""
-
-from __future__ import annotations
+"""Define the commands of an experiment: set up, run, list, status, explain, estimate, accept, prefetch, clean up."""
 
 import os
 import shlex
@@ -15,11 +13,23 @@ import typer
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_workflow import estimates
 from implicit_llm_workflow.commands import options
-from implicit_llm_workflow.project_dirs import CONFIG_DIR, ENVIRONMENTS_DIR, LOCAL_PROFILE, PROJECT_DIR, nearest_with
-from implicit_llm_workflow.project_dirs import SNAKEFILE as SNAKEFILE_NAME
+from implicit_llm_workflow.planning.staleness import ACCEPTED, FORCED
+from implicit_llm_workflow.prefetch import needs_of, satisfy
+from implicit_llm_workflow.project_dirs import (
+    CONFIG_DIR,
+    ENVIRONMENTS_DIR,
+    LOCAL_PROFILE,
+    PROJECT_DIR,
+    SNAKEFILE,
+    nearest_with,
+)
+from implicit_llm_workflow.results import listing
+from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, take_back, take_back_forced
+from implicit_llm_workflow.text import size_text
 
-SNAKEFILE = """\
+SNAKEFILE_TEXT = """\
 # The rules are those of the installed package; the experiments beside this file, in workflow/config/, are yours.
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 
@@ -37,7 +47,7 @@ rule everything:
 
 include: str(PROJECT_DIR / "Snakefile")
 """
-README = """\
+README_TEXT = """\
 # Experiments with implicit language models
 
 Each YAML file in `workflow/config/` is an experiment; `demo.yaml` is the smallest. Edit one, or add your own. Results
@@ -49,14 +59,11 @@ go to `results/`. Type in this folder:
 
 The report is `results/demo/report/index.html`.
 """
-IGNORED = "/results/\n/.snakemake/\n"
-EXIT_FAILED = 1  # of `prefetch`
-OUTCOME_STYLE = {"there": "green", "fetched": "green", "failed": "red"}
-_GENERATED = shutil.ignore_patterns("__pycache__")
+EXIT_FAILED = 1  # exit code of `prefetch` if a file could not be fetched
 
 
 class InitError(UserError):
-    """The folder cannot be set up."""
+    """The folder could not be set up."""
 
 
 def init(
@@ -79,21 +86,17 @@ def init(
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files; a folder gets all of them or none. Returns: what was written. Raises: InitError."""
-    copies = {
-        "profiles": PROJECT_DIR / "profiles",
-        "workflow/config": CONFIG_DIR,
-        "envs": ENVIRONMENTS_DIR,
-    }
-    texts = {"Snakefile": SNAKEFILE, ".gitignore": IGNORED}
+    """Write the files of a project and return their names; write nothing if one exists already. Raises: InitError."""
+    copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
+    texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}
     if not (folder / "README.md").exists():  # a repository often has one
-        texts["README.md"] = README
+        texts["README.md"] = README_TEXT
     for name in (*copies, *texts):
         if (folder / name).exists():
             raise InitError(f"{folder / name}: is there already; name another folder, or move it away")
     try:
         for name, source in copies.items():
-            shutil.copytree(source, folder / name, ignore=_GENERATED)
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -125,44 +128,39 @@ def run(
         implicit-llm run demo 'train/s3-*/*' -- -n
         implicit-llm run paper figure_3 --profile profiles/cluster
     """
-    from implicit_llm_workflow.planning.plan import RESULTS
-    from implicit_llm_workflow.results.accept import chosen_jobs
-
     words = words or []
     first_option = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    plan, targets = options.choose(words[:first_option], config, RESULTS)
+    plan, targets = options.choose(words[:first_option], config, options.RESULTS)
     jobs = [target for target in targets if set(target) & set("/*?[")]
     paths = [plan.target(plan.nodes[key]) for key in chosen_jobs(plan, jobs)]
     names = [target for target in targets if target not in jobs]
     command = [*plan.snakemake(profile, [*names, *paths]), *words[first_option:]]
-    if not Path(SNAKEFILE_NAME).is_file():
-        root = nearest_with(SNAKEFILE_NAME, Path.cwd())
+    if not Path(SNAKEFILE).is_file():
+        root = nearest_with(SNAKEFILE, Path.cwd())
         advice = "`implicit-llm init my-study`, then work there" if root is None else f"`cd {shlex.quote(str(root))}`"
-        raise options.OptionError(f"there is no {SNAKEFILE_NAME} here; type {advice}")
+        raise options.OptionError(f"there is no {SNAKEFILE} here; type {advice}")
     typer.secho(f"$ {shlex.join(command)}", bold=True)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (no shell is the safer way)
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606  (safer without a shell)
 
 
 def list_(
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     as_json: Annotated[bool, options.as_json("experiments and trained models")] = False,
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash: of some jobs they are not known.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash means that those of some jobs are unknown.
 
     **Example**
 
         implicit-llm list
     """
-    from implicit_llm_workflow.results.listing import experiments, models, tables
-
-    known, trained = experiments(results), models()
+    experiments, models = listing.experiments(results), listing.models()
     if as_json:
-        options.print_json({"experiments": known, "models": trained})
+        options.print_json({"experiments": experiments, "models": models})
     else:
-        options.show(*tables(known, trained))
+        options.show(*listing.tables(experiments, models))
 
 
 def status(
@@ -178,7 +176,7 @@ def status(
         bool, options.flag("--jobs", "List every job: how far it is, how healthy, and why it is not done.")
     ] = False,
     lines: Annotated[int, typer.Option(help="Log lines to show for each failed job.", metavar="N", min=0)] = 8,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Show how far an experiment is: its stages, what runs, what failed and why, and what to type next.
@@ -199,21 +197,20 @@ def status(
         implicit-llm status demo --json | jq '.jobs[] | select(.state == "failed")'
     """
     from implicit_llm_workflow.results import status as view
-    from implicit_llm_workflow.results.accept import chosen_jobs
     from implicit_llm_workflow.results.explain import upstream_closure
 
     plan, targets = options.choose(words, config, results, to_stderr=as_json)
     wanted = tuple(chosen_jobs(plan, targets))
     keys = upstream_closure(plan, wanted or plan.wanted)
 
-    snapshot = view.Snapshot.take(plan, keys, wanted, lines)
+    snapshot = view.Snapshot(plan, keys, wanted, lines)
     if as_json:
         options.print_json(view.as_json(snapshot))
     elif jobs:
         typer.echo(view.headline(snapshot))
         options.show(view.job_table(snapshot))
     else:
-        options.show(view.view(snapshot))
+        options.show(*view.view(snapshot))
         typer.echo(view.last_words(snapshot))
 
 
@@ -230,7 +227,7 @@ def explain(
         options.flag("--identity", "Print what the result of one job depends on instead, as the job's own JSON."),
     ] = False,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     as_json: Annotated[bool, options.as_json()] = False,
 ) -> None:
     """Show which jobs will run next, why, how long they take, and what stays.
@@ -245,7 +242,6 @@ def explain(
         implicit-llm explain demo train/a5-implicit-s1/free --json
         implicit-llm explain demo data/a5-train --identity > id.json
     """
-    from implicit_llm_workflow.planning.staleness import FORCED
     from implicit_llm_workflow.results import explain as why
 
     plan, wanted = options.choose(words, config, results, to_stderr=as_json or identity)
@@ -270,7 +266,7 @@ def explain(
 def estimate(
     words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     hardware: Annotated[
         str | None,
         typer.Option(help="GPU of all training jobs instead of that of the profile, such as h200.", metavar="NAME"),
@@ -283,24 +279,22 @@ def estimate(
     """Estimate what the training of an experiment takes: FLOPs, hours, disk.
 
     A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
-    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. Which GPUs
-    train what, the profile says: that of the last run, or profiles/cluster.
+    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. The GPUs
+    of each job come from the profile of the last run, or else from profiles/cluster.
 
     **Example**
 
         implicit-llm estimate paper
         implicit-llm estimate state-tracking --hardware h200 --gpus 1 --json
     """
-    from implicit_llm_workflow.estimates import cost
-
-    plan = options.choose_alone(words, config, results, to_stderr=as_json)
-    costs = cost.CostModel(plan, hardware, gpus)
-    jobs = cost.training_estimates(plan, costs)
+    plan, _ = options.choose(words, config, results, has_targets=False, to_stderr=as_json)
+    costs = estimates.CostModel(plan, hardware, gpus)
+    jobs = estimates.training_estimates(plan, costs)
     if as_json:
-        options.print_json({"experiment": plan.experiment.name, **cost.as_json(jobs, costs)})
+        options.print_json({"experiment": plan.experiment.name, **estimates.as_json(jobs, costs)})
         return
-    options.show(cost.training_table(jobs))
-    for line in cost.notes(jobs, costs):
+    options.show(estimates.training_table(jobs))
+    for line in estimates.notes(jobs, costs):
         typer.echo(line)
 
 
@@ -319,7 +313,7 @@ def accept(
         bool, options.flag("--forced", "Take back what -R, -f or -F forced, where a run was stopped before its jobs.")
     ] = False,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
 ) -> None:
     """Keep results although their code changed, and everything made from them; or although they were forced.
 
@@ -332,9 +326,6 @@ def accept(
         implicit-llm accept demo 'train/*' --revoke
         implicit-llm accept demo '*' --forced
     """
-    from implicit_llm_workflow.planning.staleness import ACCEPTED
-    from implicit_llm_workflow.results.accept import chosen_jobs, new_acceptances, take_back_forced
-    from implicit_llm_workflow.results.accept import revoke as take_back
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
 
     if not (revoke or forced or why.strip()):
@@ -376,17 +367,12 @@ def prefetch(
         snakemake prefetch --profile profiles/local \\
             --configfile workflow/config/paper.yaml
     """
-    from implicit_llm_workflow.planning.plan import RESULTS
-    from implicit_llm_workflow.prefetch import needs_of, satisfy
-
-    plan = options.choose_alone(words, config, RESULTS)
-    folder = downloads_folder(downloads)
-    needs = needs_of(plan)
-    failed = 0
+    plan, _ = options.choose(words, config, options.RESULTS, has_targets=False)
+    folder, needs, failed = downloads_folder(downloads), needs_of(plan), 0
     for need in needs:
-        outcome = satisfy(need, folder)
-        failed += outcome.state == "failed"
-        typer.echo(f"{typer.style(outcome.state, OUTCOME_STYLE[outcome.state])} {outcome.what}")
+        state, what = satisfy(need, folder)
+        failed += state == "failed"
+        typer.echo(f"{typer.style(state, 'red' if state == 'failed' else 'green')} {what}")
     if not needs:
         typer.echo(f"{plan.experiment.name} needs nothing from the network")
     if failed:
@@ -408,7 +394,7 @@ def gc(
     ] = False,
     remove: Annotated[bool, options.flag("--remove", "Delete what is listed; without it nothing is deleted.")] = False,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
 ) -> None:
     """Free disk space: list what no job of the experiment wants, or delete the larger files of finished jobs.
 
@@ -422,10 +408,8 @@ def gc(
         implicit-llm gc demo --remove
         implicit-llm gc demo train/a5-implicit-s1/unrolled --payload
     """
-    from implicit_llm_workflow.estimates.cost import CostModel
     from implicit_llm_workflow.results import garbage
     from implicit_llm_workflow.rules.snakemake_driver import hold_lock
-    from implicit_llm_workflow.text import size_text
 
     plan, targets = options.choose(words, config, results, must_name="implicit-llm gc EXPERIMENT")
     if bool(targets) != payload:
@@ -435,7 +419,7 @@ def gc(
         )
     with hold_lock(plan.driver_lock) if payload or remove else nullcontext():
         if payload:
-            costs, freed = CostModel(plan), garbage.freeable(plan, targets)
+            costs, freed = estimates.CostModel(plan), garbage.freeable(plan, targets)
             for key in freed:
                 number, size = garbage.free(plan, key)
                 took = costs.recorded(plan.nodes[key]).text

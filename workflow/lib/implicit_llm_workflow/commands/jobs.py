@@ -1,4 +1,4 @@
-"""The commands that run one job of a workflow, `job` and `train`, and `preflight`, which checks a machine first."""
+"""Define the commands that run one job, `job` and `train`, and `preflight`, which checks a machine before its jobs."""
 
 import importlib
 import importlib.util
@@ -20,12 +20,12 @@ from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.run_directory import is_done, work_directory
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
-from implicit_llm_workflow.commands.options import OptionError, field_options, given, with_options
+from implicit_llm_workflow.commands.options import OptionError, field_options, given, option_of, with_options
 from implicit_llm_workflow.launching.launch import launch
 from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, require_submitted_code, stage_module
 
-# Which options of `implicit-llm job` a stage reads; it refuses the others.
+# The options of `implicit-llm job` that each stage uses; it refuses the others.
 OPTIONS_OF_JOB = {
     "data": ("threads", "downloads"),
     "checkpoint": ("downloads",),
@@ -76,7 +76,7 @@ TRAINING = {
 
 @dataclass(frozen=True)
 class JobRuntime:
-    """How a job other than training is run."""
+    """The runtime settings of a job that does not train; they are not part of its identity."""
 
     threads: Count | None = None
     device: Literal["auto", "cpu", "cuda"] | None = None
@@ -88,15 +88,15 @@ class JobRuntime:
 def run_job(
     run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
 ) -> None:
-    """Hand a job to its stage, with the options of the stage that were set. Raises: UserError, what the stage raises.
+    """Run a job by the function of its stage, with the options that were set.
 
-    `identity`: JSON or @FILE, as a command was told.
+    `identity`: JSON or @FILE, from the command line. Raises: UserError, and all exceptions of the stage.
     """
-    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # it is ignored where a launcher passes it on later
-        # Outside of training: what the job has finished stays.
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # a launcher that forwards the signal ignores it first
+        # Training replaces this handler; other jobs exit and resume from their finished parts.
         signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(Preempted.exit_code))
-    # Compute nodes are often without internet, and a look at the hub then waits for a timeout each time: what is needed
-    # has been fetched before. To read from the hub inside jobs, set HF_HUB_OFFLINE=0.
+    # Compute nodes often have no internet, and each request to the hub would wait for a timeout. All needed files were
+    # fetched before. Set HF_HUB_OFFLINE=0 to use the hub inside jobs.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from implicit_llm_jobs.stage import StageRequest, run_stage
 
@@ -106,9 +106,9 @@ def run_job(
         command = "job" if is_training else "train"
         raise OptionError(f"--identity: is that of a job of the stage {stage}; type `implicit-llm {command}`")
     if idle := [name for name in runtime if name not in OPTIONS_OF_JOB.get(stage, runtime)]:
-        raise OptionError(f"--{idle[0].replace('_', '-')}: does nothing in a job of the stage {stage}; remove it")
+        raise OptionError(f"{option_of(idle[0])}: does nothing in a job of the stage {stage}; remove it")
     if stage == "data" and "threads" in runtime:
-        os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # of the tokenizers
+        os.environ["RAYON_NUM_THREADS"] = str(runtime["threads"])  # the tokenizers use Rayon's threads
     kinds = Kinds.read(plugin_paths(config), f"{stage}/{wanted.name}")
     for plugin in kinds.plugins:
         load_plugin(Path(plugin))
@@ -126,17 +126,17 @@ def run_job(
         return run(context)
 
     reads = _reads_of_evaluation if stage == "evaluate" else getattr(module, "reads_of_inputs", None)
-    request = StageRequest(run_dir, identity, inputs, runtime, log, reads=reads)
-    # A finished result, which may have been accepted with other code, only has to be found again.
+    request = StageRequest(run_dir, wanted, inputs, runtime, log, reads=reads)
+    # A finished result is only shown again; it may have been accepted although its code changed.
     if not is_done(work_directory(run_dir, wanted.fingerprint)):
         check_code()
     run_stage(request, body)
 
 
 def _reads_of_evaluation(path: PurePosixPath) -> bool:
-    """Whether an evaluation reads this file. Weights, moments and random states of an unfinished phase are not read.
+    """Return whether an evaluation reads this file; it does not read the checkpoints from which training resumes.
 
-    They are three times the size of the model, and may have been removed to save room.
+    These checkpoints are three times the size of the model and may have been deleted to save space.
     """
     return {"checkpoint", "kept"}.isdisjoint(path.parts)
 
@@ -206,7 +206,7 @@ def train(
     runtime = given(Runtime, values)
     if threads := runtime.get("threads", 0):
         runtime["threads"] = max(1, threads // processes_per_node)
-    if nodes * processes_per_node > 1 and "RANK" not in os.environ:  # several processes, and this is none of them
+    if nodes * processes_per_node > 1 and "RANK" not in os.environ:  # this process starts the workers
         worker = ("-m", "implicit_llm_workflow.console", *sys.argv[1:])
         launch(nodes, processes_per_node, run_dir, worker, threads // processes_per_node)
         return

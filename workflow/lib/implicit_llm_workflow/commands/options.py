@@ -1,46 +1,41 @@
-"""What commands that look at an experiment have in common: their options, its plan, and how they print."""
-
-from __future__ import annotations
+"""Share code between commands: declare their options, find the experiment and its plan, and print results."""
 
 import inspect
 import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from rich.console import Console, Group, RenderableType
 
 from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
+from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from implicit_llm_workflow.planning.plan import Plan
 
 Config = Annotated[
     str | None,
     typer.Option(help="The experiment's file, or its name, in place of the first argument.", metavar="FILE"),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
-DEFAULT_RESULTS = Path("results")
-FIRST_EXPERIMENT = "demo"  # of a command that only reads, where none was run yet
-_GLOB = "*?["
+FIRST_EXPERIMENT = "demo"  # the default of commands that only read, before the first run
+_GLOB = set("*?[")
 _METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
 
 def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
-    """The arguments of a command: an experiment, which may be left out where it stands in brackets, and its targets.
+    """Return the argument for an experiment and its targets, which the shell completes.
 
-    The shell completes both.
+    The experiment is optional if `metavar` has it in brackets.
     """
     default = f"; the one last run here if none is given, else {FIRST_EXPERIMENT}" if metavar.startswith("[") else ""
     text = f"{help_text} EXPERIMENT: its name or file{default}.".strip()
@@ -48,24 +43,29 @@ def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
 
 
 def flag(name: str, help_text: str) -> Any:
-    """An option that takes no value; Typer would show one, `<bool>`."""
+    """Return an option that has no value; its empty metavar prevents that Typer shows `<bool>`."""
     return typer.Option(name, help=help_text, metavar="")
 
 
 def as_json(what: str = "one entry for each job") -> Any:
-    """The option --json; `what` is printed."""
+    """Return the option --json; `what` describes the output in the help."""
     return flag("--json", f"Print JSON, {what}.")
 
 
 def field_type(cls: type, field: str) -> Any:
-    """The type of a field of a dataclass, without its None."""
+    """Return the type of a dataclass field, without None if the field is optional."""
     hint = get_type_hints(cls)[field]
     is_optional = get_origin(hint) in (Union, UnionType)
     return next(member for member in get_args(hint) if member is not type(None)) if is_optional else hint
 
 
-def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[str, inspect.Parameter]:
-    """An option for each field of a dataclass that has a sentence: on or off for a flag, text for several values."""
+def field_options(
+    cls: type, sentences: Mapping[str, str], panel: str, *, has_defaults: bool = True
+) -> dict[str, inspect.Parameter]:
+    """Return an option for each dataclass field that `sentences` describes.
+
+    A boolean is "on" or "off", and several values are one text, such as "1,2".
+    """
     found = {}
     for name, text in sentences.items():
         hint, default = field_type(cls, name), cls.__dataclass_fields__[name].default  # type: ignore[attr-defined]
@@ -74,31 +74,39 @@ def field_options(cls: type, sentences: Mapping[str, str], panel: str) -> dict[s
             hint, default = Literal["on", "off"], "on" if default else "off"
         elif get_origin(hint) is tuple:
             hint, metavar = str, "A,B"
-        option: Any = Annotated[hint | None, typer.Option(help=text, metavar=metavar, rich_help_panel=panel)]
-        default = None if default is MISSING else default
+        about = typer.Option(option_of(name), help=text, metavar=metavar, rich_help_panel=panel)
+        option: Any = Annotated[hint | None, about]
+        default = None if default is MISSING or not has_defaults else default
         found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
     return found
 
 
-def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a dataclass's fields that were set; 0 sets none where the field has no default.
+def option_of(field: str) -> str:
+    """Return the name of a field's option, such as "--max-iter" for `eval_max_iter`."""
+    return f"--{field.removeprefix('eval_').replace('_', '-')}"
 
-    Raises: OptionError for a value that the field does not take.
+
+def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dataclass fields that options set; the value 0 does not set a field whose default is None.
+
+    Raises: OptionError for a value that is invalid for its field.
     """
-    found = {}
-    for name, value in values.items():
-        if value is not None and (value != 0 or cls.__dataclass_fields__[name].default is not None):  # type: ignore[attr-defined]
-            found[name] = value == "on" if field_type(cls, name) is bool else value
+    defaults = {field.name: field.default for field in fields(cls)}
+    found = {
+        name: value == "on" if field_type(cls, name) is bool else value
+        for name, value in values.items()
+        if value is not None and (value != 0 or defaults[name] is not None)
+    }
     try:
         fill(cls, found, "options")
     except ConfigError as error:
         field, _, reason = str(error).removeprefix("options.").partition(": ")
-        raise OptionError(f"--{field.replace('_', '-')}: {reason}") from error
+        raise OptionError(f"{option_of(field)}: {reason}") from error
     return found
 
 
 def with_options(command: Callable[..., None], options: Mapping[str, inspect.Parameter]) -> None:
-    """Give the command these options, as Typer reads them; it takes them as `**values`."""
+    """Add options to a command's signature, where Typer finds them; the command receives them as `**values`."""
     hints = get_type_hints(command, include_extras=True)
     own = [item for item in inspect.signature(command).parameters.values() if item.kind != item.VAR_KEYWORD]
     parameters = [*(item.replace(annotation=hints[item.name]) for item in own), *options.values()]
@@ -107,7 +115,7 @@ def with_options(command: Callable[..., None], options: Mapping[str, inspect.Par
 
 
 def print_json(values: Any) -> None:
-    """Print JSON; of dataclasses their fields."""
+    """Print JSON, in which a dataclass is an object of its fields and a path is a string."""
 
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) else os.fspath(value)  # type: ignore[arg-type]
@@ -116,36 +124,35 @@ def print_json(values: Any) -> None:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables as wide as the terminal; into a file or a pipe wide enough for whole lines."""
-    from rich.console import Console
-
+    """Print tables as wide as the terminal, or wide enough for whole lines if the output is a file or a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 240
-    for part in parts:
-        console.print(part)
+    console.print(Group(*parts))
 
 
 class OptionError(UserError):
-    """A command-line option or argument cannot be understood."""
-
-
-class NoResults(UserError):
-    """There is no such folder of results."""
+    """A command-line option or argument is invalid."""
 
 
 def choose(
-    given: Sequence[str] | None, config: str | None, results: Path, *, must_name: str = "", to_stderr: bool = False
+    given: Sequence[str] | None,
+    config: str | None,
+    results: Path,
+    *,
+    has_targets: bool = True,
+    must_name: str = "",
+    to_stderr: bool = False,
 ) -> tuple[Plan, list[str]]:
-    """The plan of the experiment among the words of a command line, and the other words.
+    """Return the plan of the experiment that the arguments name, and the other arguments, which are its targets.
 
-    A word with a slash or a glob is a job, and so is one that is no experiment. must_name: what to type, where the
-    command deletes or accepts; it then takes no default. The default is told, on stderr where stdout is for programs.
-    Raises: OptionError; what `make_plan` raises.
+    An argument that is neither the name nor the file of an experiment is a target. must_name: the usage of a command
+    that deletes or accepts results, which has no default experiment. Otherwise the default experiment is printed;
+    to_stderr: print it to stderr because programs read stdout.
+    Raises: OptionError, also for a target if not `has_targets`; all exceptions of `make_plan`.
     """
     named, rest = split(given or ())
-    if config is not None:
-        named.append(config)
+    named += [] if config is None else [config]
     if len(named) > 1:
         raise OptionError(f"{named[1]}: {named[0]} is named already; give one experiment")
     if not named and must_name:
@@ -159,63 +166,46 @@ def choose(
         raise OptionError(
             f"{named[0]}: is an experiment and a target of it; type --config {named[0]} for the experiment"
         )
+    if rest and not has_targets:
+        raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiment_names())}")
     return plan, rest
 
 
-def choose_alone(given: Sequence[str] | None, config: str | None, results: Path, *, to_stderr: bool = False) -> Plan:
-    """Choose the experiment of a command without targets. Raises: OptionError for any."""
-    plan, rest = choose(given, config, results, to_stderr=to_stderr)
-    if rest:
-        raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiment_names())}")
-    return plan
-
-
 def split(given: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The experiments among some words, by name or file, and the words that are none."""
-    known = experiment_names()
-    named: list[str] = []
-    rest: list[str] = []
-    for word in given:
-        is_experiment = word in known or (word.endswith((".yaml", ".yml")) and not set(word) & set(_GLOB))
-        (named if is_experiment else rest).append(word)
-    return named, rest
+    """Split arguments into experiments, which are names or YAML files, and all others."""
+    known, words = experiment_names(), list(given)
+    named = [word for word in words if word in known or (word.endswith((".yaml", ".yml")) and not set(word) & _GLOB)]
+    return named, [word for word in words if word not in named]
 
 
 def last_experiment(results: Path) -> str:
-    """The file of the experiment that was last run below `results`, else the name of the first one to try."""
-    from implicit_llm_workflow.planning.plan import DRIVER_RECORD
-
-    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: path.stat().st_mtime)
-    files = (read_object(path).get("config") for path in reversed(records))
+    """Return the file of the experiment that was last run below `results`, else FIRST_EXPERIMENT."""
+    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: -path.stat().st_mtime)
+    files = (read_object(path).get("config") for path in records)
     return next((file for file in files if isinstance(file, str) and Path(file).is_file()), FIRST_EXPERIMENT)
 
 
 def complete(context: typer.Context, incomplete: str) -> list[str]:
-    """Experiments that begin so; after one, or with a slash, its jobs."""
-    from implicit_llm_workflow.experiment_files.experiment import load_experiment
-    from implicit_llm_workflow.planning.plan import Plan
-
+    """Return the experiments and jobs that begin with `incomplete`; only jobs after an experiment."""
     named, _ = split(context.params.get("words") or ())
     known = [] if named else sorted(experiment_names())
-    results = Path(context.params.get("results") or DEFAULT_RESULTS)
+    results = Path(context.params.get("results") or RESULTS)
     try:
         plan = Plan(load_experiment(experiment_path(named[0] if named else last_experiment(results))), results)
-    except UserError:  # completion has no place for it
+    except UserError:  # a completion cannot show an error
         return [name for name in known if name.startswith(incomplete)]
     return [name for name in (*known, *plan.nodes, *plan.experiment.excerpts) if name.startswith(incomplete)]
 
 
 def make_plan(config: str, results: Path) -> Plan:
-    """The plan of an experiment. Raises: NoResults rather than show a mistyped folder as one where nothing was done."""
-    from implicit_llm_workflow.experiment_files.experiment import load_experiment
-    from implicit_llm_workflow.planning.plan import Plan
-
-    # A folder of results is there, or its place before the first run: beside a Snakefile.
-    is_before_first_run = results.name == DEFAULT_RESULTS.name and (results.parent / SNAKEFILE).is_file()
+    """Return the plan of an experiment. Raises: OptionError if `results` does not exist and is perhaps mistyped."""
+    # Before the first run, the folder need not exist if it would be beside a Snakefile.
+    is_before_first_run = results.name == RESULTS.name and (results.parent / SNAKEFILE).is_file()
     if not (results.is_dir() or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())
-        advice = "work in the folder of the Snakefile"
-        if root is not None:
-            advice = f"type `cd {shlex.quote(str(root))}` and leave out --results"
-        raise NoResults(f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR")
+        command = None if root is None else f"type `cd {shlex.quote(str(root))}` and leave out --results"
+        advice = command or "work in the folder of the Snakefile"
+        raise OptionError(
+            f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR"
+        )
     return Plan(load_experiment(experiment_path(config)), results)

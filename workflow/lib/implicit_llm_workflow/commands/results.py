@@ -1,22 +1,27 @@
-"""The commands that show results: report, runs side by side, lineage, and whether files are whole."""
-
-from __future__ import annotations
+"""Define the commands that show results: report, missing results, comparison, lineage, verification, MLflow."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from implicit_llm_report.config import MissingResult
-
+from implicit_llm_workflow.planning.staleness import PAGES
+from implicit_llm_workflow.results import compare as results_of
+from implicit_llm_workflow.results import lineage as lineage_of
+from implicit_llm_workflow.results.verify import (
+    Broken,
+    RecordedFile,
+    check_files,
+    rebuild_commands,
+    recorded_files,
+    with_shards,
+)
+from implicit_llm_workflow.text import plain_table, size_text
 
 EXIT_MISSING, EXIT_BROKEN = 2, 1
 
@@ -24,12 +29,12 @@ EXIT_MISSING, EXIT_BROKEN = 2, 1
 def report(
     words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     numbers: Annotated[
         bool, options.flag("--numbers", "Print the main numbers so far, and where report and MLflow are.")
     ] = False,
 ) -> None:
-    """Say where the report is: one HTML page with the verdict on every claim.
+    """Print the path of the report: one HTML page with the verdict on every claim.
 
     Snakemake makes it. The exit code is 2 if it is missing or stale; the command that makes it is then printed.
 
@@ -38,20 +43,16 @@ def report(
         implicit-llm report demo
         implicit-llm report demo --numbers
     """
-    from implicit_llm_workflow.results.missing import find_missing
-
-    plan = options.choose_alone(words, config, results)
+    plan, _ = options.choose(words, config, results, has_targets=False)
     if numbers:
-        from implicit_llm_workflow.results.compare import main_numbers, where_to_look
-
-        options.show(*main_numbers(plan))
-        typer.echo("\n".join(where_to_look(plan)))
+        options.show(*results_of.main_numbers(plan))
+        typer.echo("\n".join(results_of.where_to_look(plan)))
         return
     page = plan.nodes["report"]
     if plan.statuses[page.key].state == "fresh":
         typer.echo(str(plan.run_dir(page) / "index.html"))
         return
-    lacking = len(find_missing(plan, page))
+    lacking = sum(plan.statuses[key].state != "fresh" for key in page.upstream.values())
     typer.echo(f"the report is not there: {lacking} of its {len(page.upstream)} results are missing or stale")
     typer.echo(f"to make it, type: {plan.command_for([page])}")
     typer.echo(f"without them: implicit-llm missing {plan.argument} --report")
@@ -64,7 +65,7 @@ def missing(
         options.words("TARGET: a figure or table of the paper, such as figure_1_right, instead of the report."),
     ] = None,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     make: Annotated[
         bool, options.flag("--report", "Make a report from the fresh results; it lists the others.")
     ] = False,
@@ -80,7 +81,7 @@ def missing(
         implicit-llm missing miniature --report
         implicit-llm missing paper figure_1_right --report
     """
-    from implicit_llm_workflow.planning.staleness import PAGES
+    from implicit_llm_workflow.results.job_states import state_text
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
     plan, targets = options.choose(words, config, results)
@@ -92,7 +93,10 @@ def missing(
             f"{targets[0]}: is no figure or table; there are {', '.join(plan.experiment.excerpts)}"
         )
     found = find_missing(plan, page)
-    _show(found, len(page.upstream))
+    if found:
+        typer.echo(f"{len(found)} of the report's {len(page.upstream)} results are missing")
+        rows = [(item.job, state_text(item.state), item.why) for item in found]
+        options.show(plain_table("missing result", "state", "why", rows=rows, whole=("state",)))
     if make:
         if len(found) == len(page.upstream):
             raise options.OptionError(f"--report: no result is fresh; type: {plan.command_for([page])}")
@@ -108,23 +112,6 @@ def missing(
         typer.echo("nothing is missing")
 
 
-def _show(missing: Sequence[MissingResult], number: int) -> None:
-    """A line for each of the missing results, which are those of `number` inputs."""
-    from rich.markup import escape
-
-    from implicit_llm_workflow.results.job_states import STATES
-    from implicit_llm_workflow.text import plain_table
-
-    if not missing:
-        return
-    table = plain_table("missing result", "state", "why", whole=("state",))
-    for item in missing:
-        style = STATES[item.state]
-        table.add_row(item.job, f"[{style}]{item.state}[/{style}]", escape(item.why))
-    typer.echo(f"{len(missing)} of the report's {number} results are missing")
-    options.show(table)
-
-
 def compare(
     words: Annotated[
         list[str],
@@ -135,7 +122,7 @@ def compare(
         ),
     ],
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
     as_json: Annotated[bool, options.as_json("with every number of every seed")] = False,
 ) -> None:
     """Compare finished runs: settings, code, inputs and metrics.
@@ -150,8 +137,6 @@ def compare(
         implicit-llm compare results/demo/train/s3-implicit-s0/free \\
             elsewhere/results/demo/train/s3-implicit-s0/free
     """
-    from implicit_llm_workflow.results import compare as results_of
-
     if all(results_of.is_folder(word) for word in words):
         plan, names = None, words
     else:
@@ -179,7 +164,7 @@ def lineage(
     verify: Annotated[bool, options.flag("--verify", "Recompute the sha256 of every file of these runs.")] = False,
     as_json: Annotated[bool, options.as_json("one entry for each run")] = False,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
 ) -> None:
     """Show where a result came from: the runs behind it, back to the data; or what was made from it.
 
@@ -192,10 +177,6 @@ def lineage(
         implicit-llm lineage demo train/a5-implicit-s1/free --json
         implicit-llm lineage results/demo/data/a5-train --forward
     """
-    from implicit_llm_workflow.results.lineage import NoLineage, of_mlflow_run, trace, tree_of
-    from implicit_llm_workflow.results.lineage import as_json as lineage_json
-    from implicit_llm_workflow.results.verify import check_files, check_lines
-
     _, rest = options.split(words)
     if len(rest) != 1:
         raise options.OptionError(
@@ -204,26 +185,21 @@ def lineage(
     (artifact,) = rest
     path = Path(artifact)
     if not path.exists() and MLFLOW_RUN.fullmatch(artifact):
-        path = of_mlflow_run(artifact, results)
+        path = lineage_of.of_mlflow_run(artifact, results)
     elif not path.exists():
         plan, _ = options.choose(words, config, results, to_stderr=as_json)
         node = plan.find(artifact)
         recorded = plan.recorded(node)
         if recorded is None:
-            raise NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
+            raise lineage_of.NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
         path = recorded
-    found = trace(path, is_forward=forward)
+    found = lineage_of.trace(path, is_forward=forward)
     if as_json:
-        options.print_json(lineage_json(found))
+        options.print_json(lineage_of.as_json(found))
     else:
-        options.show(tree_of(found))
-    if verify:
-        files, damaged = found.files()
-        broken = [*damaged, *check_files(files)]
-        for line in check_lines(f"{len(found.runs)} runs", files, broken):
-            typer.echo(line, err=as_json)
-        if broken:
-            raise typer.Exit(EXIT_BROKEN)
+        options.show(lineage_of.tree_of(found))
+    if verify and _check(f"{len(found.runs)} runs", *found.files(), to_stderr=as_json):
+        raise typer.Exit(EXIT_BROKEN)
 
 
 def verify(
@@ -235,7 +211,7 @@ def verify(
         ),
     ] = None,
     config: options.Config = None,
-    results: options.Results = options.DEFAULT_RESULTS,
+    results: options.Results = options.RESULTS,
 ) -> None:
     """Recompute the sha256 of every file of an experiment's finished jobs.
 
@@ -247,29 +223,27 @@ def verify(
         implicit-llm verify demo
         implicit-llm verify demo data/a5-train train/a5-implicit-s1/free
     """
-    from implicit_llm_workflow.results.verify import (
-        check_files,
-        check_lines,
-        rebuild_commands,
-        recorded_files,
-        with_shards,
-    )
-
     plan, targets = options.choose(words, config, results)
     nodes = with_shards(plan, targets) if targets else [plan.nodes[key] for key in plan.wanted]
     manifests = {node.key: path for node in nodes if (path := plan.recorded(node)) is not None}
     files, damaged = recorded_files(manifests.items())
-    broken = [*damaged, *check_files(files)]
     if unfinished := len(nodes) - len(manifests):
         typer.echo(f"not made yet: {unfinished} of {len(nodes)} jobs")
-    for line in check_lines(f"{len(manifests)} jobs", files, broken):
-        typer.echo(line)
-    if broken:
-        typer.echo("To make them again:")
-        jobs = [item.job for item in broken]
-        for command in rebuild_commands(plan, jobs, jobs):
-            typer.echo(f"    {command}")
+    if jobs := _check(f"{len(manifests)} jobs", files, damaged):
+        typer.echo("\n    ".join(["To make them again:", *rebuild_commands(plan, jobs, jobs)]))
         raise typer.Exit(EXIT_BROKEN)
+
+
+def _check(
+    what: str, files: Sequence[RecordedFile], damaged: Sequence[Broken], *, to_stderr: bool = False
+) -> list[str]:
+    """Check the files, print what is broken, and return the jobs to which it belongs."""
+    broken = [*damaged, *check_files(files)]
+    size = size_text(sum(file.record.size for file in files))
+    typer.echo(f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken", err=to_stderr)
+    for item in broken:
+        typer.echo(f"broken {item.path}: {item.why} (job {item.job})", err=to_stderr)
+    return [item.job for item in broken]
 
 
 mlflow = typer.Typer(
@@ -284,7 +258,7 @@ mlflow = typer.Typer(
 def mlflow_rebuild(
     results: Annotated[
         Path, typer.Option(help="Folder of the SQLite store, unless MLFLOW_TRACKING_URI is set.", metavar="DIR")
-    ] = options.DEFAULT_RESULTS,
+    ] = options.RESULTS,
 ) -> None:
     """Add to MLflow's store whatever it lacks of the results, after an outage or a loss.
 

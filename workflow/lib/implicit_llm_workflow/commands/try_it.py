@@ -1,4 +1,4 @@
-"""The command `try`: a trained model that comes with the package, on sequences far longer than in its training.
+"""Define the command `try`: evaluate a trained model of the package on sequences far longer than in its training.
 
 Shapes: `B` sequences, `L` tokens.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+
+from implicit_llm_workflow.text import plain_table
 
 if TYPE_CHECKING:
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
     from torch import Tensor
 
 MODEL = "s5-state-passing-s0"
@@ -38,19 +39,6 @@ Explicit rows are kept results: 3 seeds, trained for a quarter of the steps.[/di
 """
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What the command measured, and the kept runs beside it: first the implicit one, then explicit ones by depth."""
-
-    is_right_BL: np.ndarray
-    f_evaluations: float  # of a token
-    kept: list[dict[str, Any]]
-
-    @property
-    def train_length(self) -> int:
-        return int(self.kept[0]["train_length"])
-
-
 def try_it(
     length: Annotated[
         int, typer.Option(min=32, max=8192, help="Tokens in a sequence; it was trained on 32.", metavar="N")
@@ -68,39 +56,32 @@ def try_it(
         implicit-llm try
         implicit-llm try --length 2048 --words 4 --seed 1
     """
-    from rich.console import Console
-
     console, started = Console(highlight=False, width=WIDTH), time.monotonic()
-    show(console, run_trial(console, length, words, seed))
+    with console.status("loading PyTorch and the model: a few seconds"):
+        import torch
+
+        torch.set_num_threads(1)  # the tensors are so small that further threads only wait for each other
+        model, ids_BL, labels_BL = model_and_sequences(length, words, seed)
+    status = f"evaluating {words} sequences of {length:,} tokens, 8 at a time"
+    with console.status(status), torch.inference_mode():
+        out = model(ids_BL)
+    is_right_BL = (out.logits.argmax(-1) == labels_BL).numpy()
+    kept = json.loads((Path(model.name_or_path) / KEPT).read_text(encoding="utf-8"))
+    show(console, is_right_BL, float(out.solver_stats.f_evaluations.mean()), kept)
     console.print(f"{time.monotonic() - started:.0f} s on this CPU.")
     console.print(f"Next: [bold]{next_command()}[/bold]")
 
 
 def next_command() -> str:
-    """Return the next command, which trains such models: in a checkout, in a folder of experiments, or a new one."""
+    """Return a command that trains such models in a checkout, in a folder of experiments, or in a new folder."""
     example = "examples/train_word_problem.py"
     if Path(example).is_file():
         return f"python {example}"
     return "implicit-llm run demo" if Path("Snakefile").is_file() else "implicit-llm init my-study"
 
 
-def run_trial(console: Console, length: int, words: int, seed: int) -> Trial:
-    """Load the model and evaluate it."""
-    with console.status("loading PyTorch and the model: a few seconds"):
-        import torch
-
-        torch.set_num_threads(1)  # the tensors are small: on a busy machine more threads only wait for one another
-        model, ids_BL, labels_BL = model_and_sequences(length, words, seed)
-    status = f"evaluating {words} sequences of {length:,} tokens, 8 at a time"
-    with console.status(status), torch.inference_mode():
-        out = model(ids_BL)
-    is_right_BL = out.logits.argmax(-1) == labels_BL
-    kept = json.loads((Path(model.name_or_path) / KEPT).read_text(encoding="utf-8"))
-    return Trial(is_right_BL.numpy(), float(out.solver_stats.f_evaluations.mean()), kept)
-
-
 def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor, Tensor]:
-    """The model of the package, and new sequences for it with their answers."""
+    """Return the model of the package, new sequences of tokens and their labels."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -116,40 +97,41 @@ def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor
     return model, ids_BL, labels_BL
 
 
-def show(console: Console, trial: Trial) -> None:
-    """Print what was asked of the model, and its accuracy beside the kept numbers."""
-    words, length = trial.is_right_BL.shape
-    implicit, trained = trial.kept[0], trial.train_length
+def show(console: Console, is_right_BL: np.ndarray, f_evaluations: float, kept: list[dict[str, Any]]) -> None:
+    """Print the task, and the accuracy of the model beside stored results; `f_evaluations`: the mean per token."""
+    words, length = is_right_BL.shape
+    trained = int(kept[0]["train_length"])
     about = {"words": words, "length": f"{length:,}", "trained": trained, "times": length / trained}
-    console.print(INTRODUCTION.format(size=millions(implicit), **about))
-    console.print(accuracy_table(trial))
-    seeds = ", ".join(f"{10 * sum(accuracy_L[-10:]):.1f}" for accuracy_L in implicit["accuracy_per_position"])
-    right = int(trial.is_right_BL.all(1).sum())
-    console.print(NOTES.format(right=right, evaluations=trial.f_evaluations, seeds=seeds, **about))
+    console.print(INTRODUCTION.format(size=millions(kept[0]), **about))
+    console.print(accuracy_table(is_right_BL, kept))
+    seeds = ", ".join(f"{10 * sum(accuracy_L[-10:]):.1f}" for accuracy_L in kept[0]["accuracy_per_position"])
+    right = int(is_right_BL.all(1).sum())
+    console.print(NOTES.format(right=right, evaluations=f_evaluations, seeds=seeds, **about))
 
 
-def accuracy_table(trial: Trial) -> Table:
-    """A row for each model, a column for some of the tokens."""
+def accuracy_table(is_right_BL: np.ndarray, kept: list[dict[str, Any]]) -> Table:
+    """Return a table with a row for each model and a column for each of at most eight positions.
+
+    `kept`: the stored results of the implicit model, then those of the explicit models by depth.
+    """
     import numpy as np
 
-    from implicit_llm_workflow.text import plain_table
-
-    length = trial.is_right_BL.shape[1]
+    length = is_right_BL.shape[1]
     positions = sorted({*(2**power for power in range(2, 14) if 2**power < length), length})[-8:]
     right = ["size", *map(str, positions)]
-    table = plain_table("percent right at token", *right, right=right, header_style="dim")
-    implicit, *explicit = trial.kept
-    cells = percent_at(positions, trial.is_right_BL.mean(0))
-    table.add_row("implicit, 1 layer, now", millions(implicit), *cells, style="bold green")
+    implicit, *explicit = kept
+    rows = [["implicit, 1 layer, now", millions(implicit), *percent_at(positions, is_right_BL.mean(0))]]
     for run in reversed(explicit):
         cells = percent_at(positions, np.mean(run["accuracy_per_position"], axis=0))
-        table.add_row(f"explicit, layers: {run['num_layers']}", millions(run), *cells)
-    table.add_row("guessing", "", *percent_at(positions, np.full(length, CHANCE)))
+        rows.append([f"explicit, layers: {run['num_layers']}", millions(run), *cells])
+    rows.append(["guessing", "", *percent_at(positions, np.full(length, CHANCE))])
+    table = plain_table("percent right at token", *right, rows=rows, right=right, header_style="dim")
+    table.rows[0].style = "bold green"
     return table
 
 
 def percent_at(positions: list[int], accuracy_L: np.ndarray) -> list[str]:
-    """Accuracy at these tokens in percent, counted from 1; a dash beyond the last one."""
+    """Return the accuracy in percent at these positions, which count from 1; a dash beyond the last position."""
     return [f"{100 * accuracy_L[at - 1]:.0f}" if at <= len(accuracy_L) else "-" for at in positions]
 
 

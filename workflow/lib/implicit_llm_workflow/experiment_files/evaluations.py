@@ -15,7 +15,7 @@ from implicit_llm_contracts.config.values import SOME, Text
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.plugins import Kinds
-from implicit_llm_contracts.runs.task_folders import TASK_FOLDERS, file_digests, find_task_folder
+from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests, find_task_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_workflow.experiment_files.yaml_files import matches, read_yaml, selected
 from implicit_llm_workflow.project_dirs import REPORT, package_dir

@@ -1,1 +1,1 @@
-"""Looking at results: what is there, how far, in what different, where from, and why stale."""
+"""Inspect results: their states, differences, lineage, files and the reasons why they are stale."""

@@ -1,4 +1,4 @@
-"""Keep results although their code changed; only their code: another config or input makes another result."""
+"""Accept results whose code changed. A result with another config or input is another result, which this refuses."""
 
 import shlex
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, diffe
 
 
 class NotAcceptable(UserError):
-    """A result does not differ from the wanted one by its code alone."""
+    """A target has nothing to accept or to revoke, or its result differs in more than its code."""
 
 
 def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
-    """Jobs by key, and whether each was named itself and not by a pattern such as `train/*`.
+    """Return the jobs of the targets by key, each with whether a target is its name and not just a pattern of it.
 
     Raises: UnknownTarget, NotAcceptable.
     """
@@ -38,9 +38,10 @@ def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
 
 
 def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, Acceptance]:
-    """An acceptance for each chosen job that is stale by its code alone, its inputs accepted before it.
+    """Return an acceptance for each chosen job whose result differs from the wanted one in its code alone.
 
-    Jobs that a pattern found are left out where there is nothing to accept. Raises: NotAcceptable, with nothing done.
+    The acceptances of its inputs count already. A job that only a pattern chose is skipped if it has nothing to accept.
+    Raises: NotAcceptable.
     """
     found: dict[str, Acceptance] = {}
     when = datetime.now(UTC).isoformat(timespec="seconds")
@@ -49,29 +50,28 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
         usual = plan.settle(key, wanted)
         if key not in chosen:
             return usual
-        status = plan.statuses[key]
-        recorded = status.recorded
+        recorded = plan.statuses[key].recorded
         if recorded is None or recorded.fingerprint == usual.fingerprint:
             if chosen[key]:
-                raise NotAcceptable(f"{key}: {status.why or 'is fresh'}, so that there is nothing to accept")
+                why_not = plan.statuses[key].why or "is fresh"
+                raise NotAcceptable(f"{key}: {why_not}, so that there is nothing to accept")
             return usual
         changed = _require_other_code_alone(plan, key, recorded, wanted)
-        acceptance = Acceptance(
+        found[key] = Acceptance(
             recorded.fingerprint, wanted.fingerprint, recorded.code, wanted.code, changed, when, why
         )
-        identity = with_code_of(acceptance, wanted)
+        identity = with_code_of(found[key], wanted)
         if identity is None:
             verify = f"implicit-llm verify {plan.argument} {shlex.quote(key)}"
             raise NotAcceptable(f"{key}: its manifest is not that of its fingerprint; type `{verify}`")
-        found[key] = acceptance
         return identity
 
     plan.identify(settle)
     return found
 
 
-def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
-    """Take back the acceptances of the chosen jobs; which of them had one. Raises: NotAcceptable if none had."""
+def take_back(plan: Plan, chosen: dict[str, bool]) -> list[str]:
+    """Revoke the acceptances of the chosen jobs and return the jobs that had one. Raises: NotAcceptable if none had."""
     files = {key: path for key in chosen if (path := plan.root / key / ACCEPTED).exists()}
     if not files:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{plan.list_command}` shows what was")
@@ -81,9 +81,8 @@ def revoke(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 
 def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
-    """Take back the requests to compute the chosen jobs again; which had one. Raises: NotAcceptable if none had."""
-    works = {key: Path(plan.manifest(plan.nodes[key])).parent for key in chosen}
-    found = {key: work for key, work in works.items() if (work / AGAIN).exists()}
+    """Cancel forced reruns of the chosen jobs and return the jobs that had one. Raises: NotAcceptable if none had."""
+    found = {key: work for key in chosen if ((work := Path(plan.work[key])) / AGAIN).exists()}
     if not found:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
     for work in found.values():

@@ -1,6 +1,6 @@
-"""Numbers of finished results: the main ones of an experiment, and any results side by side.
+"""Show the numbers of finished results: the main ones of an experiment, or any results side by side.
 
-Of results side by side it also shows in what their settings, code and inputs differ.
+A comparison side by side also shows the differences in settings, code and inputs.
 """
 
 import os
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -31,18 +30,18 @@ from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread
 
 CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
-SWEPT = "@"  # in the mode of a number that a sweep gave
+SWEPT = "@"  # the names of modes that a sweep adds contain it
 MODEL_STAGES = ("train", "checkpoint")
-_DATA = "data"  # of a summary: settings, not numbers
+_DATA = "data"  # the key of a summary that has settings, not numbers
 
 
 class NotComparable(UserError):
-    """A name means several runs, or one that has not finished."""
+    """The name matches several runs, or a run that has not finished."""
 
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A result, or the results of all seeds of a run."""
+    """A column of a comparison: one result, or the results of all seeds of a run."""
 
     label: str
     results: tuple[Lineage, ...]
@@ -50,8 +49,10 @@ class ComparedColumn:
 
 @dataclass(frozen=True)
 class DifferentSetting:
-    """`where`: in the result itself (""), or in which inputs by role, such as "start.data"; `values`: a text for each
-    column, those of several seeds together.
+    """A setting in which compared results differ.
+
+    `where`: "" for the result itself, and the roles of inputs that differ in it, such as "start.data". `values`: one
+    text for each column, which joins the different values of its seeds.
     """
 
     setting: str
@@ -60,7 +61,7 @@ class DifferentSetting:
 
     @property
     def shown(self) -> str:
-        """ "phase.solver.tol", or "data: group"; a difference that inputs share has one row."""
+        """The text of the row, which inputs share, such as "phase.solver.tol" or "data: group"."""
         first, *others = self.where
         name = f"{first}: {self.setting}" if first else self.setting
         return f"{name} (and of {', '.join(others)})" if others else name
@@ -68,7 +69,7 @@ class DifferentSetting:
 
 @dataclass(frozen=True)
 class NumberRow:
-    """`values`: for each column the numbers of its results that have one."""
+    """A row of numbers. `values`: for each column, the numbers of its results; a result without one is left out."""
 
     section: str
     name: str
@@ -76,7 +77,7 @@ class NumberRow:
 
 
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn]:
-    """A column for each name; without a plan each must be a folder. Raises: UserError."""
+    """Return a column for each name; without a plan, each name must be a folder. Raises: UserError."""
     found = [_find(name, plan) for name in names]
     labels = [label for label, _ in found]
     return [
@@ -86,7 +87,7 @@ def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn
 
 
 def is_folder(name: str) -> bool:
-    """Whether it names a run directory, or something in it, rather than a run of the experiment."""
+    """Return whether the name is an existing path, such as a run directory, and not a run of the experiment."""
     return ("/" in name or name in (".", "..")) and Path(name).exists()
 
 
@@ -104,17 +105,17 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
 
 
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
-    """What a name means: its full form, and the keys of its jobs, several only if they differ in nothing but the seed.
+    """Return the full form of a name and the keys of its jobs, which differ in nothing except their seed.
 
-    A name is a job, a run with its phase, a run (what came out of it), or one of these without the seed (all seeds).
-    Raises: UnknownTarget; NotComparable if the experiment has several such runs.
+    A name is a job, a run with its phase, or a run, which means its last phase. A name without the seed means all
+    seeds. Raises: UnknownTarget; NotComparable if the experiment has several such runs.
     """
     models = [node for node in plan.nodes.values() if node.stage in MODEL_STAGES]
     nodes = [node for node in models if name.strip("/") in _names(node)]
     if not nodes:
         hint = nearest(name, {run_and_phase(node.key)[0] for node in models})
         raise UnknownTarget(f"{name}: experiment {plan.experiment.name} has no such run; {hint}")
-    if len({node.seedless_key for node in nodes}) > 1:  # no phase was named: what the training ended with
+    if len({node.seedless_key for node in nodes}) > 1:  # no phase was named: take the last one
         ends = {node.key: (node.config.get("phase") or {}).get("end_step") for node in nodes}
         nodes = [node for node in nodes if ends[node.key] == node.config.get("total_steps")]
     labels = dict.fromkeys("/".join(run_and_phase(node.seedless_key if len(nodes) > 1 else node.key)) for node in nodes)
@@ -124,7 +125,7 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
 
 
 def run_and_phase(key: str) -> tuple[str, str]:
-    """ "train/a5-s0/free" is a5-s0 and free; an imported checkpoint is a phase of its own name."""
+    """Return run and phase of a job: a5-s0 and free for "train/a5-s0/free"; the stage is the phase of a checkpoint."""
     stage, _, name = key.partition("/")
     run, _, phase = name.rpartition("/")
     return (run, phase) if run else (name, stage)
@@ -137,12 +138,12 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
-    """What differs, and nothing that is equal; inputs only as far as they differ themselves."""
+    """Return the settings in which results or their inputs differ; inputs with equal fingerprints are not compared."""
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     seen: set[tuple[str, ...]] = set()
     waiting = [("", [member.top for member in members])]
-    for where, results in waiting:  # from the results to their inputs, those of all members at once
+    for where, results in waiting:  # compare all results first, then their inputs by role
         fingerprints = tuple(result.fingerprint for result in results)
         if len(set(fingerprints)) == 1 or fingerprints in seen:
             continue
@@ -151,7 +152,7 @@ def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
         names = dict.fromkeys(chain(*tables))
         is_parent = {
             name for name in names if any(other.startswith(f"{name}.") for other in names)
-        }  # null, of a solver
+        }  # such as a solver, which is null in an explicit model
         rows = {name: [table.get(name, MISSING) for table in tables] for name in names if name not in is_parent}
         for role in dict.fromkeys(chain(*(result.manifest.upstream for result in results))):
             wanted = [result.manifest.upstream.get(role) for result in results]
@@ -171,7 +172,7 @@ def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
 
 
 def _by_column(columns: Sequence[ComparedColumn], texts: Iterable[str]) -> tuple[str, ...]:
-    """The texts, one for each result, together for the results of a column."""
+    """Return one text for each column, which joins the different texts of its results."""
     rest = iter(texts)
     return tuple(", ".join(dict.fromkeys(islice(rest, len(column.results)))) for column in columns)
 
@@ -183,7 +184,7 @@ def _input_text(found: Result | None, fingerprint: str | None) -> str:
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values below a mapping, by their keys."""
+    """Yield the path of keys and the value of each leaf of nested mappings."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, (*path, key))
@@ -192,14 +193,14 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _settings(manifest: Manifest) -> dict[str, str]:
-    """Stage, config and code as texts by dotted key."""
+    """Return stage, config and code as texts by dotted key."""
     config = sorted((".".join(path), value) for path, value in _leaves(manifest.config))
     texts = {key: value if isinstance(value, str) else canonical_json(value) for key, value in config}
     return {"stage": manifest.stage, **texts, "code": manifest.code[:CODE_DIGITS]}
 
 
 def number_rows(columns: Sequence[ComparedColumn]) -> list[NumberRow]:
-    """All numbers that any of the results has, section by section."""
+    """Return a row for each number that any of the results has, section by section."""
     tables = [[dict(_numbers(result)) for result in column.results] for column in columns]
     names = dict.fromkeys(name for column in tables for numbers in column for name in numbers)
     sections = list(dict.fromkeys(section for section, _ in names))
@@ -210,7 +211,7 @@ def number_rows(columns: Sequence[ComparedColumn]) -> list[NumberRow]:
 
 
 def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
-    """Section, name and value."""
+    """Yield the section, name and value of each number of a result."""
     summaries = [(AT_END, {key: item for key, item in result.top.manifest.summary.items() if key != _DATA})]
     summaries += [(f"evaluation {name}", recorded.summary) for name, recorded in _evaluations(result.top)]
     for section, summary in summaries:
@@ -220,10 +221,10 @@ def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
-    """Finished evaluations of this very result, by name."""
+    """Yield the name and manifest of each finished evaluation whose input is exactly this result."""
     folder = model.root / "evaluate" / "/".join(run_and_phase(model.key))
     for run_dir in run_directories(folder):
-        paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # first the one that is shown
+        paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # the published one comes first
         manifests = filter(None, map(Manifest.find, paths))
         found = next((item for item in manifests if item.upstream.get("model") == model.fingerprint), None)
         if found is not None:
@@ -231,32 +232,29 @@ def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
 
 
 def view(columns: Sequence[ComparedColumn]) -> Iterator[RenderableType]:
-    """Tables one after the other; of several seeds the mean, the lowest and the highest."""
+    """Yield the tables of a comparison; a cell of several seeds has their mean, lowest and highest value."""
     sizes = [len(column.results) for column in columns]
     labels = [it.label if size == 1 else f"{it.label} ({size} seeds)" for it, size in zip(columns, sizes, strict=True)]
     if rows := differences(columns):
-        yield _table("what differs", labels, [(row.shown, *row.values) for row in rows])
+        yield plain_table("what differs", *labels, rows=[(row.shown, *row.values) for row in rows])
     else:
         yield Text("nothing differs: config, code and inputs are equal")
     numbers = number_rows(columns)
     shown = [row for row in numbers if SWEPT not in row.name]
     for section, group in groupby(shown, lambda row: row.section):
-        cells = [(row.name, *(spread_text(values, number_text) for values in row.values)) for row in group]
+        cells = [[row.name, *_cells(row)] for row in group]
         yield Text()
-        yield _table(section, labels, cells, is_right=True)
+        yield plain_table(section, *labels, rows=cells, right=labels)
     if swept := len(numbers) - len(shown):
         yield Text(f"\n{swept} numbers of sweeps are in --json", style="dim")
 
 
-def _table(title: str, labels: list[str], rows: Iterable[tuple[str, ...]], *, is_right: bool = False) -> Table:
-    table = plain_table(title, *map(escape, labels), right=[*map(escape, labels)] if is_right else ())
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+def _cells(row: NumberRow) -> list[str]:
+    return [spread_text(values, number_text) for values in row.values]
 
 
 def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
-    """The results of each column, what differs, and all numbers of all seeds."""
+    """Return the results of each column, their differences and all numbers of all seeds."""
     return {
         "columns": {column.label: [result.top.run_dir for result in column.results] for column in columns},
         "differences": differences(columns),
@@ -265,23 +263,23 @@ def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
 
 
 def main_numbers(plan: Plan) -> Iterator[Table]:
-    """A table for each data set: of the runs that have finished the first metric of each evaluation, without sweeps."""
+    """Yield a table for each data set: the first metric of each evaluation of its finished runs, without sweeps."""
     main = {metric for kind in plan.experiment.kinds.evaluations.values() for metric in kind.metrics[:1]}
     for data in plan.experiment.data:
         runs = [run for run in plan.experiment.runs.values() if run.data == data]
         columns = [column for run in runs for column in _finished(plan, run)]
         rows = [row for row in number_rows(columns) if row.name.split()[0] in main and SWEPT not in row.name]
         order = {f"evaluation {name}": place for place, name in enumerate(plan.experiment.evaluations)}
-        rows.sort(key=lambda row: order.get(row.section, -1))  # as the file has them, which begins with the protocol
+        rows.sort(key=lambda row: order.get(row.section, -1))  # as in the file, the protocol first
         if rows:
+            labels = [column.label for column in columns]
             names = [f"{row.name} (training)" if row.section == AT_END else row.name for row in rows]
-            shown = [[spread_text(values, number_text) for values in row.values] for row in rows]
-            cells = [(name, *texts) for name, texts in zip(names, shown, strict=True)]
-            yield _table(data, [column.label for column in columns], cells, is_right=True)
+            cells = [[name, *_cells(row)] for name, row in zip(names, rows, strict=True)]
+            yield plain_table(data, *labels, rows=cells, right=labels)
 
 
 def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
-    """What the run ended with, all seeds together; marked if a result is stale."""
+    """Yield a column of all seeds for each final phase of the run; the label shows whether a result is stale."""
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
@@ -292,7 +290,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
-    """The report's path, or the command that makes it; and the command that opens MLflow."""
+    """Yield the report's path, or the command that makes the report; then the command that opens MLflow."""
     page = plan.root / "report/index.html"
     make = plan.command_for([plan.nodes["report"]])
     yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"

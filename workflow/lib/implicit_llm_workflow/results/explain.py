@@ -6,21 +6,21 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from implicit_llm_workflow.estimates.cost import CostModel, total_text
+from implicit_llm_workflow.estimates import CostModel, total_text
 from implicit_llm_workflow.planning.code_digest import JobCode, changes_since
 from implicit_llm_workflow.planning.plan import Plan
-from implicit_llm_workflow.results.job_states import STATES, CodeChange, JobView, observe
+from implicit_llm_workflow.results.job_states import CodeChange, JobView, observe, state_text
 from implicit_llm_workflow.text import plain_table
 
-MAX_ALIKE = 6  # jobs of a stage with the same reason that get a row each
+MAX_ALIKE = 6  # more jobs of a stage with the same state and reason share a row
 SHOWN_ABSENT = 3
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
-    """The targets and their inputs, in the order of the plan; of the whole experiment if there are none.
+    """Return the jobs of the targets and of their inputs, in the order of the plan; without targets, of all results.
 
     Raises: UnknownTarget.
     """
@@ -35,15 +35,15 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
 
     found = []
     for key, job in observe(plan, reached).items():
-        digests = job.result.difference.code if job.result.difference is not None else None
-        change = code_change(plan.code(job.node), *digests) if digests is not None else None
+        difference = job.result.difference
+        change = code_change(plan.code(job.node), *difference.code) if difference and difference.code else None
         cost = costs.recorded(job.node) if job.has_result else costs.of(job.node)
         found.append(replace(job, runs=key in running, code=change, cost=cost))
     return found
 
 
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
-    """The nodes and all that they are made from, in the order of the plan."""
+    """Return the keys and all their direct and indirect inputs, in the order of the plan."""
     found = set(keys)
     for key in reversed(plan.nodes):  # the inputs of a node come before it
         if key in found:
@@ -52,7 +52,7 @@ def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
 
 
 def headline(jobs: Sequence[JobView]) -> str:
-    """How many jobs will run, and what that takes."""
+    """Return how many jobs will run and their total cost."""
     running = [job for job in jobs if job.runs]
     if not running:
         return f"Nothing will run: what is needed of {len(jobs):,} jobs is there"
@@ -60,24 +60,22 @@ def headline(jobs: Sequence[JobView]) -> str:
 
 
 def running_table(jobs: Iterable[JobView]) -> Table:
-    """A row for each job that runs; many of a stage with the same reason share one."""
-    table = plain_table("job", "state", "why", "takes", whole=("state",))
+    """Return a table with a row for each job that will run; more than MAX_ALIKE similar jobs share a row."""
+    rows: list[tuple[str, Text, str, str]] = []
     groups: dict[tuple[str, str, str], list[JobView]] = {}
     for job in jobs:
         if job.runs:
             groups.setdefault((job.node.stage, job.state, job.result.why), []).append(job)
     for (_, state, why), alike in groups.items():
-        rows = [(job.node.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
+        found = [(job.node.key, f"{job.cost.text} ({job.cost.basis})") for job in alike]
         if len(alike) > MAX_ALIKE:
-            rows = [(f"{alike[0].node.key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
-        style = STATES[state]
-        for name, takes in rows:
-            table.add_row(escape(name), f"[{style}]{state}[/{style}]", escape(why), takes)
-    return table
+            found = [(f"{alike[0].node.key} and {len(alike) - 1:,} like it", total_text(job.cost for job in alike))]
+        rows += [(name, state_text(state), why, takes) for name, takes in found]
+    return plain_table("job", "state", "why", "takes", rows=rows, whole=("state",))
 
 
 def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
-    """The code that changed, once for each stage's module and old digest; and what stays."""
+    """Yield lines about the changed code, once for each module and old digest, and about results that do not rerun."""
     changes = list(dict.fromkeys(job.code for job in jobs if job.runs and job.code is not None))
     if changes:
         yield "Code that changed:"
@@ -97,10 +95,23 @@ def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
 
 
 def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
-    """Each job by itself, and the sums over those that run."""
+    """Return each job, and the totals of those that will run."""
     running = [job for job in jobs if job.runs]
     return {
-        "jobs": [_job_values(job) for job in jobs],
+        "jobs": [
+            {
+                "job": job.node.key,
+                "stage": job.node.stage,
+                "state": job.state,
+                "why": job.result.why,
+                "runs": job.runs,
+                "difference": job.result.difference,
+                "accepted": None if job.result.accepted is None else job.result.accepted.why,
+                "code": job.code,
+                "cost": job.cost,
+            }
+            for job in jobs
+        ],
         "total": {
             "jobs": len(running),
             **{
@@ -109,19 +120,4 @@ def as_json(jobs: Sequence[JobView]) -> dict[str, Any]:
             },
             "unknown": sum(job.cost.hours is None for job in running),
         },
-    }
-
-
-def _job_values(job: JobView) -> dict[str, Any]:
-    result = job.result
-    return {
-        "job": job.node.key,
-        "stage": job.node.stage,
-        "state": job.state,
-        "why": result.why,
-        "runs": job.runs,
-        "difference": result.difference,
-        "accepted": None if result.accepted is None else result.accepted.why,
-        "code": job.code,
-        "cost": job.cost,
     }

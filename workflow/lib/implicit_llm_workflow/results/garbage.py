@@ -22,12 +22,12 @@ FORMER, UNKNOWN = "of former settings or code", "of no job of the experiment"
 
 
 class NotFreeable(UserError):
-    """The files of this job cannot be freed."""
+    """The larger files of this job cannot be deleted now."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """A folder that no plan wants. `why`: FORMER or UNKNOWN."""
+    """A folder that no job of the plan needs. `why`: FORMER or UNKNOWN."""
 
     path: Path
     why: str
@@ -35,22 +35,21 @@ class Garbage:
 
 
 def find_garbage(plan: Plan) -> list[Garbage]:
-    """Run directories of no job, and work folders of other fingerprints than those that are wanted or in use.
+    """Return run directories of no job, and work folders whose fingerprints are neither wanted nor in use.
 
     A fingerprint is in use if a manifest names it as its own or as an input, so a stale result keeps its lineage. Run
-    directories in which a process works are left out, also those that another machine has lately written to.
+    directories in which a process works are left out; a process on another machine counts for SILENT_S after it wrote.
     """
+    recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
-    for status in plan.statuses.values():
-        if status.recorded is not None:
-            used |= {status.recorded.fingerprint, *status.recorded.upstream.values()}
+    used.update(*({manifest.fingerprint, *manifest.upstream.values()} for manifest in recorded))
     names = {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used}
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
     for run_dir in chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES):
         if not _is_worked_in(run_dir):
             works = (path for path in sorted((run_dir / WORK).glob("*")) if path.is_dir())
-            # A folder "<digits>.previous" is in use if the result of these digits is.
+            # A folder "<digits>.previous" is in use if the result with these digits is in use.
             former = [(path, FORMER) for path in works if path.name.partition(".")[0] not in names]
             paths = former if run_dir in known else [(run_dir, UNKNOWN)]
             found += [Garbage(path, why, _size(path)) for path, why in paths]
@@ -58,7 +57,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 
 
 def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
-    """Jobs whose larger files can be deleted. Raises: NotFreeable for one that is named and cannot be freed."""
+    """Return the jobs whose larger files can be deleted. Raises: NotFreeable if a target names a job without any."""
     found = []
     for key, is_named in chosen_jobs(plan, targets).items():
         obstacle = _obstacle(plan, key)
@@ -70,7 +69,7 @@ def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
 
 
 def _obstacle(plan: Plan, key: str) -> str | None:
-    """Why a job cannot be freed: it is not fresh, has no larger files, or a job that is still to run reads them."""
+    """Return why a job cannot be freed: it is not fresh, has no larger files, or a job that must run reads them."""
     node = plan.nodes[key]
     if plan.statuses[key].state != "fresh":
         return f"is {plan.statuses[key].state}; run the workflow first: {plan.command_for([node])}"
@@ -83,16 +82,16 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
-    """Delete the larger files of a finished job and keep its manifest. Returns: how many files, and their bytes."""
-    work = Path(plan.manifest(plan.nodes[key])).parent
+    """Delete the larger files of a finished job, keep its manifest, and return the number of files and their bytes."""
+    work = Path(plan.work[key])
     files = payload(work)
     size = sum(path.stat().st_size for path in files)
     about = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "files": len(files), "bytes": size}
     pointing = [name for name in plan.nodes if key in pointed_to(plan.nodes, name)]
-    for freed in (*(Path(plan.manifest(plan.nodes[name])).parent for name in pointing), work) if files else ():
-        write_json(freed / FREED, about)  # first: what a kill leaves half deleted is freed as well
+    for freed in (*(Path(plan.work[name]) for name in pointing), work) if files else ():
+        write_json(freed / FREED, about)  # first, so that a kill during the deletion leaves a freed result
         with suppress(FileNotFoundError):
-            (freed / MANIFEST).replace(freed / COMMIT)  # equal; an old result has only the first
+            (freed / MANIFEST).replace(freed / COMMIT)  # both are equal; an old result has only MANIFEST
     for path in files:
         path.unlink()
     for folder in sorted((path for path in work.rglob("*") if path.is_dir()), reverse=True):

@@ -1,10 +1,8 @@
-"""One view of each job for all commands: its result, what its last attempt says, and what it takes.
+"""Collect one view of each job for all commands: its result, the state of its last attempt, and its cost.
 
-It is read from the run directory and the last submission. Nothing is written and no lock is taken, so commands may look
-at any time, however often.
+The view comes from the run directory and the last submission. It writes nothing and acquires no lock, so commands may
+inspect jobs at any time and as often as they like.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -16,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
+from rich.text import Text
 
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import read_object
@@ -33,16 +32,16 @@ from implicit_llm_contracts.runs.run_directory import (
     is_done,
     work_directory,
 )
-from implicit_llm_workflow.estimates.cost import UNKNOWN, Cost
+from implicit_llm_workflow.estimates import UNKNOWN, Cost
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_submitit.records import Submitted
+from snakemake_executor_plugin_submitit import records
+from snakemake_executor_plugin_submitit.records import Submitted
+from snakemake_executor_plugin_submitit.store import tail as end_of
 
 State = Literal["running", "queued", "failed", "stopped", "stale", "waiting", "done"]
-STATES: dict[str, str] = {  # with the style in which a terminal shows each
+STATES: dict[str, str] = {  # each with its style in a terminal
     "running": "bold cyan",
     "queued": "cyan",
     "failed": "bold red",
@@ -54,15 +53,21 @@ STATES: dict[str, str] = {  # with the style in which a terminal shows each
 TAIL_BYTES = 1 << 18
 STAGE_EVENTS = ("stage_started", "stage_finished", "stage_failed", "stage_stopped", "stage_preempted")
 STARTING, NO_MESSAGE = "starting", "ended without a message"
-SILENT_S = 600  # a job of another machine counts as ended when it has written nothing for so long
+SILENT_S = 600  # a job on another machine counts as ended after it has written nothing for this long
 LOCKS = Path("/proc/locks")
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
 _HOLDER = re.compile(r"process (\d+) on (\S+)\s*")
+NEVER = Submitted("", "", "ended", "", "", "", 0.0, None, "", Path())  # for jobs that were never submitted
+
+
+def state_text(state: str) -> Text:
+    """Return the name of a state in its style."""
+    return Text(state, STATES[state])
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that a lock file names. `is_alive`: None for a process of another machine."""
+    """The process that a lock file names. `is_alive`: None if the process runs on another machine."""
 
     pid: int
     host: str
@@ -71,7 +76,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """A job's progress: the global step, and the first and last one of the phase. Rates are of this attempt."""
+    """The progress of a training job: its global step, the first and last step of its phase, and its present speed.
+
+    steps_per_s, remaining_s: measured in this attempt; None if the job is not running.
+    """
 
     step: int | None = None
     start_step: int | None = None
@@ -88,7 +96,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class CodeChange:
-    """`files`: None if the old code was not recorded."""
+    """A change of the code behind a stage. `files`: the changed files; None if the old code was not recorded."""
 
     module: str
     old: str
@@ -98,12 +106,12 @@ class CodeChange:
 
 @dataclass(frozen=True)
 class JobView:
-    """One job.
+    """The view of one job.
 
-    `result`: its result beside the wanted one. `why`: of the state, empty if the job is done or waiting. `metrics`: the
-    last known ones, by their names in the journal. `unix_s`: when the job last wrote something. `doing`: the last line
-    in the log of a running job. The last three come from `explain`: whether the next run does the job; the code that
-    changed since; the cost of doing it, or of the result that stays.
+    `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if the job is
+    done or waiting. `metrics`: the last known values by their names in the journal. `unix_s`: when the job last wrote
+    something. `doing`: the last line in the log of a running job. `explain` sets the last three: whether the next run
+    includes the job, the code that has changed, and the cost of the job, or of its result if it does not rerun.
     """
 
     node: Node
@@ -124,7 +132,7 @@ class JobView:
 
     @property
     def has_result(self) -> bool:
-        """Whether the wanted result is there."""
+        """Whether the wanted result exists."""
         return self.result.state == "fresh"
 
     @property
@@ -133,39 +141,17 @@ class JobView:
         return None if self.unix_s is None else max(0.0, time.time() - self.unix_s)
 
 
-def driver_of(plan: Plan) -> Holder | None:
-    """The Snakemake that works, or last worked, on the experiment."""
-    return holder_of(plan.driver_lock)
-
-
 def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]:
-    """The jobs of these keys; all of the plan without."""
-    statuses, driver = plan.look(), driver_of(plan)
-    wanted = plan.nodes if keys is None else {key: plan.nodes[key] for key in keys}
-    unfinished = [node for key, node in wanted.items() if statuses[key].state != "fresh"]
-    submitted = submitted_jobs(plan, unfinished)
-    since = _modified(plan.driver_lock) if driver is not None and driver.is_alive else None
-    found: dict[str, JobView] = {}
-    for key, node in wanted.items():
-        is_ready = all(statuses[item].state == "fresh" for item in node.upstream.values())
-        job = _Job(plan, node, statuses[key], submitted.get(key), since if is_ready else None)
-        found[key] = job.observed()
-    return found
-
-
-def failed_preflights(plan: Plan) -> list[Path]:
-    """Logs of the failed checks of a hardware class, which keep the jobs of that class from starting."""
-    driver = driver_of(plan)
-    if driver is not None and driver.is_alive:
-        return []  # it may be at work on them
-    logs = sorted((plan.root / ".preflight").glob("*.log"))
-    return [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
+    """Return the views of the jobs with these keys, or of all jobs of the plan if `keys` is None."""
+    statuses, driver = plan.look(), holder_of(plan.driver_lock)
+    wanted = list(plan.nodes if keys is None else keys)
+    submitted = submitted_jobs(plan, (plan.nodes[key] for key in wanted if statuses[key].state != "fresh"))
+    since = _modified(plan.driver_lock) if driver is not None and driver.is_alive else 0.0
+    return {key: _Job(plan, key, statuses, submitted.get(key), since).observed() for key in wanted}
 
 
 def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
-    """Return submitted jobs by key of their node. Slurm is queried once, and only if something may still run."""
-    from snakemake_executor_plugin_submitit import records
-
+    """Return the submitted jobs by key; query Slurm at most once, and only if a job may still run."""
     folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
     keys = {node.key: records.job_key(map(os.path.abspath, plan.outputs(node).values())) for node in nodes}
     found = records.read_jobs(folder, set(keys.values()))
@@ -173,9 +159,9 @@ def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """The holder in a lock file that says "process 123 on HOST"; None if the file names none.
+    """Return the holder that a lock file names as "process 123 on HOST", or None if it names none.
 
-    The lock itself is not touched: a reader that tried it would be in the way of a job that starts.
+    This does not try to acquire the lock, which would block a job that starts at the same time.
     """
     try:
         match = _HOLDER.fullmatch(path.read_text(encoding="utf-8", errors="replace"))
@@ -185,35 +171,35 @@ def holder_of(path: Path) -> Holder | None:
     if match is None:
         return None
     pid, host = int(match[1]), match[2]
-    is_here = host == socket.gethostname()
-    return Holder(pid, host, _is_locked(pid, inode) if is_here else None)
+    return Holder(pid, host, _is_locked(pid, inode) if host == socket.gethostname() else None)
 
 
 def _is_locked(pid: int, inode: int) -> bool:
-    """Whether the kernel lists a lock on this file: a process of that number may be another one by now."""
+    """Return whether the kernel lists a lock on this file; the pid alone may belong to another process by now."""
     try:
         lines = [line.split() for line in LOCKS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return psutil.pid_exists(pid)
-    # 1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF; in a line of a waiting process "->" comes before FLOCK
+    # A line is "1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF"; that of a waiting process has "->" before FLOCK.
     return any(len(words) >= 6 and words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode for words in lines)
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of a journal. `event`: the last start or end of the stage; `points`: of the last attempt, that count.
+    """The end of a journal.
 
+    `event`: the last start or end of the stage; empty if there is none. `points`: the valid points of the last attempt.
     `unix_s`: when the last line was written, in seconds since 1970.
     """
 
-    event: Mapping[str, Any] | None = None
+    event: Mapping[str, Any] = field(default_factory=dict)
     points: tuple[journal.Point, ...] = ()
-    unix_s: float | None = None
+    unix_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether the stage has begun and not ended, as far as it could say so."""
-        return self.event is not None and self.event["name"] == "stage_started"
+        """Whether the stage has started and recorded no end; a killed stage records none."""
+        return self.event.get("name") == "stage_started"
 
     @property
     def last(self) -> journal.Point | None:
@@ -221,35 +207,45 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """What the last lines of a journal say; without a file nothing."""
-    from snakemake_executor_plugin_submitit.store import tail
-
-    records: list[dict[str, Any]] = []
-    for line in tail(path, TAIL_BYTES).split("\n")[:-1]:
-        with suppress(journal.JournalError):  # the first one may be cut
-            records += journal.parse_lines([line.encode()], path)
-    events = [record for record in records if record.get("name") in STAGE_EVENTS]
-    if records and not events:
-        events = [{"name": "stage_started"}]  # farther back: after an end only another start is written
-    since = next((i for i in reversed(range(len(records))) if records[i].get("name") == "stage_started"), 0)
-    points = journal.points_of(records[since:]) or journal.points_of(records)[-1:]
-    return Tail(events[-1] if events else None, tuple(points), unix_s(records[-1]["time"]) if records else None)
+    """Read the last lines of a journal; the result is empty if there is no file."""
+    found: list[dict[str, Any]] = []
+    for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
+        with suppress(journal.JournalError):  # the first line may be incomplete
+            found.append(journal.parse_line(line.encode(), str(path)))
+    if not found:
+        return Tail()
+    # Without an event, the stage started before these lines: only another start can follow an end.
+    events = [record for record in found if record.get("name") in STAGE_EVENTS] or [{"name": "stage_started"}]
+    since = max((at for at, record in enumerate(found) if record.get("name") == "stage_started"), default=0)
+    points = journal.points_of(found[since:]) or journal.points_of(found)[-1:]
+    return Tail(events[-1], tuple(points), unix_s(found[-1]["time"]))
 
 
 def unix_s(time: str) -> float:
-    """A time of the journal in seconds since 1970."""
+    """Return a time of the journal in seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()
 
 
 class _Job:
-    """One look at one job. `ready_since`: when a driver that lives began, if all that the job reads is there."""
+    """The inspection of one job, which determines its state.
+
+    driven_since: when the driver that is alive started; 0 if there is none. ready_since: the same time, but 0 also if
+    an input of the job is missing.
+    """
 
     def __init__(
-        self, plan: Plan, node: Node, status: Status, submitted: Submitted | None, ready_since: float | None
+        self,
+        plan: Plan,
+        key: str,
+        statuses: Mapping[str, Status],
+        submitted: Submitted | None,
+        driven_since: float,
     ) -> None:
-        self.node, self.status, self.submitted, self.ready_since = node, status, submitted, ready_since
-        self.run_dir = plan.run_dir(node)
-        self.wanted = Path(plan.manifest(node)).parent
+        self.node, self.status = plan.nodes[key], statuses[key]
+        self.submitted, self.last = submitted, submitted or NEVER
+        is_ready = all(statuses[item].state == "fresh" for item in self.node.upstream.values())
+        self.ready_since = driven_since if is_ready else 0.0
+        self.run_dir, self.wanted = plan.run_dir(self.node), Path(plan.work[key])
         self.log = self.wanted / LOG
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
@@ -265,9 +261,8 @@ class _Job:
             return self._of_result(state, why, recorded)
         is_running = state == "running"
         is_at_work = is_running and (tail.is_open or self.is_held)
-        written = _modified(self.log) if state in ("failed", "running", "stopped") else None
+        written = _modified(self.log) if state in ("failed", "running", "stopped") else 0.0
         values = tail.last.values if tail.last is not None else {}
-        nodes = self.submitted.nodes if self.submitted is not None else ""
         return JobView(
             self.node,
             self.status,
@@ -276,16 +271,17 @@ class _Job:
             failure_class,
             _progress(self.node, tail, is_running=is_at_work),
             {key: value for key, value in values.items() if math.isfinite(value)},
-            tail.unix_s or written,
+            tail.unix_s or written or None,
             read_object(work / MLFLOW).get("run_id"),
             self.submitted,
             last_message(self.log) if is_at_work else STARTING if is_running else "",
-            (nodes or str((tail.event or {}).get("host") or "")) if is_running else "",
+            self.last.nodes or str(tail.event.get("host") or "") if is_running else "",
         )
 
     def _of_result(self, state: State, why: str, recorded: Manifest) -> JobView:
-        """Judge a job by the result that is there."""
+        """Return the view of a job that has a result."""
         work = work_directory(self.run_dir, recorded.fingerprint)
+        finished = read_object(work / PROVENANCE).get("finished")  # the time of a file changes when it is copied
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
         return JobView(
             self.node,
@@ -296,60 +292,51 @@ class _Job:
                 recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")
             ),
             metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
-            unix_s=_finished(work) or _modified(committed(work) or work),
+            unix_s=unix_s(finished) if finished else _modified(committed(work) or work) or None,
             mlflow_run_id=read_object(work / MLFLOW).get("run_id"),
             submitted=self.submitted,
         )
 
     def _work(self) -> Path:
-        """The folder of the wanted result; of former settings while a job still makes that."""
+        """Return the work folder of the wanted result, or the one in which a job with former settings still runs."""
         journals = [] if self.wanted.is_dir() or not self.is_held else [*self.run_dir.glob(f"{WORK}/*/{JOURNAL}")]
-        return max(journals, key=lambda path: _modified(path) or 0.0).parent if journals else self.wanted
+        return max(journals, key=_modified).parent if journals else self.wanted
 
     def _state(self, tail: Tail) -> tuple[State, str, str | None]:
-        """The state, why, and the class of a failure."""
-        submitted = self.submitted
-        submission = submitted.state if submitted is not None else "ended"
-        if self.is_held or submission == "running":
+        """Return the state, the reason for it, and the class of a failure."""
+        if self.is_held or self.last.state == "running":
             is_wanted = self.wanted.is_dir() or not self.is_held
             return "running", "" if is_wanted else "with former settings or code", None
-        if submitted is not None and submission == "queued":
-            return "queued", submitted.reason, None
+        if self.last.state == "queued":
+            return "queued", self.last.reason, None
         if self._runs_elsewhere(tail):
             return "running", "", None
-        if submitted is not None and submission is None and tail.event is None:
-            return "queued", f"{'Slurm' if submitted.cluster == 'slurm' else 'its machine'} gives no answer", None
-        is_made = is_done(self.wanted)  # the next job publishes it
-        ended = None if is_made else self._how_it_ended(tail)
-        if ended is not None and not self._is_tried_again(tail):
+        if self.last.state is None and not tail.event:
+            return "queued", f"{'Slurm' if self.last.cluster == 'slurm' else 'its machine'} gives no answer", None
+        ended = None if is_done(self.wanted) else self._how_it_ended(tail)  # the next job publishes a finished result
+        # The driver started after the last attempt had ended, so it will still start the job.
+        is_tried_again = self.ready_since > max(tail.unix_s, self.last.submitted_unix_s)
+        if ended is not None and not is_tried_again:
             return ended
         if self.status.state == "stale":
             return "stale", self.status.why, None
-        return ("queued", "", None) if self.ready_since is not None else ("waiting", "", None)
-
-    def _is_tried_again(self, tail: Tail) -> bool:
-        """Whether a driver that lives has begun since the last attempt ended: its turn is still to come."""
-        ended = max(tail.unix_s or 0.0, self.submitted.submitted_unix_s if self.submitted is not None else 0.0)
-        return self.ready_since is not None and self.ready_since > ended
+        return "queued" if self.ready_since else "waiting", "", None
 
     def _runs_elsewhere(self, tail: Tail) -> bool:
-        """Whether a job of another machine, whose processes are not visible here, has lately written something."""
+        """Return whether a job on another machine wrote something recently; its processes are not visible here."""
         is_elsewhere = self.holder is not None and self.holder.is_alive is None
         has_ended = self.submitted is not None and self.submitted.state == "ended"
-        if not (tail.is_open and is_elsewhere) or has_ended:
-            return False
-        return time.time() - max(tail.unix_s or 0.0, _modified(self.log) or 0.0) < SILENT_S
+        is_silent = time.time() - max(tail.unix_s, _modified(self.log)) > SILENT_S
+        return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
-        """The last attempt at the wanted result, None if there was none or it finished."""
-        kind, message = None, ""
-        submission = self.submitted if self.submitted is not None and self.submitted.state == "ended" else None
-        if submission is not None:
-            kind, message = submission.failure_class, submission.message
-        event, is_stop = tail.event or {}, kind in (None, "preempted")
+        """Return state, reason and failure class of the last attempt; None if it finished or there was no attempt."""
+        last = self.last if self.last.state == "ended" else NEVER
+        kind, message, event = last.failure_class, last.message, tail.event
+        is_stop = kind in (None, "preempted")
         stopped: State = "stopped" if is_stop else "failed"
-        if submission is not None and tail.event is not None and submission.submitted_unix_s > (tail.unix_s or 0.0):
-            return stopped, message or NO_MESSAGE, kind  # the journal is that of an earlier submission
+        if event and last.submitted_unix_s > tail.unix_s:
+            return stopped, message or NO_MESSAGE, kind  # the journal is from an earlier submission
         error = " ".join(str(event.get("error") or "").split())
         match event.get("name"):
             case "stage_failed":
@@ -360,26 +347,24 @@ class _Job:
                 return "stopped", message or NO_MESSAGE, None
         if kind is not None:
             return stopped, message, kind
-        line = last_message(self.log, level="ERROR") if tail.event is None else ""
+        line = "" if event else last_message(self.log, level="ERROR")
         return ("failed", line, None) if line else None
 
 
 def last_message(log: Path, level: str | None = None) -> str:
-    """The last whole line of a job's log without time and module; "" if it has another level than `level`."""
+    """Return the last complete message of a job's log, or "" if its level is not `level`."""
     match = next(filter(None, map(_LOG_LINE.match, reversed(last_lines(log, 40)))), None)
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 
 
 def last_lines(log: Path, number: int) -> list[str]:
-    """The last lines of a text file that are not empty."""
-    from snakemake_executor_plugin_submitit.store import tail
-
-    lines = [line for line in tail(log).splitlines() if line.strip()]
+    """Return the last `number` lines of a text file that are not empty."""
+    lines = [line for line in end_of(log).splitlines() if line.strip()]
     return lines[max(0, len(lines) - number) :]
 
 
 def _progress(node: Node, tail: Tail, *, is_running: bool) -> TrainingProgress:
-    """The rate is that of the later half of the points: the first steps of a job are slow."""
+    """Return the progress; its speed comes from the later half of the points, because the first steps are slow."""
     phase = node.config.get("phase") or {}
     start, end = phase.get("start_step"), phase.get("end_step")
     if tail.last is None or not is_running or len(tail.points) < 2:
@@ -387,22 +372,13 @@ def _progress(node: Node, tail: Tail, *, is_running: bool) -> TrainingProgress:
     first = tail.points[(len(tail.points) - 1) // 2]
     steps, seconds = tail.last.step - first.step, unix_s(tail.last.time) - unix_s(first.time)
     rate = steps / seconds if steps > 0 and seconds > 0 else None
-    return TrainingProgress(
-        tail.last.step, start, end, rate, max(0, end - tail.last.step) / rate if rate and end else None
-    )
+    remaining_s = max(0, end - tail.last.step) / rate if rate and end else None
+    return TrainingProgress(tail.last.step, start, end, rate, remaining_s)
 
 
-def _finished(work: Path) -> float | None:
-    """Return when the job recorded its end, because the time of a file changes when it is copied."""
-    try:
-        return unix_s(read_object(work / PROVENANCE)["finished"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _modified(path: Path) -> float | None:
-    """Return the time of the last write to the file, in seconds since 1970."""
+def _modified(path: Path) -> float:
+    """Return when the file was last written, in seconds since 1970; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
-        return None
+        return 0.0

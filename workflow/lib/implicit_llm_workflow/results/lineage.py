@@ -1,23 +1,22 @@
-"""Trace a result back to its data, and forward to what was made from it, by the fingerprints in manifests.
+"""Trace a result back to its data, or forward to the results made from it, by the fingerprints in manifests.
 
-Needs no experiment file: the inputs of a result are found by fingerprint among the results beside it.
+This needs no experiment file: it finds the inputs of a result by fingerprint among the results in the same folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 from rich.tree import Tree
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import read_object
-from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
     DECLARED,
@@ -44,7 +43,7 @@ class NoLineage(UserError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a job made, as the manifest `path` records it."""
+    """The result of a job, as the manifest `path` records it."""
 
     run_dir: Path
     path: Path
@@ -52,7 +51,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read a result by its manifest, in the run directory or below work/. Raises: ManifestError."""
+        """Read a result from its manifest, which is in the run directory or below work/. Raises: ManifestError."""
         return cls(run_dir_of(path), path, Manifest.read(path))
 
     @property
@@ -74,21 +73,22 @@ class Result:
 
     @property
     def mlflow_run_id(self) -> str | None:
-        return mlflow_id(work_directory(self.run_dir, self.fingerprint))
+        return _mlflow_id(work_directory(self.run_dir, self.fingerprint))
 
     @property
     def accepted(self) -> Acceptance | None:
-        """The acceptance that was given for this result."""
+        """The acceptance of this result, if there is one."""
         found = read_acceptance(self.run_dir)
         return found if found is not None and found.recorded == self.fingerprint else None
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """`runs` by fingerprint, each before its inputs; an input that is not found is in none.
+    """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
-    `artifact`: path, below the run directory, of the file whose lineage it is; None for the whole result.
-    `readers`: of what was made from the result, which runs read a run, by fingerprint; None looks back at the inputs.
+    `runs`: by fingerprint, in order of their distance from the result; inputs that were not found are absent.
+    `artifact`: the path below the run directory of the traced file; None for the whole result. `readers`: the
+    fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
     """
 
     top: Result
@@ -97,18 +97,18 @@ class Lineage:
     readers: Mapping[str, Sequence[str]] | None = None
 
     def next_to(self, run: Result) -> list[tuple[str, str]]:
-        """Role and fingerprint of each input of a run, or of each run that reads it."""
+        """Return role and fingerprint of each input of a run; if `readers` is set, of each run that reads it."""
         if self.readers is None:
             return list(run.manifest.upstream.items())
         return [("reader", fingerprint) for fingerprint in self.readers.get(run.fingerprint, ())]
 
     def missing(self) -> list[tuple[str, str, str]]:
-        """Run, role and fingerprint of each input that was not found."""
+        """Return run, role and fingerprint of each input that was not found."""
         inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
         return [item for item in inputs if item[2] not in self.runs]
 
     def files(self) -> tuple[list[RecordedFile], list[Broken]]:
-        """The files that the manifests record; and damaged manifests, and inputs that are not there."""
+        """Return the files that the manifests record, and the missing inputs and damaged manifests."""
         files, damaged = recorded_files((run.key, run.path) for run in self.runs.values())
         gone = [
             Broken(key, Path(role), f"expected an input with fingerprint {fingerprint[:16]}, found none")
@@ -118,12 +118,12 @@ class Lineage:
 
 
 def of_mlflow_run(run_id: str, results: Path) -> Path:
-    """The work directory of the job below `results`, of any experiment, that is this run of MLflow.
+    """Return the work directory of the job whose run in MLflow has this id, in any experiment below `results`.
 
-    Raises: NoLineage, also where the job has not finished.
+    Raises: NoLineage, also if the job has not finished.
     """
     works = [work for run_dir in run_directories(results) for work in run_dir.glob(f"{WORK}/*/")]
-    found = next((work for work in works if mlflow_id(work) == run_id), None)
+    found = next((work for work in works if _mlflow_id(work) == run_id), None)
     if found is None:
         raise NoLineage(
             f"{run_id}: no job below {results} is this run of MLflow; a call of Snakemake has no lineage; to search "
@@ -134,57 +134,51 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
     return found
 
 
-def mlflow_id(work: Path) -> str | None:
-    """The run of a job in MLflow."""
+def _mlflow_id(work: Path) -> str | None:
+    """Return the id of a job's run in MLflow."""
     return read_object(work / MLFLOW).get("run_id")
 
 
 def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
-    """The lineage of a run directory, a manifest, or a file that a manifest records; or what was made from it.
+    """Return the lineage of a run directory, of a manifest, or of a file that a manifest records.
 
-    Raises: NoLineage, ManifestError.
+    is_forward: trace the results made from it instead. Raises: NoLineage, ManifestError.
     """
     artifact = artifact.absolute()
     manifest = next(filter(None, map(committed, (artifact, *artifact.parents))), None)
     if manifest is None:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
-    # All finished results of the experiment, also those of former settings, by the first digits of the fingerprint.
-    paths = {path.parent.name: path for path in committed_below(top.root)}
-    if is_forward:
-        return _forward(top, _record_of(artifact, top), paths.values())
-    runs: dict[str, Result] = {}
+    # All finished results of the experiment by the first digits of their fingerprints, also those of former settings.
+    paths = {path.parent.name.partition(".")[0]: path for path in committed_below(top.root)}
+    runs = {top.fingerprint: top}
+    lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
     waiting = [top]
-    while waiting:
-        run = waiting.pop(0)
-        if run.fingerprint not in runs:
-            runs[run.fingerprint] = run
-            found = [paths.get(item[:FINGERPRINT_DIGITS]) for item in run.manifest.upstream.values()]
-            inputs = [Result.read(path) for path in found if path is not None]
-            waiting += [item for item in inputs if item.fingerprint in run.manifest.upstream.values()]
-    return Lineage(top, _record_of(artifact, top), runs)
+    for run in waiting:
+        for _, fingerprint in lineage.next_to(run):
+            path = paths.get(fingerprint[:FINGERPRINT_DIGITS])
+            if fingerprint not in runs and path is not None:
+                found = Result.read(path)
+                if found.fingerprint == fingerprint:
+                    runs[fingerprint] = found
+                    waiting.append(found)
+    return lineage
 
 
-def _forward(top: Result, artifact: str | None, paths: Iterable[Path]) -> Lineage:
-    """Return the results that were made from this one, among those with these manifests; skip damaged manifests."""
-    known: dict[str, Result] = {}
+def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Return the fingerprints of the results that read a result, by its fingerprint; skip damaged manifests."""
     readers: dict[str, list[str]] = {}
-    for path in paths:
-        with suppress(ManifestError):
-            result = Result.read(path)
-            known[result.fingerprint] = result
-            for fingerprint in dict.fromkeys(result.manifest.upstream.values()):
-                readers.setdefault(fingerprint, []).append(result.fingerprint)
-    runs, waiting = {top.fingerprint: top}, [top.fingerprint]
-    for fingerprint in waiting:
-        new = [reader for reader in readers.get(fingerprint, ()) if reader not in runs]
-        runs |= {reader: known[reader] for reader in new}
-        waiting += new
-    return Lineage(top, artifact, runs, readers)
+    for manifest in filter(None, map(Manifest.find, paths)):
+        for fingerprint in dict.fromkeys(manifest.upstream.values()):
+            readers.setdefault(fingerprint, []).append(manifest.fingerprint)
+    return readers
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
-    """The path in the manifest of the artifact, or of the file that it is a copy of. Raises: NoLineage."""
+    """Return the path that the manifest records for the artifact or for the original of this copy; None for a run.
+
+    Raises: NoLineage.
+    """
     if artifact.is_dir() or artifact.name in (COMMIT, MANIFEST):
         return None
     given = artifact.relative_to(run.run_dir).as_posix()
@@ -196,7 +190,7 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 
 def tree_of(lineage: Lineage) -> Tree:
-    """The result above its inputs, or above its readers; a run that appeared before is only named again."""
+    """Return a tree of the result and its inputs or readers; the second mention of a run has only its name."""
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:
@@ -204,47 +198,40 @@ def tree_of(lineage: Lineage) -> Tree:
         for role, fingerprint in lineage.next_to(run):
             source, digits = lineage.runs.get(fingerprint), fingerprint[:FINGERPRINT_DIGITS]
             if source is None:
-                branch.add(f"[red]{escape(role)}: not found[/red]  {digits}")
+                branch.add(Text.assemble((f"{role}: not found", "red"), f"  {digits}"))
             elif fingerprint in seen:
-                branch.add(escape(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
+                branch.add(Text(f"{source.key}  {digits}{', see above' if lineage.next_to(source) else ''}"))
             else:
-                add(branch.add(escape(_run_text(source))), source)
+                add(branch.add(Text(_run_text(source))), source)
 
     top, record = lineage.top, lineage.artifact
-    tree = branch = Tree(escape(_run_text(top)))
+    tree = branch = Tree(Text(_run_text(top)))
     if record is not None:
         sha256 = next(file.sha256 for file in top.manifest.files if file.path == record)
         name = record.rpartition(f"/{DECLARED}/")[2]
-        tree = Tree(escape(f"{name} (sha256 {sha256[:FINGERPRINT_DIGITS]})"))
+        tree = Tree(Text(f"{name} (sha256 {sha256[:FINGERPRINT_DIGITS]})"))
         branch = tree.add(branch.label)
     add(branch, top)
     return tree
 
 
-def commit_text(provenance: Mapping[str, Any]) -> str | None:
-    """The first digits of the commit; "(edited)" if files differed from it."""
-    git = provenance.get("git") or {}
-    return f"{git['commit'][:COMMIT_DIGITS]}{' (edited)' if git.get('is_dirty') else ''}" if git.get("commit") else None
-
-
 def _run_text(run: Result) -> str:
-    """Fingerprint, MLflow run, commit, device and time of a run in one line, and a line for an exception."""
+    """Return fingerprint, MLflow run, commit, device and time of a run in one line; an acceptance has its own line."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
-    commit, about = commit_text(run.provenance), run.provenance
-    made = [f"commit {commit}" if commit else "no commit", str(about.get("device")), str(about.get("finished"))]
-    parts += made if about else ["provenance not recorded"]
-    text = "  ".join(parts)
-    return text if run.accepted is None else f"{text}\n{_acceptance_text(run.accepted)}"
-
-
-def _acceptance_text(acceptance: Acceptance) -> str:
-    changed = "what changed is not recorded" if acceptance.changed is None else ", ".join(acceptance.changed)
-    codes = f"{acceptance.recorded_code[:12]} -> {acceptance.wanted_code[:12]}"
-    return f"accepted {acceptance.when[:10]} with other code ({codes}; {changed}): {acceptance.why}"
+    about, git = run.provenance, run.provenance.get("git") or {}
+    edited = " (edited)" if git.get("is_dirty") else ""  # files differed from the commit
+    commit = f"commit {git['commit'][:COMMIT_DIGITS]}{edited}" if git.get("commit") else "no commit"
+    made = [commit, str(about.get("device")), str(about.get("finished"))]
+    text = "  ".join([*parts, *(made if about else ["provenance not recorded"])])
+    if (it := run.accepted) is None:
+        return text
+    changed = "what changed is not recorded" if it.changed is None else ", ".join(it.changed)
+    codes = f"{it.recorded_code[:12]} -> {it.wanted_code[:12]}"
+    return f"{text}\naccepted {it.when[:10]} with other code ({codes}; {changed}): {it.why}"
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:
-    """Every run once; inputs by fingerprint."""
+    """Return each run once; runs refer to their inputs by fingerprint."""
     return {
         "top": lineage.top.fingerprint,
         "artifact": lineage.artifact,

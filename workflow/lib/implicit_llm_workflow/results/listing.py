@@ -1,6 +1,4 @@
-"""What there is to run and to load: the experiments, with cost and state, and the trained models of the package."""
-
-from __future__ import annotations
+"""List the experiments that can run, with cost and state, and the trained models of the package."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,26 +6,26 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from rich.markup import escape
 from rich.table import Table
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_workflow.estimates.cost import CostModel
+from implicit_llm_workflow.estimates import CostModel
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.project_dirs import trained_models
 from implicit_llm_workflow.text import MISSING, number_text, plain_table
 
-ABOUT = "about.json"  # of a trained model: what it was trained for, with which accuracy, and the run that made it
+ABOUT = "about.json"  # the file that stores a trained model's task, accuracy and training run
 
 
 @dataclass(frozen=True)
 class Listed:
-    """An experiment.
+    """An experiment in the list.
 
-    about: the first sentence of its file. done: jobs of the `jobs` whose results are there. gpu_hours: of its training;
-    has_unknown: of some jobs they are not known. error: why its file cannot be read; the numbers are then zero.
+    about: the first sentence of its file. done: the number of its `jobs` that have fresh results. gpu_hours: the known
+    GPU-hours of its training; has_unknown: whether those of some jobs are unknown. error: why its file cannot be read;
+    the numbers are then zero.
     """
 
     name: str
@@ -41,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model of the package. `kind`: of the evaluation that measures it."""
+    """A trained model of the package. `kind`: the kind of evaluation that measures it."""
 
     name: str
     task: str
@@ -50,7 +48,7 @@ class TrainedModel:
 
 
 def experiments(results: Path) -> list[Listed]:
-    """List the experiments of workflow/config/, here and of the project, the cheapest first."""
+    """Return the experiments in workflow/config/ of this folder and of the project, the cheapest first."""
     found = [_listed(name, results) for name in sorted(experiment_names())]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 
@@ -71,21 +69,19 @@ def _listed(name: str, results: Path) -> Listed:
 
 
 def models() -> list[TrainedModel]:
-    """List the trained models by name."""
+    """Return the trained models in the order of their names."""
     folders = sorted(path.parent for path in trained_models().glob(f"*/{ABOUT}"))
     about = ((folder.name, json.loads((folder / ABOUT).read_text(encoding="utf-8"))) for folder in folders)
     return [TrainedModel(name, values["task"], values["kind"], values["accuracy"]) for name, values in about]
 
 
 def tables(experiments: Sequence[Listed], models: Sequence[TrainedModel]) -> Iterator[Table]:
-    """One of each, for people."""
+    """Yield a table of the experiments and a table of the trained models."""
     numbers = ("jobs", "done", "GPU-hours")
-    table = plain_table("experiment", *numbers, "what it is", right=numbers)
+    rows = []
     for one in experiments:
         hours = number_text(one.gpu_hours, 3) if one.gpu_hours and not one.has_unknown else MISSING
-        table.add_row(one.name, str(one.jobs), str(one.done), hours, escape(one.error or one.about))
-    yield table
-    table = plain_table("trained model", "task", "accuracy")
-    for model in models:
-        table.add_row(model.name, model.task, model.accuracy)
-    yield table
+        rows.append((one.name, str(one.jobs), str(one.done), hours, one.error or one.about))
+    yield plain_table("experiment", *numbers, "what it is", rows=rows, right=numbers)
+    trained = ((model.name, model.task, model.accuracy) for model in models)
+    yield plain_table("trained model", "task", "accuracy", rows=trained)

@@ -1,4 +1,4 @@
-"""The results that a report lacks, why, and what makes them."""
+"""List the results that a report lacks, why they are missing and the commands that make them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,14 +16,17 @@ WITH_MISSING = "-with-missing"
 
 
 def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
-    """What a report or an excerpt of it lacks, in the order of its inputs."""
-    missing = {role: plan.nodes[key] for role, key in page.upstream.items() if plan.statuses[key].state != "fresh"}
+    """Return the results that a report or excerpt lacks, in the order of its inputs."""
+    missing = {role: key for role, key in page.upstream.items() if plan.statuses[key].state != "fresh"}
     jobs = observe(plan) if missing else {}
-    return [_missing_result(plan, jobs, role, node) for role, node in missing.items()]
+    return [_missing_result(plan, jobs, role, plan.nodes[key]) for role, key in missing.items()]
 
 
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, dict[str, str]]:
-    """The identity of the page made from the fresh results, and its inputs' directories; it has a folder of its own."""
+    """Return the identity of a page that is made from the fresh results alone, and the run directories of its inputs.
+
+    Its name differs from that of the complete page, so it has its own folder.
+    """
     lacking = {item.role for item in missing}
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
     config = {**page.config, "missing": [asdict(item) for item in missing]}
@@ -39,14 +42,14 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
     if node.stage == "evaluate":
         read = {name: dict(plan.nodes[key].config) for name, key in node.upstream.items() if name != MODEL_ROLE}
         phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
-        is_implicit = None if phase is None else phase["solver"] is not None  # of a peer not known before its import
+        is_implicit = None if phase is None else phase["solver"] is not None  # not known before the import
         about = {"config": dict(node.config), "data": read, "is_implicit": is_implicit}
     why = job.why or _waits_for(jobs, job) or job.result.why
     return MissingResult(node.key, role, job.state, why, plan.command_for([node]), **about)
 
 
 def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
-    """The first job in the way of one that never ran: the one that failed, else the farthest back."""
+    """Return why a job that never ran waits: the failed job before it, or else its earliest missing input."""
     for before in (jobs[key] for key in job.node.upstream.values()):
         if not before.has_result:
             farther = _waits_for(jobs, before) or f"waits for {before.node.key}"

@@ -1,16 +1,12 @@
-"""The state of an experiment at a glance and its jobs in tables, for people and as JSON for machines."""
-
-from __future__ import annotations
+"""Show the state of an experiment and its jobs, as tables for people and as JSON for programs."""
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,112 +15,109 @@ from rich.text import Text
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.metrics import METRICS
 from implicit_llm_contracts.runs.run_directory import LOG
-from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
+from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 from implicit_llm_workflow.results.job_states import (
     STARTING,
     STATES,
-    Holder,
     JobView,
-    driver_of,
-    failed_preflights,
+    holder_of,
     last_lines,
     observe,
+    state_text,
 )
 from implicit_llm_workflow.results.verify import rebuild_commands
 from implicit_llm_workflow.text import MISSING, plain_table, share_text, time_text
+from snakemake_executor_plugin_submitit.records import ADVICE
 
 BAR_WIDTH = 20
-SHOWN_JOBS, SHOWN_FAILED = 20, 5  # the others are counted
+SHOWN_JOBS, SHOWN_FAILED = 20, 5  # further jobs are only counted
 
 
-@dataclass(frozen=True)
 class Snapshot:
-    """State of the jobs at one time. `targets`: keys of the jobs asked for, empty for the whole experiment; `lines`:
-    how many to show of a failed job's log; `failed_preflights`: their logs."""
+    """The state of the jobs of `keys` at one time.
 
-    plan: Plan
-    jobs: Mapping[str, JobView]
-    driver: Holder | None
-    targets: tuple[str, ...]
-    lines: int
-    failed_preflights: Sequence[Path]
+    `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
+    the whole experiment. `lines`: the number of log lines to show for a failed job. `driver`: the Snakemake process
+    that runs the experiment or ran it last. `failed_preflights`: logs of failed checks, which block the jobs of their
+    hardware class.
+    """
 
-    @classmethod
-    def take(cls, plan: Plan, keys: Iterable[str], targets: tuple[str, ...], lines: int) -> Snapshot:
-        """Look at the jobs of `keys`."""
-        return cls(plan, observe(plan, keys), driver_of(plan), targets, lines, failed_preflights(plan))
+    def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
+        self.plan, self.targets, self.lines = plan, targets, lines
+        self.jobs, self.driver = observe(plan, keys), holder_of(plan.driver_lock)
+        self.stages: dict[str, Counter[str]] = {}
+        for job in self.jobs.values():
+            self.stages.setdefault(job.node.stage, Counter())[job.state] += 1
+        self.is_driven = self.driver is not None and bool(self.driver.is_alive)
+        # A driver may be running the checks now.
+        logs = [] if self.is_driven else sorted((plan.root / ".preflight").glob("*.log"))
+        self.failed_preflights = [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
 
     def of(self, *states: str) -> list[JobView]:
         return [job for job in self.jobs.values() if job.state in states]
 
     @property
-    def is_driven(self) -> bool:
-        return self.driver is not None and bool(self.driver.is_alive)
-
-    @property
     def is_done(self) -> bool:
-        """Whether the targets are there, and nothing is to be made again; their inputs may be gone."""
+        """Whether the targets are done and no job must run; their inputs may have been deleted."""
         return not self.of("running", "queued", "failed", "stopped", "stale") and all(
             self.jobs[key].state == "done" for key in self.targets or self.jobs
         )
 
     @property
     def command(self) -> str:
-        """The snakemake that makes the targets, with the profile that was in use."""
+        """The Snakemake command that makes the targets, with the profile of the last driver."""
         return self.plan.command_for(self.plan.nodes[key] for key in self.targets)
 
 
-def view(snapshot: Snapshot) -> RenderableType:
-    """All of it."""
-    parts: list[RenderableType] = [Text(headline(snapshot)), stage_table(snapshot)]
+def view(snapshot: Snapshot) -> Iterator[RenderableType]:
+    """Yield all parts: headline, stages, active jobs, failed checks and jobs, and stopped jobs."""
+    yield Text(headline(snapshot))
+    yield stage_table(snapshot)
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
     if active := [*snapshot.of("running"), *submitted]:
-        parts += [Text(), _active_table(active)]
+        yield from (Text(), _active_table(active))
     for log in snapshot.failed_preflights:
         head = Text.assemble(("failed preflight", STATES["failed"]), f", which all jobs on {log.stem} wait for")
-        parts += [Text(), head, *_log_parts(log, snapshot.lines)]
+        yield from (Text(), head, *_log_parts(log, snapshot.lines))
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
-        parts += [Text(), *_failed_parts(snapshot, job)]
+        yield from (Text(), *_failed_parts(snapshot, job))
     for what, jobs in (("and", failed[SHOWN_FAILED:]), ("stopped, to be continued:", snapshot.of("stopped"))):
         if jobs:
             more = f" and {len(jobs) - SHOWN_FAILED:,} more" if len(jobs) > SHOWN_FAILED else ""
-            parts += [Text(), Text(f"{what} {', '.join(job.node.key for job in jobs[:SHOWN_FAILED])}{more}")]
-    return Group(*parts)
+            yield Text(f"\n{what} {', '.join(job.node.key for job in jobs[:SHOWN_FAILED])}{more}")
 
 
 def headline(snapshot: Snapshot) -> str:
-    """How many jobs are done or in another state, and whether a Snakemake works on the experiment."""
+    """Return a line with the number of jobs in each state and the driver, if one is alive."""
     text = "no driver"
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - snapshot.plan.driver_lock.stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
     counts: Counter[str] = Counter(job.state for job in snapshot.jobs.values())
-    others = [f"{counts[state]:,} {state}" for state in STATES if state != "done" and counts[state]]
+    others = (f", {counts[state]:,} {state}" for state in STATES if state != "done" and counts[state])
     done = f"{counts['done']:,} of {counts.total():,} jobs done"
-    return f"{snapshot.plan.experiment.name}: {', '.join([done, *others])}; {text}"
+    return f"{snapshot.plan.experiment.name}: {done}{''.join(others)}; {text}"
 
 
 def last_words(snapshot: Snapshot) -> str:
-    """Return what is stale, the command that says why, and what to type next."""
-    lines = [f"next: {next_step(snapshot)}"]
-    if stale := snapshot.of("stale"):
-        why = f"implicit-llm explain {snapshot.plan.argument}"
-        lines.insert(0, f"{len(stale):,} stale: `{why}` says why, and what making them again takes")
-    return "\n".join(["", *lines])
+    """Return the number of stale jobs with the command that explains them, and the next step for the user."""
+    why = f"`implicit-llm explain {snapshot.plan.argument}` says why, and what making them again takes"
+    lines = [f"{len(stale):,} stale: {why}"] if (stale := snapshot.of("stale")) else []
+    return "\n".join(["", *lines, f"next: {next_step(snapshot)}"])
 
 
 def next_step(snapshot: Snapshot) -> str:
-    """Return what to type, or that there is nothing to type."""
+    """Return the command to type next, or the reason why there is none."""
     plan = snapshot.plan
     if snapshot.is_done:
-        pages = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
+        keys = [key for key in snapshot.targets or snapshot.jobs if plan.nodes[key].stage in PAGES]
+        pages = "".join(f"; {plan.root / key / 'index.html'}" for key in keys)
         gone = len(snapshot.of("waiting"))
-        absent = [f"{gone:,} of its inputs are gone and not needed"] if gone else []
-        return "; ".join(["nothing, all is done", *(str(plan.root / key / "index.html") for key in pages), *absent])
+        return f"nothing, all is done{pages}{f'; {gone:,} of its inputs are gone and not needed' if gone else ''}"
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         more += "; what it leaves stopped is resumed by the next start" if snapshot.of("stopped") else ""
@@ -133,109 +126,103 @@ def next_step(snapshot: Snapshot) -> str:
         return f"jobs run without a driver; the same command as before takes them over: {snapshot.command}"
     if damaged := _damaged_inputs(snapshot):
         return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))
-    return f"{snapshot.command}{'' if snapshot.targets else _price(plan)}"
-
-
-def _price(plan: Plan) -> str:
-    """Return the GPU-hours of the experiment, if it would take days of a GPU on this machine."""
-    hours = CostModel(plan).training_hours if plan.profile == LOCAL_PROFILE else 0
-    return f"  # {hours:,.0f} GPU-hours by estimate, on this machine" if hours > UNNAMED_HOURS else ""
+    hours = CostModel(plan).training_hours if plan.profile == LOCAL_PROFILE and not snapshot.targets else 0
+    price = f"  # {hours:,.0f} GPU-hours by estimate, on this machine" if hours > UNNAMED_HOURS else ""
+    return f"{snapshot.command}{price}"
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:
-    """Jobs with files that a failed job refused to read; its error names their manifest as the one to remove."""
-    failed, plan = snapshot.of("failed"), snapshot.plan
+    """Return jobs with damaged files that a failed job refused to read; its error says to remove their manifests."""
+    failed, root = snapshot.of("failed"), snapshot.plan.root
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
-    is_named = {key: f"{plan.root.name}/{key}/{MANIFEST}" in errors for key in inputs}
-    return [key for key in inputs if is_named[key] and (plan.root / key / MANIFEST).exists()]
+    return [key for key in inputs if f"{root.name}/{key}/{MANIFEST}" in errors and (root / key / MANIFEST).exists()]
 
 
 def stage_table(snapshot: Snapshot) -> Table:
-    """A row for each stage; only states that occur have a column."""
-    stages = _counts_by_stage(snapshot)
+    """Return a table with a row for each stage and a column for each state that occurs."""
+    stages = snapshot.stages
     shown = [state for state in STATES if state != "done" and any(row[state] for row in stages.values())]
     right = ("done", "of", *shown)
-    table = plain_table("stage", "", *right, whole=right, right=right)
+    rows: list[list[RenderableType]] = []
     for stage, row in stages.items():
         bar = ProgressBar(total=row.total(), completed=row["done"], width=BAR_WIDTH, finished_style="green")
-        cells = [Text(f"{row[state]:,}", STATES[state] if row[state] else "dim") for state in ("done", *shown)]
-        table.add_row(stage, bar, cells[0], f"{row.total():,}", *cells[1:])
-    return table
+        done, *others = (Text(f"{row[it]:,}", STATES[it] if row[it] else "dim") for it in ("done", *shown))
+        rows.append([stage, bar, done, f"{row.total():,}", *others])
+    return plain_table("stage", "", *right, rows=rows, whole=right, right=right)
 
 
 def job_table(snapshot: Snapshot) -> Table:
-    """A row for each job; only metrics that some job has get a column."""
+    """Return a table with a row for each job and a column for each metric that a job has."""
     jobs = snapshot.jobs.values()
     metrics = [item for item in METRICS.values() if item.is_column and any(item.key in job.metrics for job in jobs)]
     right = ["step", *(item.head for item in metrics), "age"]
-    table = plain_table("job", "state", *right, "why", whole=("state", *right), right=right)
+    rows: list[list[RenderableType]] = []
     for job in jobs:
         numbers = [item.text(job.metrics[item.key]) if item.key in job.metrics else MISSING for item in metrics]
-        cells = [_step_text(job), *numbers, time_text(job.age_s), escape(job.why)]
-        table.add_row(job.node.key, Text(job.state, STATES[job.state]), *cells)
-    return table
+        rows.append([job.node.key, state_text(job.state), _step_text(job), *numbers, time_text(job.age_s), job.why])
+    return plain_table("job", "state", *right, "why", rows=rows, whole=("state", *right), right=right)
 
 
 def _active_table(jobs: list[JobView]) -> Table:
-    """A row for each running or submitted job, with what it does, or the reason why it waits."""
+    """Return a table with a row for each running or submitted job: its present work, or the reason why it waits."""
     right = ("step", "", "rate", "left", "wrote", "job")
-    table = plain_table("active", *right, whole=right, right=right, collapse_padding=True)
-    table.columns[0].min_width = 16
-    table.add_column("now", overflow="ellipsis", no_wrap=True)
-    for job in jobs[:SHOWN_JOBS]:
-        progress, has_written = job.progress, job.age_s is not None and job.doing != STARTING
-        table.add_row(
-            escape(job.node.key),
+    rows = [
+        (
+            job.node.key,
             _step_text(job),
-            share_text(progress.share) if progress.share is not None else "",
-            _rate_text(progress.steps_per_s),
-            time_text(progress.remaining_s),
-            f"{time_text(job.age_s)} ago" if has_written else MISSING,
+            share_text(job.progress.share) if job.progress.share is not None else "",
+            _rate_text(job.progress.steps_per_s),
+            time_text(job.progress.remaining_s),
+            MISSING if job.age_s is None or job.doing == STARTING else f"{time_text(job.age_s)} ago",
             _job_id(job),
-            escape(_now(job)),
+            _now(job),
         )
-    if len(jobs) > SHOWN_JOBS:
-        table.add_row(f"and {len(jobs) - SHOWN_JOBS:,} more")
+        for job in jobs[:SHOWN_JOBS]
+    ]
+    more = [[f"and {len(jobs) - SHOWN_JOBS:,} more"]] if len(jobs) > SHOWN_JOBS else []
+    table = plain_table("active", *right, "now", rows=[*rows, *more], whole=right, right=right, collapse_padding=True)
+    table.columns[0].min_width = 16
+    table.columns[-1].overflow, table.columns[-1].no_wrap = "ellipsis", True
     return table
 
 
 def _failed_parts(snapshot: Snapshot, job: JobView) -> Iterator[RenderableType]:
-    from snakemake_executor_plugin_submitit.records import ADVICE
-
     facts = [f"class {job.failure_class or 'not known'}"]
     facts += [f"job {_job_id(job)}"] if job.submitted is not None and job.submitted.job_id else []
     facts += [f"{time_text(job.age_s)} ago"] if job.unix_s is not None else []
     yield Text.assemble(("failed ", STATES["failed"]), (job.node.key, "bold"), f" ({', '.join(facts)})")
     advice = ADVICE.get(job.failure_class or "")
-    for line in (job.why, f"advice: {advice}" if advice else ""):
-        if line:
-            yield Padding(Text(line), (0, 0, 0, 2), expand=False)
+    lines = [job.why, f"advice: {advice}" if advice else ""]
+    yield from (_indented(line, 2) for line in lines if line)
     yield from _log_parts(_log_of(snapshot, job), snapshot.lines)
 
 
 def _log_parts(log: Path, number: int) -> Iterator[RenderableType]:
     lines = last_lines(log, number)
-    yield Padding(Text(f"the end of {log}:" if lines else f"no {log}", style="dim"), (0, 0, 0, 2), expand=False)
-    if lines:
-        yield Padding(Text("\n".join(lines), style="dim"), (0, 0, 0, 4), expand=False)
+    yield _indented(f"the end of {log}:" if lines else f"no {log}", 2, style="dim")
+    yield from [_indented("\n".join(lines), 4, style="dim")] if lines else []
+
+
+def _indented(text: str, left: int, style: str = "") -> Padding:
+    return Padding(Text(text, style), (0, 0, 0, left), expand=False)
 
 
 def _log_of(snapshot: Snapshot, job: JobView) -> Path:
-    """The job's own log; its output if it did not come to write one."""
+    """Return the path of the job's own log, or of its output if the log is empty or missing."""
     log = Path(snapshot.plan.manifest(job.node)).with_name(LOG)
-    return job.submitted.output_log if job.submitted is not None and not last_lines(log, 1) else log
+    return log if job.submitted is None or last_lines(log, 1) else job.submitted.output_log
 
 
 def _step_text(job: JobView) -> str:
-    """ "450/1200", both counted from the beginning of the curriculum."""
+    """Return present and last step, such as "450/1200"; both count from the beginning of the curriculum."""
     step, end = job.progress.step, job.progress.end_step
     shown = MISSING if step is None else str(step)
     return shown if end is None else f"{shown}/{end}"
 
 
 def _now(job: JobView) -> str:
-    """Loss and residual of a training job, of others the last line of their log; why a job is queued."""
+    """Return why a job waits, else the loss and residual of a training job, or the last log line of another job."""
     if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
     shown = [METRICS[key] for key in ("loss", "residual") if key in job.metrics]
@@ -256,20 +243,12 @@ def _rate_text(steps_per_s: float | None) -> str:
     return f"{steps_per_s:.1f} steps/s" if steps_per_s >= 1 else f"{1 / steps_per_s:.1f} s/step"
 
 
-def _counts_by_stage(snapshot: Snapshot) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for job in snapshot.jobs.values():
-        found.setdefault(job.node.stage, Counter())[job.state] += 1
-    return found
-
-
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Counts by stage, and each job."""
-    stages = _counts_by_stage(snapshot)
+    """Return the number of jobs in each state by stage, all jobs, and the next step."""
     return {
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
-        "stages": {stage: {state: row[state] for state in STATES} for stage, row in stages.items()},
+        "stages": {stage: {state: row[state] for state in STATES} for stage, row in snapshot.stages.items()},
         "failed_preflights": {log.stem: log for log in snapshot.failed_preflights},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
@@ -277,16 +256,10 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _job_values(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
-    """Everything that is known of one job."""
-    node = job.node
+    """Return all known values of one job."""
     known = {key: value for key, value in vars(job).items() if key not in ("node", "result", "runs", "code", "cost")}
-    values = {
-        "job": node.key,
-        "stage": node.stage,
-        "fingerprint": snapshot.plan.identities[node.key].fingerprint,
-        **known,
-        "age_s": job.age_s,
-    }
+    fingerprint = snapshot.plan.identities[job.node.key].fingerprint
+    values = {"job": job.node.key, "stage": job.node.stage, "fingerprint": fingerprint, **known, "age_s": job.age_s}
     if job.state == "failed":
         log = _log_of(snapshot, job)
         values |= {"log": log, "last_lines": last_lines(log, snapshot.lines)}

@@ -1,6 +1,6 @@
-"""Recompute the digests of all files that finished jobs recorded, and say how to repair what is broken.
+"""Recompute the digests of all files that finished jobs recorded, and show how to rebuild broken files.
 
-The files of a data set that others only point to (the shards of a token stream) belong to the jobs that wrote them.
+A token stream only points to its shards: these files belong to the jobs that wrote them.
 """
 
 import os
@@ -16,14 +16,13 @@ from implicit_llm_contracts.runs.run_directory import COMMIT, DECLARED, FREED, W
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import pointed_to
-from implicit_llm_workflow.text import size_text
 
-MAX_THREADS = 8  # one core hashes 1 to 2 GB/s; more of them wait for the disk
+MAX_THREADS = 8  # one core hashes 1 to 2 GB/s, so the disk limits more threads
 
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A file of the job `job`, which its manifest records."""
+    """A file that the manifest of the job `job` records."""
 
     job: str
     path: Path
@@ -32,7 +31,7 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Broken:
-    """What is wrong with a file of a job."""
+    """A broken file of a job and the reason."""
 
     job: str
     path: Path
@@ -40,7 +39,7 @@ class Broken:
 
 
 def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[RecordedFile], list[Broken]]:
-    """Files of the manifests, which are given with their job; and the manifests that are damaged."""
+    """Return the files that manifests record, and the damaged manifests. `manifests`: pairs of job and path."""
     files: list[RecordedFile] = []
     broken = []
     for job, path in manifests:
@@ -52,7 +51,7 @@ def recorded_files(manifests: Iterable[tuple[str, Path]]) -> tuple[list[Recorded
 
 
 def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
-    """Files that are missing or differ from their record, in order; a terminal shows the progress."""
+    """Return the files that are missing or differ from their records, in order; show the progress on a terminal."""
     from tqdm import tqdm
 
     size = sum(file.record.size for file in files)
@@ -65,19 +64,11 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
     return broken
 
 
-def check_lines(what: str, files: Sequence[RecordedFile], broken: Sequence[Broken]) -> Iterator[str]:
-    """ "3 jobs, 14 files, 1.2 MiB: none broken", and a line for each broken file."""
-    size = size_text(sum(file.record.size for file in files))
-    yield f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken"
-    for item in broken:
-        yield f"broken {item.path}: {item.why} (job {item.job})"
-
-
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
-    """Shell commands that make the broken files of these jobs again, on the way to the targets (none: all jobs).
+    """Return shell commands that rebuild the broken files of these jobs and make the targets, or all jobs if none.
 
-    A job whose run directory shows no manifest is started; it verifies what it has, sets aside what differs and makes
-    that again. Its manifest is then what it was, so that no finished job that follows from it runs.
+    Snakemake starts a job whose run directory has no manifest. The job verifies its files, moves those that differ
+    aside and rebuilds them. Its manifest is then the same as before, so no finished job that reads it runs again.
     """
     manifests = [str(plan.run_dir(plan.nodes[job]) / MANIFEST) for job in dict.fromkeys(jobs)]
     wanted = [plan.nodes[target] for target in dict.fromkeys(targets)]
@@ -85,19 +76,17 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
 
 
 def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
-    """The targets' jobs; before a stream of tokens the jobs of its shards, to whose files it points."""
-    keys: dict[str, None] = {}
-    for target in targets:
-        node = plan.find(target)
-        keys |= dict.fromkeys([*pointed_to(plan.nodes, node.key), node.key])
+    """Return the jobs of the targets; a token stream comes after the jobs of its shards, to whose files it points."""
+    found = [plan.find(target).key for target in targets]
+    keys = dict.fromkeys(name for key in found for name in (*pointed_to(plan.nodes, key), key))
     return [plan.nodes[key] for key in keys]
 
 
 def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
-    """Files of a manifest, without those that were freed. A declared file has a copy where the workflow looks for it,
-    which a later result may have replaced: it counts only for the manifest that the run directory publishes.
+    """Yield the files that a manifest records and that were not freed. Raises: ManifestError.
 
-    Raises: ManifestError.
+    The workflow reads a copy of each declared file in the run directory. A later result may have replaced the copy, so
+    it is checked only against the manifest that the run directory publishes.
     """
     manifest = Manifest.read(path)
     if compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream) != manifest.fingerprint:
@@ -109,17 +98,14 @@ def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
         raise ManifestError(f"differs from its copy {original or work / COMMIT}", path)
     is_published, is_freed = _are_equal(path, run_dir / MANIFEST), (work / FREED).exists()
     for record in manifest.files:
-        file = run_dir / record.path
-        places = [file]
-        if is_published and file.is_relative_to(work / DECLARED):
-            places.append(run_dir / file.relative_to(work / DECLARED))
-        for place in places:
-            if place.exists() or not is_freed:
-                yield RecordedFile(job, place, record)
+        places = [run_dir / record.path]
+        if is_published and places[0].is_relative_to(work / DECLARED):
+            places.append(run_dir / places[0].relative_to(work / DECLARED))
+        yield from (RecordedFile(job, place, record) for place in places if place.exists() or not is_freed)
 
 
 def run_dir_of(manifest: Path) -> Path:
-    """The run directory of a manifest, which lies in it or below work/."""
+    """Return the run directory of a manifest, which is in that directory or below its work/."""
     return manifest.parents[2] if manifest.parent.parent.name == WORK else manifest.parent
 
 
@@ -131,7 +117,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 
 def _difference(file: RecordedFile) -> str:
-    """How the file differs from its record, "" if it does not."""
+    """Return how the file differs from its record, or "" if it does not."""
     try:
         return file.record.difference(file.path)
     except OSError as error:

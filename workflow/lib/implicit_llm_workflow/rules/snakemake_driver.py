@@ -242,7 +242,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
-    from implicit_llm_workflow.estimates.cost import UNNAMED_HOURS, CostModel
+    from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
     if call.configfile or name in call.targets or not starts_jobs_here(call):

@@ -12,7 +12,7 @@ from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS
-from implicit_llm_workflow.estimates.hardware import STATE_BYTES
+from implicit_llm_workflow.estimates import STATE_BYTES
 from implicit_llm_workflow.experiment_files.experiment import build_experiment, load_experiment, planned_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import ConfigFiles, read_yaml, shown_path
 from implicit_llm_workflow.node import Node

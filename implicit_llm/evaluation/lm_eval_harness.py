@@ -1,22 +1,29 @@
-"""The language model that the harness asks: its HFLM, without padding that counts, with a solver and its cost.
+"""Provide the lm-eval harness with our language models, and run the harness's own command line with them.
 
-HFLM pads the requests of a batch on the right and hides nothing from the model. Tokens that come later cannot move an
-exact fixed point, but they share the residual by which a sequence or block stops, so that the number of iterations, and
-with it every number within the tolerance, would depend on what else is in the batch. Here a batch of
-log-likelihoods holds requests of one task and one length only, and a request's answer depends on nothing but itself.
-Prompts to go on from are padded on the left with a mask, which is as if they were not.
+The model class extends HFLM: it sets the solver, counts the solver's cost, and prevents padding from affecting results.
+
+HFLM pads the requests of a batch on the right and does not mask the padding. Later tokens cannot change an exact fixed
+point, but they contribute to the residual by which a sequence or block stops. The number of iterations would then
+depend on the other requests of the batch, and so would every result, within the tolerance. Here a batch of
+log-likelihoods has only requests of one task and one length, so the result of a request depends on that request alone.
+Prompts for generation are padded on the left with a mask, which does not change the results.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
 
+import argparse
 import logging
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
@@ -25,9 +32,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
-from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens, is_out_of_memory
+from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
 from implicit_llm.evaluation.frame import model_directory
 from implicit_llm.kernels.selection import select_kernels_for
+from implicit_llm_contracts.config.evaluation import ModeConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
@@ -48,18 +56,18 @@ class SolverSettingError(UserError):
 
 
 class StaleAnswers(UserError):
-    """A cache would give the answers of another model."""
+    """A cache would return the results of another model."""
 
 
 @register_model(NAME)
 class ImplicitLM(HFLM):
-    """Any causal model of Hugging Face, in the harness: `--model implicit`.
+    """A causal model of Hugging Face for the harness, which selects it by `--model implicit`.
 
-    Args: `pretrained` a model, a folder or a name; a folder may be the run directory of a training phase.
-        `tokenizer` a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None looks beside
-        the model. `eval_*` change the solver of an implicit model, as in an evaluation's `modes`. `batch_size` is
-        halved where memory runs out; "auto" begins with max_batch_size. `kernels`: auto, torch, triton. Other
-        options as of HFLM.
+    Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase.
+        `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
+        in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
+        `batch_size`: the number of requests per forward pass, which is halved when memory runs out; "auto" starts with
+        max_batch_size. `kernels`: auto, torch or triton. Other options are those of HFLM.
     Raises: SolverSettingError, TokenizerMissing.
     """
 
@@ -92,41 +100,31 @@ class ImplicitLM(HFLM):
                 "eos_token, or name the run directory of a data set's tokenizer as tokenizer=DIR in --model_args"
             )
         solver = solver_of(self.model)
-        if settings:
-            if solver is None:
-                raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
-            if "eval_tol" in settings:
-                settings["tol"] = settings.pop("eval_tol")
-            self.model.solver = solver = replace(solver, **settings)
         if solver is not None:
-            is_trained = solver.eval_mode == AS_TRAINED
-            self.batches.is_fixed = (solver.stop if is_trained else solver.eval_stop) == "batch"
+            mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
+            self.model.solver = mode.solver(solver)
+            self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
+        elif settings:
+            raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
         self.where = NAME
         self.cost = RequestCost()
 
     @property
     def batch_size(self) -> int:
-        """Requests of a forward pass, at most."""
+        """The largest number of requests in a forward pass."""
         return self.batches.size
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Refuse a cache of answers, which lm-eval calls by the request alone. Raises: StaleAnswers."""
+        """Raise StaleAnswers, because lm-eval's cache identifies a result by the request alone, not by the model."""
         raise StaleAnswers(
             "--use_cache: lm-eval finds an answer by its request alone, so another model, or this one with other "
             "solver settings, would get the answers of the first; leave it out"
         )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
-        """Work as in HFLM, task by task, so that a task's answers do not depend on which others are asked."""
-        is_hidden = disable_tqdm or not wants_bar()
-        by_task: dict[str | None, list[int]] = {}
-        for index, request in enumerate(requests):
-            by_task.setdefault(request.task_name, []).append(index)
-        answers: dict[int, Answer] = {}
-        for indices in by_task.values():
-            mine = super().loglikelihood([requests[index] for index in indices], disable_tqdm=is_hidden)
-            answers |= dict(zip(indices, mine, strict=True))
-        return [answers[index] for index in range(len(requests))]
+        """Evaluate as in HFLM, but task by task, so that a task's results do not depend on the other tasks."""
+        ask = partial(super().loglikelihood, disable_tqdm=disable_tqdm or not wants_bar())
+        return _in_groups(requests, lambda request: str(request.task_name), ask)
 
     def _loglikelihood_tokens(
         self,
@@ -134,25 +132,21 @@ class ImplicitLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Answer]:
-        """Answers to (key, context, continuation), asked in groups of equal length, the longest first."""
-        by_length: dict[int, list[int]] = {}
-        for index, (_, context, continuation) in enumerate(requests):
-            length = min(len(context) + len(continuation), self.max_length + 1)  # longer ones are cut on the left
-            by_length.setdefault(length, []).append(index)
-            check_tokens(self.model, max(*context, *continuation, -1), f"{self.where}: tokenizer")
-        answers: dict[int, Answer] = {}
-        with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
-            for length in sorted(by_length, reverse=True):
-                indices = by_length[length]
-                answers |= dict(zip(indices, self._answers([requests[index] for index in indices]), strict=True))
-                bar.update(len(indices))
-        return [answers[index] for index in range(len(requests))]
+        """Return the results of (key, context, continuation), evaluated in groups of one length, the longest first."""
+        highest = max((token for _, *parts in requests for part in parts for token in part), default=-1)
+        check_tokens(self.model, highest, f"{self.where}: tokenizer")
 
-    def _answers(self, requests: list[tuple[Any, list[int], list[int]]]) -> list[Answer]:
-        """Answers to requests of one length; NaN where the iteration diverged. Raises: EvaluationOutOfMemory."""
+        def shortness(request: tuple[Any, list[int], list[int]]) -> int:
+            return -min(len(request[1]) + len(request[2]), self.max_length + 1)  # longer requests are cut on the left
+
+        with tqdm(total=len(requests), desc=self.where, unit="request", disable=disable_tqdm) as bar:
+            return _in_groups(requests, shortness, partial(self._answers, bar=bar))
+
+    def _answers(self, requests: list[tuple[Any, list[int], list[int]]], bar: tqdm) -> list[Answer]:
+        """Return results for requests of one length, NaN if the iteration diverged. Raises: EvaluationOutOfMemory."""
         cost = self.cost.solver
         while True:
-            self.cost.solver = replace(cost)  # so that what is tried again counts once
+            self.cost.solver = replace(cost)  # so that a repeated batch counts once
             try:
                 answers = super()._loglikelihood_tokens(requests, disable_tqdm=True)
                 break
@@ -161,18 +155,16 @@ class ImplicitLM(HFLM):
                 answers = [(math.nan, False)] * len(requests)
                 break
             except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.batches.halve(self.where, error)
-                torch.cuda.empty_cache()
+                self.batches.halve(error, self.where)
         self.cost.num_nonfinite += sum(not math.isfinite(logprob) for logprob, _ in answers)
         self.cost.num_requests += len(answers)
+        bar.update(len(answers))
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Work as in HFLM.
+        """Generate as in HFLM.
 
-        Raises: TokenizerMissing, if the tokenizer does not say which token ends a text; SolverSettingError.
+        Raises: TokenizerMissing if the tokenizer names no token that ends a text; SolverSettingError.
         """
         solver = solver_of(self.model)
         if solver is not None and solver.eval_mode == AS_TRAINED:
@@ -184,16 +176,17 @@ class ImplicitLM(HFLM):
         return super().generate_until(requests, disable_tqdm)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
-        """Work as in HFLM; but a text ends at its end-of-text token also where the model's configuration names none.
+        """Generate as in HFLM, but end a text at its end-of-text token even if the model's configuration names none.
 
-        HFLM leaves that token out of `stop`'s text, so such a text would go on for as long as others in its batch.
+        HFLM cuts texts at the strings in `stop` after it has decoded them without this token, so such a text would
+        continue until the longest text of its batch ends.
         """
         if self.model.generation_config.eos_token_id is None:
             settings["eos_token_id"] = self.eot_token_id
         return super()._model_generate(context, max_length, stop, **settings)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """Logits (B, L, V) of token ids (B, L), all of one length."""
+        """Return the logits (B, L, V) of token ids (B, L) without padding."""
         precision = self.mixed_precision_dtype
         with (
             torch.inference_mode(),
@@ -206,11 +199,23 @@ class ImplicitLM(HFLM):
 
 @dataclass
 class RequestCost:
-    """Requests answered, those of them without a finite number, and the solver's work on their tokens."""
+    """The number of evaluated requests, the number without a finite result, and the solver's work on their tokens."""
 
     num_requests: int = 0
     num_nonfinite: int = 0
     solver: SolverTally = field(default_factory=SolverTally)
+
+
+def _in_groups(
+    requests: Sequence[Any], key: Callable[[Any], Any], answer: Callable[[list[Any]], list[Answer]]
+) -> list[Answer]:
+    """Evaluate requests with equal keys together, in the order of keys; return the results in the order of requests."""
+    order = sorted(range(len(requests)), key=lambda index: key(requests[index]))
+    answers: dict[int, Answer] = {}
+    for _, group in groupby(order, key=lambda index: key(requests[index])):
+        indices = list(group)
+        answers |= zip(indices, answer([requests[index] for index in indices]), strict=True)
+    return [answers[index] for index in range(len(requests))]
 
 
 OWN_CONFIG = "tokenizer_config.json"
@@ -218,28 +223,30 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TokenizerMissing(UserError):
-    """There is no tokenizer where one was looked for, or it does not say which token ends a text."""
+    """No tokenizer was found, or the tokenizer names no token that ends a text."""
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of a model: of a training phase's run directory the one that it names, else `path` as it is."""
+    """Return the model folder inside a training phase's run directory; return any other `path` unchanged."""
     if not (path / MANIFEST).is_file():
         return path
     return model_directory(Input(path, Manifest.read(path / MANIFEST)))
 
 
 def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
-    """The tokenizer `given`, or that of the model: Hugging Face's class around a tokenizer.json, or the model's own.
+    """Load the tokenizer `given`, or that of the model if `given` is None.
 
-    `given` is a run directory, a folder, a file or a name on the hub. Raises: TokenizerMissing.
+    given: the run directory of a tokenizer, a folder, a file or a name on the hub. A folder without
+        tokenizer_config.json needs a tokenizer.json.
+    Raises: TokenizerMissing.
     """
     path = Path(given or model)
     if (path / MANIFEST).is_file():
-        return run_tokenizer(Input(path, Manifest.read(path / MANIFEST)))
-    if path.is_file():
-        return _from_file(path, END_OF_TEXT)
-    if (path / TOKENIZER_FILE).is_file() and not (path / OWN_CONFIG).is_file():
-        return _from_file(path / TOKENIZER_FILE, END_OF_TEXT)
+        run = Input(path, Manifest.read(path / MANIFEST))
+        return _from_file(run.work / TOKENIZER_FILE, run.manifest.summary.get("end_of_text_id"))
+    file = path if path.is_file() else path / TOKENIZER_FILE
+    if file.is_file() and not (path / OWN_CONFIG).is_file():
+        return _from_file(file, END_OF_TEXT)
     try:
         return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else str(given or model))
     except (OSError, ValueError, KeyError) as error:
@@ -250,16 +257,8 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
         ) from error
 
 
-def run_tokenizer(run: Input) -> Any:
-    """The tokenizer that a data job made. Raises: TokenizerMissing."""
-    path = run.work / TOKENIZER_FILE
-    if not path.is_file():
-        raise TokenizerMissing(f"{path}: is not there; give the run directory of a data set's tokenizer")
-    return _from_file(path, run.manifest.summary.get("end_of_text_id"))
-
-
 def _from_file(path: Path, end_of_text: str | int | None) -> Any:
-    """`end_of_text`: the token that ends a text, or its id."""
+    """Load a tokenizer.json; `end_of_text` is the token that ends a text, or its id. Raises: TokenizerMissing."""
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # tokenizers raises nothing more precise
@@ -272,3 +271,32 @@ def _from_file(path: Path, end_of_text: str | int | None) -> Any:
         )
     tokenizer.eos_token = token
     return tokenizer
+
+
+SUB_COMMANDS = ("ls", "validate")
+PADDING_MODELS = ("hf", "hf-auto", "huggingface")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the harness with `arguments`, as `lm-eval` would; it prints to stdout."""
+    sys.argv = ["lm-eval", *without_padding(arguments)]
+    cli_evaluate()
+
+
+def without_padding(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--model implicit` added if they name no model, or the harness's own one, which pads.
+
+    A model that a file (--config) names is not changed.
+    """
+    words = list(arguments)
+    if not words or words[0] in SUB_COMMANDS:
+        return words
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model", "-M")
+    parser.add_argument("--config", "-C")
+    named, _ = parser.parse_known_args(words)
+    if named.model in PADDING_MODELS:
+        log.info("--model %s: taken as %s, with the same arguments, whose batches hold no padding", named.model, NAME)
+    elif named.model is not None or named.config is not None:
+        return words
+    return [*words, "--model", NAME]  # the last --model counts

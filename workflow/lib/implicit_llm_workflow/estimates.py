@@ -1,6 +1,7 @@
-"""Estimate what a job takes: its time in an earlier run, or else FLOPs at a measured or an assumed throughput.
+"""Estimate the cost of a job from its earlier runs, or else from its FLOPs and a measured or assumed throughput.
 
-A table for people and JSON for machines have the training jobs of an experiment.
+The throughputs come from workflow/config/estimate/hardware.yaml, which describes GPUs and measured training steps. The
+estimates of an experiment's training jobs are a table for people and JSON for programs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,29 +12,120 @@ from typing import Any, Literal, get_args
 
 from rich.table import Table
 
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.config.flops import UncountedModel, max_evaluations, num_parameters, training_flops
+from implicit_llm_contracts.errors import ConfigError
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.manifest import Manifest
-from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import FREED, PROVENANCE, is_done, work_directory
-from implicit_llm_workflow.estimates.hardware import HARDWARE_FILE, STATE_BYTES, Hardware, read_hardware
+from implicit_llm_workflow.experiment_files.models import model_fields
+from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.project_dirs import CONFIG_DIR, PROJECT_DIR
 from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
+HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
+FEW_EVALUATIONS = 8  # such steps are like the measured (4+1), those with more are like the measured free phase
+STATE_BYTES = 12  # per parameter of a checkpoint: the weights and AdamW's two moments in fp32
+SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by less
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
-MODEL_BYTES = 4  # per parameter: a model is saved once more, in fp32
+MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
+UNNAMED_HOURS = 24  # GPU-hours; a longer experiment runs on this machine only if the user named it
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU model. `peak_tflops`: by precision. `utilisation`: the share of the peak to assume without measurements."""
+
+    name: str
+    peak_tflops: Mapping[str, float]
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A timed training step of a library configuration. `f_evaluations`: per token, including those with gradient."""
+
+    model: str
+    solver: Mapping[str, Any] | None
+    card: str
+    precision: str
+    length: int
+    tokens_per_s: float
+    f_evaluations: float
+    commit: str
+    date: str
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        return model_fields(self.model, str(HARDWARE_FILE))
+
+    def is_like(self, model: Mapping[str, Any], solver: Mapping[str, Any] | None) -> bool:
+        """Return whether a job with this model and solver has the same model family, size and kind of phase."""
+        ratio = num_parameters(model) / num_parameters(self.fields)
+        is_same_family = model.get("model_type") == self.fields["model_type"]
+        return is_same_family and abs(ratio - 1) < SAME_SIZE and _phase(solver) == _phase(self.solver)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The content of workflow/config/estimate/hardware.yaml."""
+
+    cards: Mapping[str, Card]
+    scaling_efficiency: float
+    smallest_parameters: float
+    steps: tuple[MeasuredStep, ...]
+
+    def card(self, name: str) -> Card:
+        """Return the GPU of this name. Raises: ConfigError, which names the nearest GPU."""
+        if name not in self.cards:
+            raise ConfigError(f"{HARDWARE_FILE}: cards: there is no {name!r}; {nearest(name, self.cards)}")
+        return self.cards[name]
+
+    def speed(
+        self, model: Mapping[str, Any], solver: Mapping[str, Any] | None, precision: str, card: str
+    ) -> tuple[float, str] | None:
+        """Return the model FLOPs per second of one GPU and their source.
+
+        The source is the measured step of a similar job on this GPU, or else the assumed share of the GPU's peak. The
+        result is None for an unknown GPU, for a precision without a peak, and for models so small that their FLOPs do
+        not determine their time.
+        """
+        facts = self.cards.get(card)
+        peak_tflops = None if facts is None else facts.peak_tflops.get(precision)
+        if facts is None or peak_tflops is None or num_parameters(model) < self.smallest_parameters:
+            return None
+        for step in self.steps:
+            if (step.card, step.precision) == (card, precision) and step.is_like(model, solver):
+                per_token = training_flops(step.fields, step.length, step.solver, step.f_evaluations)
+                return per_token * step.tokens_per_s, f"measured on {card}, commit {step.commit}"
+        share = facts.utilisation
+        return share * peak_tflops * 1e12, f"{share:.0%} of the peak of {card}, assumed"
+
+
+def read_hardware(path: Path = HARDWARE_FILE) -> Hardware:
+    """Read the throughputs of the hardware. Raises: ConfigError."""
+    return fill(Hardware, read_yaml(path), str(path))
+
+
+def _phase(solver: Mapping[str, Any] | None) -> str:
+    """Return "explicit", "bounded" for few iterations, such as (4+1) or 4 unrolled, or "free" for many."""
+    if solver is None:
+        return "explicit"
+    return "bounded" if max_evaluations(solver) <= FEW_EVALUATIONS else "free"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a training job computes and keeps; None for a model of unknown size.
+    """The computation and disk space of a training job; `flops` and `disk_bytes` are None if the model is not counted.
 
-    `f_evaluations`: of a token of a training step, those with gradient included. `unique_tokens`: different ones among
-    the tokens, where the data set limits them.
+    `f_evaluations`: per token of a training step, including those with gradient. `unique_tokens`: the size
+    of the data set if it is limited; training repeats these tokens.
     """
 
     tokens: int
@@ -45,9 +137,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """`hours`: of the GPUs that the job takes, added up, or of the job itself on a CPU; None if not known.
+    """The cost of a job.
 
-    `device`: what they were or would be spent on; `basis`: where the number comes from.
+    `hours`: the sum over the GPUs of the job, or wall time if it runs on a CPU; None if unknown. `device`: the GPU or
+    CPU for these hours. `basis`: the source of the number.
     """
 
     unit: Unit | None
@@ -61,7 +154,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """ "12 s wall time", "120 GPU-hours"; "-" where it is not known."""
+        """The hours as text, such as "12 s wall time" or "120 GPU-hours"; "-" if they are unknown."""
         if self.unit is None or self.hours is None:
             return MISSING
         if self.unit == CPU or self.hours < 0.1:
@@ -70,15 +163,16 @@ class Cost:
 
 
 UNKNOWN = Cost(None, None, None, "not known")
-UNNAMED_HOURS = 24  # of a GPU; an experiment that takes more runs here only if its name or file was typed
 DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
 class CostModel:
-    """Costs of the jobs of a plan. `card` and `gpus`: another card or number of GPUs than the profile assigns."""
+    """The costs of a plan's jobs. `card`, `gpus`: replace the GPU model and the number of GPUs of the profile."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
+        """Raise ConfigError if the hardware file lacks `card`."""
         self._plan, self._card, self._gpus = plan, card, gpus
+        self._name = None if card is None else self.hardware.card(card).name
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -86,69 +180,66 @@ class CostModel:
 
     @cached_property
     def site(self) -> Site:
-        """The classes of the profile in use, or of the cluster profile."""
+        """The hardware classes and rules of the profile in use, or of the cluster profile."""
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """Return the cost of the node's wanted result from now on."""
+        """Return the remaining cost of the wanted result."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """Return what the job takes from its beginning, by an earlier run of it or of another seed if there is one."""
+        """Return the cost of the whole job, from an earlier run of it or of another seed if there is one."""
         for words, manifest, cost in self._earlier(node):
-            wanted = self._card is None or self.hardware.card(self._card).name.startswith(cost.device or "-")
-            if wanted and cost.hours is not None:
+            is_wanted = self._name is None or self._name.startswith(cost.device or "-")
+            if is_wanted and cost.hours is not None:
                 return _scaled(cost, manifest.config, node.config, words)
         return self._modelled(node) if node.stage == "train" else UNKNOWN
 
     @property
     def training_hours(self) -> float:
-        """The GPU-hours of all training jobs from their beginning, as far as they are known."""
+        """The known GPU-hours of all training jobs from their beginning."""
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
-        """Return what the existing result took."""
+        """Return the cost of the existing result."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
-        """Return what a training job computes and keeps."""
+        """Return the computation and disk space of a training job."""
         model, phase = node.config["model"], node.config["phase"]
         data = self._plan.nodes[node.upstream["data"]].config
         length, unique = int(data["length"]), data.get("tokens")
         tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
         try:
             flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
-            # The last training state, those kept for branches, and the model stay.
+            # The last training state, the states from which branches start, and the model remain on disk.
             per_parameter = STATE_BYTES * (1 + len(phase.get("keep", []))) + MODEL_BYTES
             return Work(tokens, f_evaluations, flops, per_parameter * num_parameters(model), unique)
         except UncountedModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Card and number of GPUs of a training job. Raises: ConfigError for a wanted card that the facts lack."""
+        """Return the GPU model and the number of GPUs of a training job."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
-        card, gpus = self._card or card, self._gpus or gpus
-        if self._card is not None:
-            self.hardware.card(self._card)
-        batch_size = node.config["batch_size"]
-        return card, max(size for size in range(1, gpus + 1) if batch_size % size == 0)
+        sizes = range(1, (self._gpus or gpus) + 1)
+        return self._card or card, max(size for size in sizes if node.config["batch_size"] % size == 0)
 
     def _modelled(self, node: Node) -> Cost:
         config, flops, (card, gpus) = node.config, self.work(node).flops, self.place(node)
-        if flops is None:
+        solver, precision = config["phase"]["solver"], config["precision"]
+        speed = None if flops is None else self.hardware.speed(config["model"], solver, precision, card)
+        if flops is None or speed is None:
             return UNKNOWN
-        speed = self.hardware.speed(config["model"], config["phase"]["solver"], config["precision"], card)
-        if speed is None:
-            return UNKNOWN
+        flops_per_s, basis = speed
         share = self.hardware.scaling_efficiency if gpus > 1 else 1.0
-        return Cost("gpu", flops / speed.flops_per_s / share / 3600, card, speed.basis)
+        return Cost("gpu", flops / flops_per_s / share / 3600, card, basis)
 
     def _f_evaluations(self, node: Node) -> float:
-        """Return those of the finished job, or of another seed, with the same solver; else the most that it may do."""
+        """Return the evaluations per token in an earlier run with the same solver, or else their upper bound."""
         solver = node.config["phase"]["solver"]
         for _, manifest, _ in self._earlier(node):
             value = manifest.summary.get("metrics", {}).get("f_evaluations")
@@ -157,14 +248,14 @@ class CostModel:
         return max_evaluations(solver)
 
     def _earlier(self, node: Node) -> Iterator[tuple[str, Manifest, Cost]]:
-        """The finished job, and that of another seed."""
+        """Yield basis, manifest and cost of the finished job, then of the first finished seed of this run."""
         for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
             if key in self._recorded:
                 yield words, *self._recorded[key]
 
     @cached_property
     def _recorded(self) -> dict[str, tuple[Manifest, Cost]]:
-        """Finished jobs, fresh or stale: by key, and by key without the seed."""
+        """The manifest and cost of finished jobs, also of stale ones, by key and by key without the seed."""
         found: dict[str, tuple[Manifest, Cost]] = {}
         for key, node in self._plan.nodes.items():
             manifest = self._plan.statuses[key].recorded
@@ -175,18 +266,16 @@ class CostModel:
 
 
 def total_text(costs: Iterable[Cost]) -> str:
-    """The sum for each kind of processor, and how many jobs have no known cost."""
-    costs, parts = list(costs), []
-    for unit in get_args(Unit):
-        if known := [cost.hours for cost in costs if cost.unit == unit and cost.hours is not None]:
-            parts.append(Cost(unit, sum(known), None, "").text)
-    if unknown := sum(cost.hours is None for cost in costs):
-        parts.append(f"{unknown:,} of unknown cost")
-    return " and ".join(parts) or "nothing"
+    """Return the total for each kind of processor, and the number of jobs whose cost is unknown."""
+    costs = list(costs)
+    sums = {unit: _total(cost.hours for cost in costs if cost.unit == unit) for unit in get_args(Unit)}
+    parts = [Cost(unit, hours, None, "").text for unit, hours in sums.items() if hours is not None]
+    unknown = sum(cost.hours is None for cost in costs)
+    return " and ".join([*parts, *([f"{unknown:,} of unknown cost"] if unknown else [])]) or "nothing"
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
-    """Return what the attempts of a finished job took together, as far as that was recorded."""
+    """Return the recorded cost of all attempts of a finished job together."""
     values = read_object(work_directory(run_dir, fingerprint) / PROVENANCE)
     try:
         hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]
@@ -207,19 +296,19 @@ def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: s
 
 
 def _sequences(config: Mapping[str, Any]) -> int:
-    """Sequences that a training job reads."""
+    """Return the number of sequences in the batches of a training job."""
     return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])
 
 
-GB = 1e9
 NUMBERS = ("seeds", "tokens", "f-evals", "FLOPs", "hours", "on", "disk GB")
 
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """A training job; `name` is the same for all seeds.
+    """The estimate of a training job.
 
-    `is_bound`: the solver may take fewer f-evaluations.
+    `name`: the same for all seeds. `is_bound`: whether the f-evaluations are an upper bound, which the solver may not
+    reach.
     """
 
     key: str
@@ -245,17 +334,18 @@ def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
 
 
 def training_table(jobs: list[JobEstimate]) -> Table:
-    """A row for each phase of a run, its seeds together, and the total."""
-    table = plain_table("run", *NUMBERS, whole=("run", *NUMBERS), right=NUMBERS)
-    for name in dict.fromkeys(job.name for job in jobs):
-        table.add_row(name, *_cells([job for job in jobs if job.name == name]))
+    """Return a table with a row for each phase of a run, which sums over its seeds, and a row of totals."""
+    rows = [
+        [name, *_cells([job for job in jobs if job.name == name])] for name in dict.fromkeys(job.name for job in jobs)
+    ]
+    table = plain_table("run", *NUMBERS, rows=rows, whole=("run", *NUMBERS), right=NUMBERS)
     sums = _sums(jobs)
     table.add_row("all runs", "", sums["tokens"], "", sums["flops"], sums["hours"], "", sums["disk"], style="bold")
     return table
 
 
 def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
-    """Return a line for each assumption behind the numbers."""
+    """Yield lines that explain the columns, the sources and the assumptions of the numbers."""
     yield "hours: GPU-hours, or hours of wall time of a job that ran on a CPU. -: not known before the job's first run."
     for basis in sorted({job.cost.basis for job in jobs if job.cost.hours is not None}):
         yield f"       {basis}"
@@ -271,7 +361,7 @@ def notes(jobs: list[JobEstimate], costs: CostModel) -> Iterator[str]:
 
 
 def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
-    """All jobs one by one, the totals, and what the numbers rest on."""
+    """Return the estimate of each job, the totals, and the notes."""
     return {
         "training": jobs,
         "totals": {
@@ -284,12 +374,14 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 
 
 def _cells(jobs: list[JobEstimate]) -> list[str]:
-    """Cells of jobs that differ in their seed; sums but for what belongs to one job."""
+    """Return the cells of a row for jobs that differ only in their seed: sums, except for the values per job."""
     job, sums = jobs[0], _sums(jobs)
+    unique = job.work.unique_tokens
+    passes = "" if unique is None else f" (each {job.work.tokens / unique:.3g} x {_short(unique)})"
     place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
-        sums["tokens"] + _passes(job.work),
+        sums["tokens"] + passes,
         f"{'≤' if any(job.is_bound for job in jobs) else ''}{max(job.work.f_evaluations for job in jobs):.1f}",
         sums["flops"],
         sums["hours"] + ("?" if any(job.cost.is_assumed for job in jobs) else ""),
@@ -298,29 +390,23 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
     ]
 
 
-def _passes(work: Work) -> str:
-    """How often each job reads its tokens, where these are limited."""
-    unique = work.unique_tokens
-    return "" if unique is None else f" (each {work.tokens / unique:.3g} x {_short(unique)})"
-
-
 def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
     disk = _total(job.work.disk_bytes for job in jobs)
     return {
         "tokens": _short(sum(job.work.tokens for job in jobs)),
         "flops": number_text(_total(job.work.flops for job in jobs), 3),
         "hours": number_text(_total(job.cost.hours for job in jobs), 3),
-        "disk": number_text(None if disk is None else disk / GB, 2),
+        "disk": number_text(None if disk is None else disk / 1e9, 2),
     }
 
 
 def _short(count: float) -> str:
-    """207B for 207e9."""
+    """Return a short text of a count, such as 207B for 207e9."""
     unit, size = next(((unit, size) for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= size), ("", 1))
     return f"{count / size:.3g}{unit}"
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """The sum of the numbers that are known; None when none is."""
+    """Return the sum of the known numbers, or None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

@@ -1,1 +1,0 @@
-"""Downstream tasks through the Language Model Evaluation Harness (the package lm_eval)."""

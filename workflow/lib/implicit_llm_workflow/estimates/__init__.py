@@ -1,1 +1,0 @@
-"""What an experiment costs before it runs: FLOPs, GPU-hours, disk."""
