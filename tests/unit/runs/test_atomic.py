@@ -117,6 +117,21 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Pa
     assert names(tmp_path / "sub") == []
 
 
+def test_a_file_whose_temporary_a_starting_job_deletes_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, sweeps = os.fsync, iter([atomic.remove_leftovers])
+
+    def fsync_while_a_job_starts(descriptor: int) -> None:
+        fsync(descriptor)
+        next(sweeps, lambda path: None)(tmp_path)
+
+    monkeypatch.setattr(os, "fsync", fsync_while_a_job_starts)
+    write_atomic(tmp_path / "ready-1-1", b"17")
+    assert (tmp_path / "ready-1-1").read_bytes() == b"17"
+    assert names(tmp_path) == ["ready-1-1"]
+
+
 @pytest.mark.parametrize("kind", ["eacces", "eio", "estale"])
 def test_an_error_that_passes_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], kind: str

@@ -84,7 +84,16 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
     Raises: StorageError, with `path` as it was before and no temporary file left.
     """
-    retried(lambda: write_once(path, data), path)
+
+    def write() -> None:
+        try:
+            write_once(path, data)
+        except FileNotFoundError:
+            # A job that started on the run directory took the temporary file for a leftover and deleted it. It did so
+            # to the files by which other nodes announce themselves to their launcher.
+            write_once(path, data)
+
+    retried(write, path)
 
 
 def write_once(path: Path, data: bytes | str) -> None:
