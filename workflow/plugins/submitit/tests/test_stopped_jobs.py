@@ -202,12 +202,28 @@ def test_a_second_driver_waits_for_the_jobs_of_the_first(on_slurm: ToyProject) -
 
 
 @pytest.mark.slow
+def test_a_job_that_sbatch_accepted_although_it_failed_is_found(on_slurm: ToyProject) -> None:
+    timed_out = "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2"
+    on_slurm.shim("sbatch", '"$REAL" "$@" > /dev/null', timed_out, "exit 1")
+    on_slurm.run()
+    assert on_slurm.submitted == 2
+
+
+@pytest.mark.slow
 def test_a_partition_that_slurm_refuses_is_named_before_anything_is_submitted(on_slurm: ToyProject) -> None:
     says = ("Slurm refuses --partition=moon", "invalid partition specified: moon")
     said = on_slurm.run(resources={"mem_mb": 500, "runtime": 5, "slurm_partition": "moon"}, code=1, says=says)
     named = re.search(r"partitions: (.*)", said)[1]
     assert {"mi300x", "v100", "h100", "a100", "low"} <= set(named.split(", "))
     assert on_slurm.submitted == 0
+
+
+@pytest.mark.slow
+def test_the_end_of_a_cancelled_job_is_noticed_though_the_accounting_says_unknown(on_slurm: ToyProject) -> None:
+    on_slurm.shim("sacct", '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|CANCELLED[^|]*)/UNKNOWN/\'')
+    on_slurm.start_until(1, steps=400)
+    on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])
+    on_slurm.finish("class user, Slurm state CANCELLED", code=1)
 
 
 @pytest.mark.slow
@@ -219,6 +235,15 @@ def test_a_job_that_ends_without_an_outcome_is_lost_and_started_once_more(on_slu
         found = processes.with_environment(SLURM_JOB_ID=on_slurm.record("train")["job_id"])
         processes.kill([process for process in found if MAIN in process.cmdline()])
     assert on_slurm.finish("ended without an outcome", code=1).count("class lost") == 2
+
+
+@pytest.mark.slow
+def test_while_slurm_answers_nothing_at_all_the_driver_waits_for_the_job(on_slurm: ToyProject) -> None:
+    for program in ("sacct", "squeue"):
+        on_slurm.shim(program, "echo 'Unable to contact slurm controller' >&2", "exit 1")
+    on_slurm.run(steps=20, says=("asked again in",))
+    assert on_slurm.steps() == list(range(1, 21))
+    assert on_slurm.submitted == 2
 
 
 @pytest.mark.slow
