@@ -24,6 +24,7 @@ from implicit_llm_report.claims.verdicts import (
     outcomes,
     rows_of,
     short_markdown,
+    table,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -58,13 +59,7 @@ def evidence_list() -> list[str]:
 
 def not_run() -> list[str]:
     """The claims that no kept experiment tests."""
-    return [
-        "",
-        "| claim | paper |",
-        "|---|---|",
-        *(f"| {row.claim} | {row.paper} |" for row in _rows() if not row.is_run),
-        "",
-    ]
+    return ["", *table("claim | paper", ((row.claim, row.paper) for row in _rows() if not row.is_run)), ""]
 
 
 def outcomes_by_figure() -> list[str]:

@@ -223,13 +223,17 @@ def test_a_table_that_is_no_monoid_is_refused(table: list[list[int]], message: s
         register_group("broken", table)
 
 
-def test_built_in_names_are_taken() -> None:
-    with pytest.raises(NameTaken, match="'S3' is built in"):
-        register_group("S3", [[0]])
-    with pytest.raises(NameTaken, match="'anderson' is built in"):
-        implicit_llm.register_method("anderson", lambda tau: make_update("plain", tau))
-    with pytest.raises(NameTaken, match="'token' is built in"):
-        implicit_llm.register_stop("token", lambda z, fz, tol: None)  # type: ignore[arg-type, return-value]
+@pytest.mark.parametrize(
+    ("register", "name", "entry"),
+    [
+        (register_group, "S3", [[0]]),
+        (implicit_llm.register_method, "anderson", lambda tau: make_update("plain", tau)),
+        (implicit_llm.register_stop, "token", lambda z, fz, tol: None),
+    ],
+)
+def test_built_in_names_are_taken(register: Any, name: str, entry: Any) -> None:
+    with pytest.raises(NameTaken, match=f"'{name}' is built in"):
+        register(name, entry)
 
 
 class NoSelect:
@@ -309,48 +313,41 @@ def _gated(self: Any, *given: Any) -> Any:
     return load_plugin(EXTENDING / "gated_rnn.py").GatedRnnLayer.mix(self, *given)
 
 
-def _look_ahead(self: Any, h: torch.Tensor, *given: Any) -> Any:
-    y, state = _gated(self, h, *given)
-    return y + h.mean(1, keepdim=True), state
+def _adding(added: Any) -> Any:
+    """A `mix` that adds something of its input to its output."""
+
+    def mix(self: Any, h: torch.Tensor, *given: Any) -> Any:
+        y, state = _gated(self, h, *given)
+        return y + added(h), state
+
+    return mix
 
 
-def _other_rows(self: Any, h: torch.Tensor, *given: Any) -> Any:
-    y, state = _gated(self, h, *given)
-    return y + h.mean(0), state
-
-
-def _start_anew(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
-    return _gated(self, h, injection, None, valid)
-
-
-def _no_padding(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
-    return _gated(self, h, injection, state, None)
-
-
-def _no_injection(self: Any, h: Any, injection: Any, state: Any, valid: Any) -> Any:
-    return _gated(self, h, None, state, valid)
+FAULTS = {
+    "later tokens change its output; make mix causal": _adding(lambda h: h.mean(1, keepdim=True)),
+    "other sequences of the batch change its output": _adding(lambda h: h.mean(0)),
+    "a sequence in parts has another output; let mix continue from its state": (
+        lambda self, h, injection, state, valid: _gated(self, h, injection, None, valid)
+    ),
+    "padding changes its state; keep the state where valid_BL is False": (
+        lambda self, h, injection, state, valid: _gated(self, h, injection, state, None)
+    ),
+}
+OF_IMPLICIT = {
+    "the input does not change its output; add injection_BLE in mix": (
+        lambda self, h, injection, state, valid: _gated(self, h, None, state, valid)
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("mix", "message"),
-    [
-        (_look_ahead, "later tokens change its output; make mix causal"),
-        (_other_rows, "other sequences of the batch change its output"),
-        (_start_anew, "a sequence in parts has another output; let mix continue from its state"),
-        (_no_padding, "padding changes its state; keep the state where valid_BL is False"),
-    ],
+    ("message", "mix", "is_implicit"),
+    [(*fault, True) for fault in (FAULTS | OF_IMPLICIT).items()] + [(*fault, False) for fault in FAULTS.items()],
 )
-@pytest.mark.parametrize("is_implicit", [True, False])
-def test_the_check_of_a_layer_finds_what_is_wrong_with_it(mix: Any, message: str, is_implicit: bool) -> None:
+def test_the_check_of_a_layer_finds_what_is_wrong_with_it(message: str, mix: Any, is_implicit: bool) -> None:
     config = _family("faulty", mix)
     with refused(f"faultyLayer: {message}", ModelConfigError):
         implicit_llm.check_layer(type(config)(vocab_size=6, hidden_size=16, is_implicit=is_implicit))
-
-
-def test_the_check_finds_a_layer_of_an_implicit_model_that_leaves_its_input_out() -> None:
-    config = _family("unread", _no_injection)
-    with refused("unreadLayer: the input does not change its output; add injection_BLE in mix", ModelConfigError):
-        implicit_llm.check_layer(type(config)(vocab_size=6, hidden_size=16))
 
 
 @pytest.mark.parametrize("is_implicit", [True, False])

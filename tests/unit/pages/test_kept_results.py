@@ -106,6 +106,34 @@ def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
     assert {row["model"] for row in rows} == {model.name for model in models()}
 
 
+def drawn_by(script: str) -> dict:
+    return runpy.run_path(str(ROOT / "docs/images" / script))
+
+
+DRAWN = drawn_by("state_tracking.py")["FIGURES"] | {
+    script.removesuffix(".py").replace("_", "-"): drawn_by(script)["draw"]
+    for script in WRITTEN["DRAWN"]
+    if script != "state_tracking.py"
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_of_a_page_is_drawn_from_the_kept_results(name: str) -> None:
+    assert read(f"docs/images/{name}.svg") == DRAWN[name]()
+
+
+@pytest.mark.parametrize("page", WRITTEN["WHOLE"])
+def test_a_page_of_complete_tables_is_that_of_the_kept_results(page: str) -> None:
+    assert read(page) == WRITTEN["WHOLE"][page]()
+
+
+@pytest.mark.parametrize("page", ["docs/state-tracking.md", "docs/language-models.md"])
+def test_a_page_of_results_has_at_most_1500_words_and_six_figures(page: str) -> None:
+    text = re.sub(r"<!--.*?-->", "", read(page))
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1500
+    assert text.count("<img ") <= 6
+
+
 @pytest.mark.parametrize("page", WRITTEN["PAGES"])
 def test_the_generated_parts_of_a_page_are_those_of_the_kept_results(page: str) -> None:
     assert read(page) == WRITTEN["written"](read(page))

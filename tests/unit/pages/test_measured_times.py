@@ -1,12 +1,10 @@
 """Times, memory and rates on the pages: those of results/benchmarks."""
 
 import re
-import runpy
 from statistics import fmean
 
 import pytest
 
-from tests.pages import ROOT
 from tests.unit.pages.page_texts import MODELS, benchmark, cells, digits, read, rounded
 
 
@@ -122,10 +120,6 @@ def test_a_decoded_token_is_the_measured_one(found: dict) -> None:
     assert [float(cell) for cell in row[:3]] == pytest.approx(measured, abs=0.051)
     assert row[3] == "not measured" if found["generate_ms"] is None else float(row[3]) == digits(found["generate_ms"])
     assert row[4] == (str(found["f_evaluations"]) if found["f_evaluations"] else "")
-
-
-def test_the_bar_chart_of_training_steps_is_drawn_from_the_measured_ones() -> None:
-    assert read("docs/images/performance.svg") == runpy.run_path(str(ROOT / "docs/images/performance.py"))["draw"]()
 
 
 def test_the_moves_by_later_tokens_are_the_measured_ones() -> None:

@@ -29,10 +29,6 @@ def test_the_readme_has_at_most_850_words() -> None:
     assert len(read("README.md").split()) <= 850
 
 
-def test_the_figure_of_the_readme_is_drawn_from_the_kept_numbers() -> None:
-    assert read("docs/images/hero.svg") == runpy.run_path(str(ROOT / "docs/images/hero.py"))["draw"]()
-
-
 def test_the_residuals_of_the_figure_are_those_at_which_the_solver_stops() -> None:
     watch = runpy.run_path(str(ROOT / "docs/images/hero.py"))["watch"]
     model, ids_1L, labels_1L = model_and_sequences(24, 1, 0)

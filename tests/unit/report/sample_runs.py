@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +16,14 @@ from implicit_llm_contracts.runs.identity import compute_fingerprint
 from implicit_llm_contracts.runs.journal import Journal
 from implicit_llm_contracts.runs.manifest import FileRecord, Manifest
 from implicit_llm_contracts.runs.run_directory import work_directory
-from implicit_llm_contracts.runs.stage_context import Input, StageContext
+from implicit_llm_contracts.runs.stage_context import StageContext
 from implicit_llm_report import stage
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.inputs.frame import frame_of
 from implicit_llm_report.inputs.published import Published
 from implicit_llm_report.inputs.sources import Given, load_inputs
 from implicit_llm_report.inputs.training_runs import TrainingRun
+from implicit_llm_report.kept import context_of
 
 Record = dict[str, Any]
 Change = Callable[[Record], Record]
@@ -85,24 +85,9 @@ def make_runs(
 
 def make_context(folder: Path, roles: Mapping[str, Path], config: Mapping[str, Any] | None = None) -> StageContext:
     """The context in which the report's body runs."""
-    work = folder / "work" / ("0" * 16)
-    work.mkdir(parents=True, exist_ok=True)
-    inputs = {role: Input(path, Manifest.read(path / "manifest.json")) for role, path in roles.items()}
     config = dict(config or {"experiment": "demo"})
-    config = jobs_of(inputs, [item["role"] for item in config.get("missing", ())]) | config
-    return StageContext(
-        stage="report",
-        name="report",
-        fingerprint="0" * 64,
-        config=config,
-        inputs=inputs,
-        run_dir=folder,
-        work=work,
-        journal=Journal(None),
-        log=logging.getLogger("implicit_llm_report"),
-        runtime={},
-        is_main=True,
-    )
+    known = jobs_of(roles, [item["role"] for item in config.get("missing", ())])
+    return context_of(roles, folder, known | config, "0" * 64)
 
 
 def make_report(folder: Path, roles: Mapping[str, Path], **config: Any) -> Path:
@@ -158,15 +143,15 @@ def given_of(records: Mapping[str, Sequence[Record]], training: Sequence[Trainin
     return Given(ReportConfig(**config), Published({}), frame, tuple(training), {})
 
 
-def jobs_of(inputs: Mapping[str, Input], missing: Sequence[str] = ()) -> Record:
+def jobs_of(roles: Mapping[str, Path], missing: Sequence[str] = ()) -> Record:
     """What the workflow says of the inputs and of the missing results: their names are those that the samples give."""
     solvers = {
-        role.removeprefix("train:"): given.manifest.config["phase"].get("solver")
-        for role, given in inputs.items()
+        role.removeprefix("train:"): Manifest.read(folder / "manifest.json").config["phase"].get("solver")
+        for role, folder in roles.items()
         if role.startswith("train:")
     }
     jobs = {}
-    for role in [*inputs, *missing]:
+    for role in [*roles, *missing]:
         stage, _, name = role.partition(":")
         model, _, rest = name.partition("/")
         phase, _, evaluation = rest.rpartition("/") if stage == "evaluate" else (rest, "", None)

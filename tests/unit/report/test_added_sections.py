@@ -110,33 +110,49 @@ def test_runs_that_tell_of_depth_stay_out_of_the_figures_of_length(made: Path) -
     assert "s5-implicit-l4" not in figure
 
 
-def test_the_table_of_test_time_compute_has_mean_spread_and_seeds_and_leaves_the_missing_empty(made: Path) -> None:
-    rows = {(row["length"], row["swept"], row["at"], row["run"]): row for row in rows_of(made, "test-time")}
-    most = rows["64", "eval_max_iter", "16.0", "s5-implicit"]
-    parts = ("mean", "low", "high")
-    assert [most[f"accuracy_last10_{part}"] for part in parts] == ["0.995", "0.99", "1.0"]
-    assert (most["by_seed"], most["mode"]) == ("0: 1; 1: 0.99", "blockwise@eval_max_iter=16")
-    lost = rows["64", "eval_max_iter", "4.0", "s5-implicit"]
-    assert (lost["accuracy_last10_mean"], lost["num_missing"]) == ("", "2")
-    assert rows["64", "eval_tol", "as trained", "s5-implicit"]["mode"] == "blockwise"
-    assert rows["64", "eval_tol", "as trained", "s5-explicit"]["mode"] == "parallel"
+SWEPT = {"length": "64", "run": "s5-implicit"}
+HARD, RANDOM = {"name": "s5-implicit", "is_hard": "True"}, {"name": "random layer, implicit", "is_hard": ""}
+# By the sentence: the table, what its one row has, and what this row says.
+CELLS = {
+    "test-time compute has mean, spread and seeds": (
+        "test-time", SWEPT | {"swept": "eval_max_iter", "at": "16.0"},
+        {"accuracy_last10_mean": "0.995", "accuracy_last10_low": "0.99", "accuracy_last10_high": "1.0",
+         "by_seed": "0: 1; 1: 0.99", "mode": "blockwise@eval_max_iter=16"},
+    ),
+    "a missing number of test-time compute is left empty": (
+        "test-time", SWEPT | {"swept": "eval_max_iter", "at": "4.0"},
+        {"accuracy_last10_mean": "", "num_missing": "2"},
+    ),
+    "the model without a sweep is as trained": (
+        "test-time", SWEPT | {"swept": "eval_tol", "at": "as trained"}, {"mode": "blockwise"},
+    ),
+    "the explicit model is as trained": (
+        "test-time", SWEPT | {"swept": "eval_tol", "at": "as trained", "run": "s5-explicit"}, {"mode": "parallel"},
+    ),
+    "the fewest layers are of no seed": (
+        "minimum-layers", {"name": "implicit: fewest layers", "length": "4"}, {"num_seeds": ""},
+    ),
+    "a depth has its seeds": ("minimum-layers", {"name": "implicit, 1 layer", "length": "16"}, {"num_seeds": "2"}),
+    "tokens without a fixed point are counted": (
+        "jacobian", RANDOM,
+        {"num_records": "2", "num_reached": "1", "off_diagonal_share_mean": "0.25", "num_seeds": "1",
+         "num_missing": "0", "by_seed": ""},
+    ),
+    "seeds and records of a token are counted": (
+        "jacobian", HARD,
+        {"num_seeds": "2", "num_records": "4", "by_seed": "0: 0.625; 1: 0.625", "off_diagonal_share_mean": "0.625"},
+    ),
+    "identity tokens stand alone": ("jacobian", HARD | {"is_hard": "False"}, {"off_diagonal_share_mean": "0.25"}),
+    "an explicit model has nothing off the diagonal": (
+        "jacobian", HARD | {"name": "s5-explicit"}, {"off_diagonal_share_mean": "0.0"},
+    ),
+}  # fmt: skip
 
 
-def test_the_fewest_layers_are_of_no_seed(made: Path) -> None:
-    seeds = {row["name"]: row["num_seeds"] for row in rows_of(made, "minimum-layers")}
-    assert (seeds["implicit: fewest layers"], seeds["implicit, 1 layer"]) == ("", "2")
-
-
-def test_the_table_of_jacobians_counts_seeds_and_the_tokens_without_a_fixed_point(made: Path) -> None:
-    rows = {(row["name"], row["is_hard"]): row for row in rows_of(made, "jacobian")}
-    random = rows["random layer, implicit", ""]
-    assert (random["num_records"], random["num_reached"], random["off_diagonal_share_mean"]) == ("2", "1", "0.25")
-    assert (random["num_seeds"], random["num_missing"], random["by_seed"]) == ("1", "0", "")
-    hard = rows["s5-implicit", "True"]
-    assert (hard["num_seeds"], hard["num_records"], hard["by_seed"]) == ("2", "4", "0: 0.625; 1: 0.625")
-    assert rows["s5-explicit", "True"]["off_diagonal_share_mean"] == "0.0"
-    shares = [rows["s5-implicit", is_hard]["off_diagonal_share_mean"] for is_hard in ("True", "False")]
-    assert shares == ["0.625", "0.25"]
+@pytest.mark.parametrize(("table", "wanted", "expected"), CELLS.values(), ids=CELLS)
+def test_a_row_of_a_table(made: Path, table: str, wanted: dict[str, str], expected: dict[str, str]) -> None:
+    (row,) = (row for row in rows_of(made, table) if wanted.items() <= row.items())
+    assert {column: row[column] for column in expected} == expected
 
 
 def test_every_heat_map_has_its_scale_beside_it(made: Path) -> None:

@@ -1,7 +1,8 @@
 """Claims: what they measure, of which models, and the verdict that follows."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from implicit_llm_report.claims.claims import Claim, Judgement
 from implicit_llm_report.claims.measure import Measure
 from implicit_llm_report.config import MinimumLayersConfig, MissingResult, ReportConfig, ReportError, ReportJob
 from implicit_llm_report.inputs.missing import missing_records
+from implicit_llm_report.inputs.published import load_published
+from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
+from tests.refusals import refused
 from tests.unit.report.sample_runs import Record, given_of
 
 WORD: Record = (
@@ -68,43 +72,48 @@ def seeds(record: Record, *values: float | None, metric: str = "perplexity") -> 
     return [record | {"seed": seed, metric: value} for seed, value in enumerate(values)]
 
 
-@pytest.mark.parametrize(
-    ("bound", "values", "verdict", "shown"),
-    [
-        (AT_LEAST, {"good": 0.99, "bad": 0.1}, "reproduced", 0.99),  # that it can be done: the best run speaks
-        (AT_MOST, {"low": 0.1, "high": 0.6}, "not reproduced", 0.6),  # that it cannot: all of them
-        (AT_MOST, {"low": 0.1, "lost": None}, "missing", None),
-        (AT_MOST, {"high": 0.6, "lost": None}, "not reproduced", 0.6),
-        (AT_LEAST, {"lost": None}, "missing", None),
-    ],
-)
-def test_the_best_or_the_worst_run_decides_and_a_missing_number_never_helps(
-    bound: str, values: dict[str, float | None], verdict: str, shown: float | None
-) -> None:
-    judgement = judge({}, bound, runs(**values))
-    assert (judgement.verdict, judgement.spread.mean) == (verdict, shown)
-    assert judgement.num_competing == len(values)
-    assert judgement.to_dict()["measured"]["mean"] == shown
+HARDER = WORD | {"data": "L16-harder", "hard_fraction": 0.3, "accuracy_last10": 0.2}
+GOOD_AND_BAD, FEW = runs(good=0.99, bad=0.1), WORD | {"accuracy_last10": 0.93, "num_samples": 128}
+# By the sentence: the measure, the bound, the records, the verdict, and the mean that is shown.
+JUDGED: dict[str, tuple[Record, str, Sequence[Record], str, float | None]] = {
+    "of what can be done the best run decides": ({}, AT_LEAST, GOOD_AND_BAD, "reproduced", 0.99),
+    "of what cannot be done all runs decide": ({}, AT_MOST, runs(low=0.1, high=0.6), "not reproduced", 0.6),
+    "a missing number never helps": ({}, AT_MOST, runs(low=0.1, lost=None), "missing", None),
+    "a missing number does not hide a failure": ({}, AT_MOST, runs(high=0.6, lost=None), "not reproduced", 0.6),
+    "a missing number alone is missing": ({}, AT_LEAST, runs(lost=None), "missing", None),
+    "a claim must hold on every test set of the run that decides": (
+        {}, AT_LEAST, [WORD, HARDER], "not reproduced", 0.2,
+    ),
+    "a claim about all runs is decided by the worst": (
+        {"speaks": "all"}, AT_LEAST, GOOD_AND_BAD, "not reproduced", 0.1,
+    ),
+    "a claim whose seeds disagree depends on the seed": (
+        {}, AT_LEAST, seeds(WORD, 1.0, 0.9, 0.83, metric="accuracy_last10"), "depends on the seed", 0.91,
+    ),
+    "a claim that lacks a seed is missing": (
+        {}, AT_LEAST, seeds(WORD, 1.0, None, metric="accuracy_last10"), "missing", 1.0,
+    ),
+    "the share of one seed is judged by its interval over the test sequences": (
+        {}, AT_LEAST, [FEW], "undecided", 0.93,
+    ),
+    "the interval of many test sequences is narrow": (
+        {}, AT_LEAST, [FEW | {"num_samples": 4096}], "reproduced", 0.93,
+    ),
+}  # fmt: skip
 
 
-def test_a_claim_must_hold_on_every_test_set_of_the_run_that_speaks() -> None:
-    harder = WORD | {"data": "L16-harder", "hard_fraction": 0.3, "accuracy_last10": 0.2}
-    assert judge({}, AT_LEAST, (WORD, harder)).verdict == "not reproduced"
-    assert judge({"speaks": "all"}, AT_LEAST, runs(good=0.99, bad=0.1)).verdict == "not reproduced"
+@pytest.mark.parametrize(("measure", "bound", "records", "verdict", "shown"), JUDGED.values(), ids=JUDGED)
+def test_a_verdict(measure: Record, bound: str, records: Sequence[Record], verdict: str, shown: float | None) -> None:
+    judgement = judge(measure, bound, records)
+    assert (judgement.verdict, judgement.spread.mean) == (verdict, pytest.approx(shown))
+    assert judgement.num_competing == len({record["run"] for record in records})
+    assert judgement.to_dict()["measured"]["mean"] == judgement.spread.mean
 
 
-def test_a_claim_is_borderline_where_its_seeds_disagree_and_shows_their_range() -> None:
-    judgement = judge({}, AT_LEAST, seeds(WORD, 1.0, 0.9, 0.83, metric="accuracy_last10"))
-    assert (judgement.verdict, judgement.spread.low, judgement.spread.high) == ("depends on the seed", 0.83, 1.0)
-    assert judge({}, AT_LEAST, seeds(WORD, 1.0, None, metric="accuracy_last10")).verdict == "missing"
-
-
-def test_share_of_one_seed_is_judged_by_its_interval_over_the_test_sequences() -> None:
-    few = WORD | {"accuracy_last10": 0.93, "num_samples": 128}
-    judgement = judge({}, AT_LEAST, (few,))
-    assert judgement.verdict == "undecided"
-    assert judgement.to_dict()["interval"] == pytest.approx([0.872, 0.963], abs=1e-3)
-    assert judge({}, AT_LEAST, (few | {"num_samples": 4096},)).verdict == "reproduced"
+def test_a_verdict_has_the_range_of_the_seeds_and_the_interval_of_one() -> None:
+    spread = judge({}, AT_LEAST, seeds(WORD, 1.0, 0.9, 0.83, metric="accuracy_last10")).spread
+    assert (spread.low, spread.high) == (0.83, 1.0)
+    assert judge({}, AT_LEAST, [FEW]).to_dict()["interval"] == pytest.approx([0.872, 0.963], abs=1e-3)
 
 
 @pytest.mark.parametrize(("scale", "of"), [("state-tracking", {"group": "A5"}), ("demo", {"group": "S5"})])
@@ -177,11 +186,11 @@ def test_derived_numbers_are_rows_of_the_frame() -> None:
     assert (missing.spread.values, missing.spread.num_missing) == ((), 1)
 
 
-def lost_records(config: Record, known: dict[str, list[Record]] | None = None) -> list[Record]:
+def lost_records(config: Record, known: Sequence[Record] = ()) -> list[Record]:
     """Those of a missing evaluation."""
     item = MissingResult("j", "lost", "failed", "", "", config, {"text-test": {}}, is_implicit=True)
     report = ReportConfig("demo", jobs={"lost": ReportJob("n", 0, "free", "x")}, missing=(item,))
-    return [found for _, found in missing_records(report, known or {})]
+    return [found for _, found in missing_records(report, known)]
 
 
 SIMULTANEOUS = [{"name": mode, "eval_mode": mode} for mode in ("simultaneous", "sequential")]
@@ -205,7 +214,7 @@ def test_a_claim_about_all_runs_is_missing_while_a_run_has_no_result(claim: str,
 
 def test_what_is_known_of_a_run_is_taken_from_all_its_records() -> None:
     known = [{"run": "n", "train_length": 8}, {"run": "n", "train_length": 9, "train_hard_fraction": 0.1}]
-    (lost,) = lost_records({"kind": "jacobian"}, {"jacobian": known[:1], "word_problem": known[1:]})
+    (lost,) = lost_records({"kind": "jacobian"}, known)
     assert (lost["train_length"], lost["train_hard_fraction"]) == (8, 0.1)
 
 
@@ -236,12 +245,14 @@ def test_records_of_a_seed_are_averaged_and_a_seed_is_missing_only_if_none_has_a
 
 
 def test_whether_modes_agree_is_asked_of_models_after_their_free_phase() -> None:
-    pair = {"run": "m", "is_implicit": True} | PAIR
-    bounded, free = (
-        pair | {"phase": phase, "solver": Solver("fixed_point", most, 1), "token_agreement": share}
-        for phase, most, share in (("bounded", 4, 0.9), ("free-80", 24, 0.98))
-    )
-    judgement = of_claim("duality-of-language-models", [bounded, free], "duality")
+    phases = (("bounded", 4, 0.9), ("free-80", 24, 0.98))
+    records = [
+        {"run": "m", "is_implicit": True, "phase": phase, "solver": Solver("fixed_point", most, 1)}
+        | PAIR
+        | {"token_agreement": share}
+        for phase, most, share in phases
+    ]
+    judgement = of_claim("duality-of-language-models", records, "duality")
     assert (judgement.verdict, judgement.spread.values) == ("reproduced", (0.98,))
 
 
@@ -301,15 +312,6 @@ def test_a_pair_holds_when_every_seed_of_one_is_below_every_seed_of_the_other(
     assert (judgement.verdict, judgement.spread.low, judgement.spread.high) == (verdict, *ends)
 
 
-def test_phases_of_one_run_are_compared_seed_by_seed_and_told_by_their_iterations() -> None:
-    judgement = compare(FREE_BOUNDED, *seeds(IMPLICIT, 18.0, 18.9), *seeds(BOUNDED, 18.5, 19.5))
-    assert judgement.verdict == "reproduced"  # 18.9 is above 18.5, but of another seed
-    assert len(judgement.spread.values) == 2
-    bounded = compare("bounded-below-explicit-mamba2", IMPLICIT, BOUNDED, EXPLICIT)
-    assert bounded.spread.mean == pytest.approx(19 / 20)
-    assert compare(FREE, IMPLICIT, EXPLICIT).verdict == "not run"
-
-
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
@@ -327,40 +329,56 @@ def test_only_models_of_one_family_and_of_equal_parameters_and_tokens_are_compar
     assert compare(FREE, IMPLICIT | changes, BOUNDED | changes, EXPLICIT).verdict == verdict
 
 
-def test_at_equal_flops_the_run_that_was_trained_for_longer_stands_against_it() -> None:
-    long = EXPLICIT | {"run": "m-explicit-long", "perplexity": 17.0, "train_tokens": 4e6, "train_flops": 3.8e12}
-    judgement = compare("free-below-explicit-at-equal-flops-mamba2", IMPLICIT, BOUNDED, EXPLICIT, long)
-    assert (judgement.verdict, judgement.spread.mean) == ("not reproduced", pytest.approx(18 / 17))
-
-
 LARGE = {"num_parameters": 5000, "run": "l"}
+LONG = EXPLICIT | {"run": "m-explicit-long", "perplexity": 17.0, "train_tokens": 4e6, "train_flops": 3.8e12}
+LLAMA = {"model_type": "implicit_llama3"}
+LARGER = EXPLICIT | LLAMA | {"run": "large", "num_parameters": 2100}
+EXTRAPOLATES = "implicit-extrapolates-mamba2"
+# By the sentence: the claim, the records, the verdict, and the values behind it where they are told.
+COMPARED: dict[str, tuple[str, list[Record], str, tuple[float, ...] | None]] = {
+    "phases of one run are compared seed by seed": (  # 18.9 is above 18.5, but of another seed
+        FREE_BOUNDED, [*seeds(IMPLICIT, 18.0, 18.9), *seeds(BOUNDED, 18.5, 19.5)], "reproduced",
+        (18.0 / 18.5, 18.9 / 19.5),
+    ),
+    "phases are told by their iterations": (
+        "bounded-below-explicit-mamba2", [IMPLICIT, BOUNDED, EXPLICIT], "reproduced", (19 / 20,),
+    ),
+    "without a bounded phase there is no free one": (FREE, [IMPLICIT, EXPLICIT], "not run", None),
+    "at equal FLOPs the run that was trained for longer stands against it": (
+        "free-below-explicit-at-equal-flops-mamba2", [IMPLICIT, BOUNDED, EXPLICIT, LONG], "not reproduced", (18 / 17,),
+    ),
+    "the worst size decides": (
+        FREE,
+        [IMPLICIT, BOUNDED, EXPLICIT, IMPLICIT | LARGE | {"perplexity": 21.0}, BOUNDED | LARGE,
+         EXPLICIT | LARGE | {"run": "l-e"}],
+        "not reproduced", None,
+    ),
+    "a length factor takes the longer rows of both": (
+        EXTRAPOLATES,
+        [IMPLICIT, BOUNDED, EXPLICIT, IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512}],
+        "not reproduced", None,
+    ),
+    "without longer rows a length factor takes none": (EXTRAPOLATES, [IMPLICIT, BOUNDED, EXPLICIT], "not run", None),
+    "a model is compared with itself on longer rows": (
+        "explicit-fails-at-eight-times", [EXPLICIT, EXPLICIT | {"length": 1024, "perplexity": 45.0}], "reproduced",
+        (2.25,),
+    ),
+    "a smaller implicit model is set against larger explicit ones of as many tokens": (
+        "parameter-optimal",
+        [IMPLICIT | LLAMA, LARGER, EXPLICIT | LLAMA | {"perplexity": 1.0},
+         EXPLICIT | LLAMA | {"run": "huge", "num_parameters": 9000},
+         LARGER | {"run": "longer", "train_tokens": 9e6, "perplexity": 1.0}],
+        "reproduced", (0.9,),
+    ),
+    "without larger models nothing is set against it": ("parameter-optimal", [IMPLICIT | LLAMA], "not run", None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("claim", "more", "verdict"),
-    [
-        (
-            FREE,
-            [IMPLICIT | LARGE | {"perplexity": 21.0}, BOUNDED | LARGE, EXPLICIT | LARGE | {"run": "l-e"}],
-            "not reproduced",
-        ),
-        (
-            "implicit-extrapolates-mamba2",
-            [IMPLICIT | {"length": 512, "perplexity": 30.0}, EXPLICIT | {"length": 512}],
-            "not reproduced",
-        ),
-        ("implicit-extrapolates-mamba2", [], "not run"),
-    ],
-)
-def test_the_worst_size_decides_and_a_length_factor_takes_the_longer_rows_of_both(
-    claim: str, more: list[Record], verdict: str
-) -> None:
-    assert compare(claim, IMPLICIT, BOUNDED, EXPLICIT, *more).verdict == verdict
-
-
-def test_a_model_is_compared_with_itself_on_longer_rows() -> None:
-    grown = [EXPLICIT, EXPLICIT | {"length": 1024, "perplexity": 45.0}]
-    assert compare("explicit-fails-at-eight-times", *grown).spread.mean == 2.25
+@pytest.mark.parametrize(("claim", "records", "verdict", "values"), COMPARED.values(), ids=COMPARED)
+def test_models_are_compared(claim: str, records: list[Record], verdict: str, values: tuple[float, ...] | None) -> None:
+    judgement = compare(claim, *records)
+    assert judgement.verdict == verdict
+    assert values is None or judgement.spread.values == pytest.approx(values)
 
 
 def trained(record: Record, last_loss: float) -> TrainingRun:
@@ -445,19 +463,6 @@ def test_branches_of_a_curriculum_are_told_by_the_share_of_their_bounded_phase()
     branches = [IMPLICIT | {"phase": f"free-{n}", "perplexity": p} for n, p in ((70, 20.0), (80, 18.0), (90, 19.0))]
     judgement = compare("eighty-percent-bounded", *branches, BOUNDED | {"perplexity": 1.0}, training=[run])
     assert (judgement.verdict, judgement.spread.mean) == ("reproduced", pytest.approx(18 / 19))
-
-
-def test_a_smaller_implicit_model_is_set_against_larger_explicit_ones_of_as_many_tokens() -> None:
-    llama = {"model_type": "implicit_llama3"}
-    points = [
-        IMPLICIT | llama,
-        EXPLICIT | llama | {"run": "large", "num_parameters": 2100},
-        EXPLICIT | llama | {"perplexity": 1.0},
-        EXPLICIT | llama | {"run": "huge", "num_parameters": 9000},
-        EXPLICIT | llama | {"run": "longer", "num_parameters": 2100, "train_tokens": 9e6, "perplexity": 1.0},
-    ]
-    assert compare("parameter-optimal", *points).spread.values == (0.9,)
-    assert compare("parameter-optimal", points[0]).verdict == "not run"
 
 
 BABI = "implicit-better-on-most-babi-tasks"
@@ -551,23 +556,32 @@ def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published()
     assert len(CLAIMS) == len(claims.load_claims())  # by id
 
 
+FACTS = "marks: {{paper: x, not_known: y}}\nfacts: [{{id: a, part: model, what: b, source: d, {}}}]\n"
+SUITE = (
+    "suites: [{name: s, title: t, columns: [{label: a, task: b, metric: acc}], averages: [{label: m, columns: [c]}]}]"
+)
+
+
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("load", "text", "named"),
     [
-        ("claims: [{id: a, metrics: b}]", "unknown key 'metrics'"),
-        ("nothing: 1", "unknown key 'nothing'"),
-        ("claims: [", "not valid YAML"),
+        (claims.load_claims, "claims: [{id: a, metrics: b}]", "unknown key 'metrics'"),
+        (claims.load_claims, "nothing: 1", "unknown key 'nothing'"),
+        (claims.load_claims, "claims: [", "not valid YAML"),
+        (load_published, FACTS.format("value: null, mark: paper"), "not_known goes with the value null"),
+        (load_published, FACTS.format("value: c, mark: not_known"), "not_known goes with the value null"),
+        (load_published, FACTS.format("value: c, mark: rumour"), "mark"),
+        (load_published, FACTS.format("value: c, mark: paper, sauce: x"), "unknown key 'sauce'"),
+        (load_suites, SUITE, "an average is of 'c', which is no column of the suite; its columns are a"),
     ],
 )
-def test_damaged_claims_are_a_one_line_error_with_file_and_key(tmp_path: Path, text: str, named: str) -> None:
-    path = tmp_path / "claims.yaml"
+def test_a_damaged_file_of_the_report_is_a_one_line_error_with_file_and_key(
+    tmp_path: Path, load: Callable[[Path], object], text: str, named: str
+) -> None:
+    path = tmp_path / "damaged.yaml"
     path.write_text(text)
-    with pytest.raises((ReportError, ConfigError)) as caught:
-        claims.load_claims(path)
-    message = str(caught.value)
-    assert str(path) in message
-    assert named in message
-    assert "\n" not in message
+    with refused(f"{path}.*{re.escape(named)}", (ReportError, ConfigError)):
+        load(path)
 
 
 @pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"of": {"lenght": 3}}, {"same": ("nmae",)}])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from implicit_llm_report.config import ReportError
 from implicit_llm_report.inputs.suites import load_suites
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_language_runs
 from tests.unit.report.sample_runs import Record, evaluated, figure_of, make_report, page_of, rows_of
@@ -134,13 +133,3 @@ def test_a_task_that_no_suite_has_gets_columns_of_its_own(tmp_path: Path) -> Non
     found = by_column(report_of(tmp_path, own), "explicit", "parallel")
     assert (found["mine acc"]["suite"], found["mine f1"]["value_mean"]) == ("Other tasks", "0.4")
     assert "PIQA" not in found
-
-
-def test_an_average_of_an_unknown_column_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "downstream.yaml"
-    path.write_text(
-        "suites:\n- name: s\n  title: t\n  columns: [{label: a, task: b, metric: acc}]\n"
-        "  averages: [{label: mean, columns: [c]}]\n"
-    )
-    with pytest.raises(ReportError, match="an average is of 'c', which is no column of the suite; its columns are a"):
-        load_suites(path)

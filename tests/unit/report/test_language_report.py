@@ -1,6 +1,5 @@
 """The report of language models: perplexity, CatbAbI and its protocols, duality and convergence, from made-up runs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from implicit_llm_report.figures.by_position import perplexity_by_position
+from implicit_llm_report.figures.language_models import perplexity_by_position
 from tests.unit.report.sample_language_runs import LanguageRun, family, make_babi_runs, make_language_runs
 from tests.unit.report.sample_runs import (
     Record,
@@ -119,22 +118,6 @@ def test_each_perplexity_has_mode_seeds_spread_tokens_and_flops(made: Path) -> N
     ratio = float(free["train_flops"]) / float(bounded["train_flops"])
     assert ratio == pytest.approx((0.8 * 2.4 + 0.2 * 5.2) / 2.4, rel=1e-4)
     assert float(free["perplexity_within_documents_mean"]) < float(free["perplexity_mean"])
-
-
-def test_validation_text_is_in_a_table_of_its_own_and_changes_no_claim_and_no_figure(tmp_path: Path) -> None:
-    parts = {"text-validation": {"data": "text", "split": "validation"}, "text-test": {"data": "text", "split": "test"}}
-    figures, tables = ("perplexity-by-length",), ("perplexity", "validation-perplexity")
-    before = make_language_runs(tmp_path / "without" / "results", ONE_SEED)
-    tested = make_report(tmp_path / "without", before, data=parts, figures=figures, tables=tables[:1])
-    roles = make_language_runs(tmp_path / "results", ONE_SEED)
-    kept = roles["evaluate:text-mamba2-explicit-s0/explicit/perplexity"] / "work"
-    record = json.loads(next(kept.rglob("metrics.json")).read_text())["records"][0]
-    record |= {"data": "text-validation", "loss": 1.125}
-    roles |= evaluated(tmp_path / "results", "text-mamba2-explicit-s0/explicit/choice", "perplexity", [record])
-    made = make_report(tmp_path, roles, data=parts, figures=figures, tables=tables)
-    assert [row["loss_mean"] for row in rows_of(made, "validation-perplexity")] == ["1.125"]
-    for same in ("tables/perplexity.csv", "claims.json", "figures/perplexity-by-length.svg"):
-        assert (made / same).read_bytes() == (tested / same).read_bytes()
 
 
 def test_runs_without_flops_have_none_in_table_and_figure(tmp_path: Path) -> None:

@@ -3,14 +3,11 @@
 import csv
 import io
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_report.inputs.published import MARK_WORDS, load_published
 from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.inputs.training_runs import Solver
@@ -101,22 +98,3 @@ def test_ours_stands_beside_the_published_number_of_the_same_thing() -> None:
     assert found["downstream-d-pile-mamba2-760m-24-4-piqa"]["ours_mean"] == "0.73"
     assert found["duality-mamba2-1.3b"]["ours_mean"] == "0.97"
     assert found["d-pile-mamba2-1.3b-24-4"]["ours_mean"] == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"value": None}, "not_known goes with the value null"),
-        ({"mark": "not_known"}, "not_known goes with the value null"),
-        ({"mark": "rumour"}, "mark"),
-        ({"sauce": "x"}, "unknown key 'sauce'"),
-    ],
-)
-def test_a_damaged_entry_is_refused_with_file_and_key(tmp_path: Path, change: dict[str, Any], named: str) -> None:
-    fact = {"id": "a", "part": "model", "what": "b", "value": "c", "source": "d", "mark": "paper"} | change
-    words = ", ".join(f"{key}: {'null' if value is None else value}" for key, value in fact.items())
-    path = tmp_path / "published.yaml"
-    path.write_text(f"marks: {{paper: x, not_known: y}}\nnumbers: []\nfacts: [{{{words}}}]\n")
-    with pytest.raises(ConfigError, match=re.escape(named)) as caught:
-        load_published(path)
-    assert str(path) in str(caught.value)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -133,29 +134,40 @@ def test_training_of_less_than_an_hour_is_in_minutes(made: Path) -> None:
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     text, name = page_of(made), "evaluate/a5-implicit-s0/free/word-problem"
-    manifest = json.loads((made.parents[3] / "results" / name / "manifest.json").read_text())
+    manifest = json.loads((made.parents[1] / "results" / name / "manifest.json").read_text())
     fingerprint = manifest["fingerprint"]
     for value in (fingerprint, fingerprint[::2], manifest["files"][0]["sha256"], "5b0a7c1d" * 5, name):
         assert value in text
 
 
-def test_numbers_of_validation_sets_are_in_a_table_of_their_own_and_nowhere_else(tmp_path: Path) -> None:
-    roles = make_runs(tmp_path / "results", SMALL)
-    tested = demo_report(tmp_path / "without")
-    kept = roles["evaluate:a5-implicit-s0/free/word-problem"] / "work"
-    record = json.loads(next(kept.rglob("metrics.json")).read_text())["records"][0]
-    record |= {"data": "a5-validation", "accuracy_last10": 0.123}
-    roles |= evaluated(tmp_path / "results", "a5-implicit-s0/free/choice", "word_problem", [record])
-    parts = {"a5-validation": {"data": "a5", "split": "validation"}}
-    made = make_report(tmp_path, roles, experiment="demo", data=parts)
-    assert [row["accuracy_last10_mean"] for row in rows_of(made, "validation")] == ["0.123"]
-    for same in (
-        "tables/accuracy.csv",
-        "claims.json",
-        "figures/accuracy-by-length.svg",
-        "figures/accuracy-by-mode.svg",
-    ):
-        assert (made / same).read_bytes() == (tested / same).read_bytes()
+LANGUAGE = family("mamba2", "implicit_mamba2", seeds=(0,))[:2]
+
+
+@pytest.mark.parametrize(
+    ("make", "evaluation", "number", "table", "same"),
+    [
+        (partial(make_runs, runs=SMALL), "a5-implicit-s0/free/word-problem", "accuracy_last10", "validation",
+         ("tables/accuracy.csv", "figures/accuracy-by-length.svg", "figures/accuracy-by-mode.svg")),
+        (partial(make_language_runs, runs=LANGUAGE), "text-mamba2-explicit-s0/explicit/perplexity", "loss",
+         "validation-perplexity", ("tables/perplexity.csv", "figures/perplexity-by-length.svg")),
+    ],
+)  # fmt: skip
+def test_numbers_of_validation_sets_are_in_a_table_of_their_own_and_nowhere_else(
+    tmp_path: Path, make: Any, evaluation: str, number: str, table: str, same: tuple[str, ...]
+) -> None:
+    roles = make(tmp_path / "results")
+    shown = {kind: [Path(file).stem for file in same if file.startswith(kind)] for kind in ("tables", "figures")}
+    shown["tables"].append(table)
+    about = {"data": {"on-validation": {"data": "x", "split": "validation"}}} | shown
+    tested = make_report(tmp_path / "without", roles, **about)
+    kept = next((roles[f"evaluate:{evaluation}"] / "work").rglob("metrics.json"))
+    record = json.loads(kept.read_text())["records"][0] | {"data": "on-validation", number: 0.125}
+    name, _, kind = evaluation.rpartition("/")
+    roles |= evaluated(tmp_path / "results", f"{name}/choice", kind.replace("-", "_"), [record])
+    made = make_report(tmp_path / "with", roles, **about)
+    assert [row[f"{number}_mean"] for row in rows_of(made, table)] == ["0.125"]
+    for file in (*same, "claims.json"):
+        assert (made / file).read_bytes() == (tested / file).read_bytes()
 
 
 def test_missing_numbers_are_shown_as_missing_in_every_output(tmp_path: Path) -> None:
@@ -316,7 +328,7 @@ def definitions(made: Path) -> dict[str, str]:
 def test_each_number_has_a_key_of_record_mode_and_length_and_its_value(made: Path) -> None:
     found = definitions(made)
     key = "word_problem/a5-implicit/free/a5-test-L64-h0.2/sequential/64/accuracy_last10"
-    metrics = next((made.parents[3] / "results/evaluate/a5-implicit-s0/free/word-problem/work").glob("*/metrics.json"))
+    metrics = next((made.parents[1] / "results/evaluate/a5-implicit-s0/free/word-problem/work").glob("*/metrics.json"))
     mine = [r for r in json.loads(metrics.read_text())["records"] if (r["mode"], r["length"]) == ("sequential", 64)]
     assert found[f"{key}.high"] == f"{mine[0]['accuracy_last10']:.4g}"
     assert float(found[f"{key}.low"]) < float(found[key]) < float(found[f"{key}.high"])

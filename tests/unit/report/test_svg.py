@@ -8,8 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.textpath import TextPath
 
 from implicit_llm_report.figures.charts import log_ticks
-from implicit_llm_report.figures.style import series_of_names
-from implicit_llm_report.figures.svg import Figure, Panel, file_svg
+from implicit_llm_report.figures.svg import Figure, Panel, file_svg, series_of_names
 
 
 @pytest.mark.parametrize("num_entries", [1, 6, 9])

@@ -39,17 +39,66 @@ def of_seeds(*values: float | None, **about: Any) -> list[Record]:
     return seeds(WORD | about, *values, metric="accuracy_last10")
 
 
-def test_a_row_has_the_mean_and_the_worst_seed_before_the_best() -> None:
-    row = row_of(of_seeds(1.0, 0.95, num_samples=64))
-    assert row.here == "97.5 % (95.0 to 100.0)"
-    assert row_of(of_seeds(0.02, 0.03), bound="<= 0.5").here == "2.5 % (3.0 to 2.0)"
+FULL = {"train_tokens": 4e6, "num_parameters": 1000.0}
+CONTROLS = (Control("without it", {"run": "b"}), Control("another", {"run": "c"}))
+ANYTHING = Measure("accuracy_last10", of={"group": "A5"})
+# By the sentence: the records, what is stated of the claim, and what the row then has.
+ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
+    "the mean, and the worst seed before the best": (
+        of_seeds(1.0, 0.95, num_samples=64), {}, {"here": "97.5 % (95.0 to 100.0)"},
+    ),
+    "of an upper bound the highest seed is the worst": (
+        of_seeds(0.02, 0.03), {"bound": "<= 0.5"}, {"here": "2.5 % (3.0 to 2.0)"},
+    ),
+    "64 of 64 means at least 94 percent": (
+        of_seeds(1.0, 1.0, num_samples=64), {},
+        {"interval": "94.3 to 100.0", "few": ("64 sequences (95 %: 94.3 to 100.0)",)},
+    ),
+    "a claim that no run tests is not run and has no number": (
+        of_seeds(1.0, run="other"), {}, {"here": "not run", "verdict": "not run", "cut": ()},
+    ),
+    "a claim that lacks a seed is not finished and says how many": (
+        of_seeds(1.0, None), {},
+        {"here": "100.0 %", "verdict": "not finished", "essential": ("1 of 2 seeds missing",)},
+    ),
+    "a verdict names what its training was short of": (
+        of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), {"full": FULL},
+        {"essential": ("500 of 1k parameters, 25 % of published tokens",)},
+    ),
+    "a verdict is silent on training that was as long": (
+        of_seeds(1.0, 1.0, train_tokens=4e6), {"full": {"train_tokens": 4e6}}, {"essential": ()},
+    ),
+    "models are never one number": (runs(good=1.0, bad=0.1, fair=0.7), {"measure": ANYTHING}, {"here": "100.0 %"}),
+    "a control that does as well is beside the claim, and one that was not run": (
+        of_seeds(1.0, 1.0) + of_seeds(1.0, run="b"), {"controls": CONTROLS},
+        {"essential": ("control: without it 100.0 % (also meets the bound)", "control not run: another")},
+    ),
+    "a control that does worse is beside the claim": (
+        of_seeds(1.0, 1.0) + of_seeds(0.1, run="b"), {"controls": CONTROLS},
+        {"essential": ("control: without it 10.0 %", "control not run: another")},
+    ),
+    "a sentence from the reading note is marked": (of_seeds(1.0), {}, {"paper": f"solved (Fig. 3) {FROM_NOTE}"}),
+    "a sentence from the paper is not marked": (of_seeds(1.0), {"mark": "paper"}, {"paper": "solved (Fig. 3)"}),
+}  # fmt: skip
 
 
-def test_64_of_64_means_at_least_94_percent() -> None:
+@pytest.mark.parametrize(("records", "claim", "expected"), ROWS.values(), ids=ROWS)
+def test_a_row_has(records: list[Record], claim: dict[str, Any], expected: dict[str, Any]) -> None:
+    row = row_of(records, **claim)
+    assert {name: getattr(row, name) for name in expected} == expected
+
+
+def test_the_best_model_is_shown_with_the_range_of_the_others() -> None:
+    row = row_of(runs(good=1.0, bad=0.1, fair=0.7), measure=ANYTHING)
+    assert "the best of 3 models; the others 10.0 to 70.0 %" in row.cut
+
+
+def test_a_claim_that_is_not_finished_is_counted_so() -> None:
+    assert counted([row_of(of_seeds(1.0, None))]) == "1 of 1 claims of the paper were tested: 1 not finished."
+
+
+def test_wilsons_interval_of_64_of_64_begins_at_94_percent() -> None:
     assert wilson(1.0, 64)[0] == pytest.approx(0.943, abs=1e-3)
-    row = row_of(of_seeds(1.0, 1.0, num_samples=64))
-    assert row.interval == "94.3 to 100.0"
-    assert row.few == ("64 sequences (95 %: 94.3 to 100.0)",)
 
 
 def test_outcomes_have_each_claim_of_the_paper_by_where_it_is_made_and_no_other() -> None:
@@ -83,52 +132,12 @@ def test_a_claim_is_reproduced_when_every_seed_keeps_the_bound(
     assert row_of(of_seeds(*values), origin=origin).verdict == verdict
 
 
-def test_a_claim_that_no_run_tests_is_not_run_and_has_no_number() -> None:
-    row = row_of(of_seeds(1.0, run="other"))
-    assert (row.here, row.verdict, row.cut) == ("not run", "not run", ())
-
-
-def test_a_claim_that_lacks_a_seed_is_not_finished_and_says_how_many() -> None:
-    row = row_of(of_seeds(1.0, None))
-    assert (row.here, row.verdict, row.essential) == ("100.0 %", "not finished", ("1 of 2 seeds missing",))
-    assert counted([row]) == "1 of 1 claims of the paper were tested: 1 not finished."
-
-
 NEW = [(1.0, "paper"), (1.0, "project"), (0.1, "project"), (0.2, "project")]
 
 
 def test_verdicts_on_new_claims_are_counted_too() -> None:
     rows = rows_of([entry_of(of_seeds(value)) | {"origin": origin} for value, origin in NEW])
     assert counted_new(rows) == "1 confirmed, 2 not confirmed"
-
-
-def test_a_verdict_names_what_its_training_was_short_of() -> None:
-    full = {"train_tokens": 4e6, "num_parameters": 1000.0}
-    row = row_of(of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), full=full)
-    assert row.essential == ("500 of 1k parameters, 25 % of published tokens",)
-    assert row_of(of_seeds(1.0, 1.0, train_tokens=4e6), full={"train_tokens": 4e6}).essential == ()
-
-
-def test_models_are_never_one_number_and_the_best_is_shown_with_the_range_of_the_others() -> None:
-    anything = Measure("accuracy_last10", of={"group": "A5"})
-    row = row_of(runs(good=1.0, bad=0.1, fair=0.7), measure=anything)
-    assert row.here == "100.0 %"
-    assert "the best of 3 models; the others 10.0 to 70.0 %" in row.cut
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "words"),
-    [(1.0, "control: without it 100.0 % (also meets the bound)"), (0.1, "control: without it 10.0 %")],
-)
-def test_a_control_is_beside_the_claim_and_says_whether_it_does_as_well(accuracy: float, words: str) -> None:
-    records = of_seeds(1.0, 1.0) + of_seeds(accuracy, run="b")
-    row = row_of(records, controls=(Control("without it", {"run": "b"}), Control("another", {"run": "c"})))
-    assert row.essential == (words, "control not run: another")
-
-
-def test_a_sentence_from_the_reading_note_is_marked_in_the_table() -> None:
-    assert row_of(of_seeds(1.0)).paper == f"solved (Fig. 3) {FROM_NOTE}"
-    assert FROM_NOTE not in row_of(of_seeds(1.0), mark="paper").paper
 
 
 def test_of_two_experiments_the_one_that_ran_a_claim_has_it() -> None:

@@ -32,7 +32,12 @@ def make_again(results: Path, target: Path, experiment: Path | None = None) -> N
 
 def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:
     """Make a report of these settings in TARGET/declared, from the inputs in these folders by role."""
-    context = StageContext(
+    stage.run(context_of(folders, target, config, fingerprint))
+
+
+def context_of(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> StageContext:
+    """Return what the body of a report is given, without a run directory of its own."""
+    return StageContext(
         stage="report",
         name="report",
         fingerprint=fingerprint,
@@ -45,7 +50,6 @@ def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, An
         runtime={},
         is_main=True,
     )
-    stage.run(context)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pandas as pd
 from implicit_llm_contracts.config.evaluation_kinds import PERPLEXITY
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_report.config import VALIDATION_KINDS
-from implicit_llm_report.figures import by_position, jacobian, language_models, sweeps, training, word_problems
+from implicit_llm_report.figures import analysis, language_models, training, word_problems
 from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.inputs.frame import COSTS, LANGUAGE_KINDS, Group, Spread, groups
 from implicit_llm_report.inputs.published import PublishedEntry
@@ -22,12 +22,13 @@ from implicit_llm_report.registry import figures_with, registry
 from implicit_llm_report.tables import Table, csv_of, latex_of, rounded, tables_of
 
 CELL = ("name", "data", "length", "mode", "against", "task", "measure")
-MODULES = (word_problems, by_position, language_models, sweeps, training, jacobian)
+MODULES = (word_problems, language_models, training, analysis)
 
 
-def _of_kind(kind: str, given: Given) -> pd.DataFrame:
-    """Without sweeps, with models trained elsewhere."""
-    return given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
+def _of_kind(kind: str, given: Given, measure: str | None = None) -> pd.DataFrame:
+    """Without sweeps, with models trained elsewhere; of a measure alone where it is given."""
+    rows = given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
+    return rows if measure is None else rows[rows["measure"] == measure]
 
 
 def _layers(given: Given) -> pd.DataFrame:
@@ -49,11 +50,6 @@ def _downstream(given: Given) -> pd.DataFrame:
     return rows[~rows["metric"].isin(COSTS)]
 
 
-def _duality(given: Given) -> pd.DataFrame:
-    rows = _of_kind("duality", given)
-    return rows[rows["measure"] == "pair"]
-
-
 ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
     "accuracy": partial(_of_kind, "word_problem"),
     "validation": partial(_of_kind, VALIDATION_KINDS[WORD_PROBLEM]),
@@ -62,9 +58,9 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
     "perplexity": partial(_of_kind, "perplexity"),
     "downstream": _downstream,
     "babi": _babi,
-    "test-time": sweeps.swept_rows,
-    "duality": _duality,
-    "jacobian": lambda given: jacobian.jacobian_rows(given.measured),
+    "test-time": analysis.swept_rows,
+    "duality": partial(_of_kind, "duality", measure="pair"),
+    "jacobian": lambda given: analysis.jacobian_rows(given.measured),
 }
 
 
@@ -80,8 +76,8 @@ class PublishedRow:
 
 def figures_of(given: Given) -> list[Figure]:
     """Return the figures of the configuration that have something to show, in the order of registry.yaml."""
-    asked = [figure_of(given, name) for name in figures_with(given.kinds) if given.config.shows("figures", name)]
-    return [figure for figure in asked if figure is not None]
+    asked = (figure_of(given, name) for name in figures_with(given.kinds) if given.config.shows("figures", name))
+    return list(filter(None, asked))
 
 
 def figure_of(given: Given, name: str) -> Figure | None:
@@ -97,8 +93,9 @@ def sections_of(given: Given) -> dict[str, list[Table]]:
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}
-    is_empty_shown = config.minimum_layers is not None
-    return {name: tables for name, tables in found.items() if tables or (name == "minimum-layers" and is_empty_shown)}
+    return {
+        name: tables for name, tables in found.items() if tables or (name == "minimum-layers" and config.minimum_layers)
+    }
 
 
 def missing_files(given: Given) -> dict[str, str]:
@@ -111,8 +108,7 @@ def published_rows(given: Given) -> list[PublishedRow]:
     """Every published number, those with one of ours beside them first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
     cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
-    entries = given.published.entries
-    rows = [row for entry in entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
+    rows = [row for entry in given.published.entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
     return sorted(rows, key=lambda row: row.ours is None)
 
 

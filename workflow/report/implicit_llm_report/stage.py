@@ -40,9 +40,11 @@ def run(context: StageContext) -> StageResult:
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
     published = published_rows(given) if config.shows("tables", "published") else []
-    tables = {name: files_of(found, given.published, metrics_of(context.kinds)) for name, found in sections.items()}
-    tables |= {"published": published_files(published)} if published else {}
-    tables |= {"missing": missing_files(given)} if config.missing else {}
+    tables = {
+        **{name: files_of(found, given.published, metrics_of(context.kinds)) for name, found in sections.items()},
+        **({"published": published_files(published)} if published else {}),
+        **({"missing": missing_files(given)} if config.missing else {}),
+    }
     content = PageContent(
         title=config.title or (DEFAULT_TITLE if is_papers else f"Experiment {config.experiment}"),
         given=given,
@@ -67,13 +69,11 @@ def _write(folder: Path, content: PageContent) -> list[Path]:
         **render(content),
         "claims.json": json.dumps(claims, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
         latex_numbers.FILE_NAME: latex_numbers.latex_numbers(content.given, content.judgements),
+        **{f"tables/{name}.{form}": text for name, forms in content.files.items() for form, text in forms.items()},
     }
-    for table, forms in content.files.items():
-        texts |= {f"tables/{table}.{suffix}": text for suffix, text in forms.items()}
-    for one in content.figures:
-        name = one.figure.name
-        texts[f"figures/{name}.svg"] = file_svg(one.figure)
-        texts[f"figures/{name}.rst"] = figures[name].caption + "\n"  # for `snakemake --report`
+    for figure in (one.figure for one in content.figures):
+        texts[f"figures/{figure.name}.svg"] = file_svg(figure)
+        texts[f"figures/{figure.name}.rst"] = figures[figure.name].caption + "\n"  # for `snakemake --report`
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text)

@@ -156,13 +156,14 @@ def _head(model: Group, metric: str) -> Head:
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
     mode += f", converged by {model.eval_stop}" if model.eval_stop and not model.is_headline else ""
     by_seed = model.by_seed(metric)
-    seeds = None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values()))
-    tokens = None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens"
-    counts = [f"{count:,} {words}" for name, words in COUNTS.items() if (count := getattr(model, name)) is not None]
-    notes = [mode, seeds, *counts, tokens]
-    if model.is_hard is not None:
-        notes.append("hard tokens" if model.is_hard else "identity tokens")
-    notes.append(None if model.source is None else source_words(model.source))
+    notes = [
+        mode,
+        None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values())),
+        *(f"{count:,} {words}" for name, words in COUNTS.items() if (count := getattr(model, name)) is not None),
+        None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens",
+        None if model.is_hard is None else "hard tokens" if model.is_hard else "identity tokens",
+        None if model.source is None else source_words(model.source),
+    ]
     return Head(model.name, [note for note in notes if note], bool(model.is_headline))
 
 
@@ -175,11 +176,16 @@ def source_words(source: Mapping[str, Any]) -> str:
 
 def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:
     """Every number of the cells with its range as one CSV file, and the tables as LaTeX for the package booktabs."""
-    first: dict[int, Cell] = {}  # of each group of rows
-    for cell, foot in ((cell, table.foot) for table in tables for row in table.cells for cell in row):
-        if cell.group is not None and cell.metric != foot:
-            first.setdefault(id(cell.group), cell)
-    frame = pd.DataFrame([_csv_row(cell, published, metrics) for cell in first.values()], dtype=object)
+    cells = [
+        cell
+        for table in tables
+        for row in table.cells
+        for cell in row
+        if cell.group is not None and cell.metric != table.foot
+    ]
+    first = {id(cell.group): cell for cell in reversed(cells)}  # of each group of rows
+    rows = [_csv_row(cell, published, metrics) for cell in cells if cell is first[id(cell.group)]]
+    frame = pd.DataFrame(rows, dtype=object)
     about = [column for column in ABOUT if column in frame and frame[column].isna().all()]
     return {"csv": csv_of(frame.drop(columns=about)), "tex": "\n".join(_latex(table) for table in tables)}
 
@@ -197,24 +203,23 @@ def _csv_row(cell: Cell, published: Published, metrics: Metrics) -> dict[str, ob
     entry, seeds = published.beside(group, first), group.by_seed(first)
     spread, records = Spread.of(seeds.values()), numbers[first]
     counts = {"num_seeds": None if set(seeds) == {None} else len(spread.values), "num_missing": spread.num_missing}
-    if cell.over == "record":
-        reached = len(records.values)
-        counts |= {"num_records": reached + records.num_missing, "num_reached": reached}
+    reached = {"num_records": len(records.values) + records.num_missing, "num_reached": len(records.values)}
     by_seed = "; ".join(f"{s}: {'missing' if v is None else f'{v:.6g}'}" for s, v in seeds.items())
+    about = ((column, getattr(group, column)) for column in ABOUT)
     return {
         "model": kind_of(group),
-        **{column: _plain(getattr(group, column)) for column in ABOUT},
+        **{
+            column: " ".join(map("{:g}".format, value)) if isinstance(value, tuple) else value
+            for column, value in about
+        },
         **counts,
+        **(reached if cell.over == "record" else {}),
         "metric": first,
         **{f"{m}_{part}": rounded(getattr(s, part)) for m, s in numbers.items() for part in ("mean", "low", "high")},
         "by_seed": by_seed if len(seeds) > 1 else None,
         "published": entry and entry.value,
         "published_mark": entry and entry.mark,
     }
-
-
-def _plain(value: Any) -> object:
-    return " ".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
 
 
 def _latex(table: Table) -> str:
@@ -232,12 +237,11 @@ def latex_of(title: str, frame: pd.DataFrame) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    spread = cell.spread
-    if cell.group is None or spread.mean is None:
+    mean, low, high = cell.spread.mean, cell.spread.low, cell.spread.high
+    if mean is None or low is None or high is None:
         return "" if cell.group is None else "missing"
-    form = ".4g" if cell.metric == PERPLEXITY else ".3f" if 1e-3 <= abs(spread.mean) < 10 or not spread.mean else ".3g"
-    is_range = spread.low < spread.high  # type: ignore[operator]
-    return f"{spread.mean:{form}}" + (f" ({spread.low:{form}}--{spread.high:{form}})" if is_range else "")
+    form = ".4g" if cell.metric == PERPLEXITY else ".3f" if 1e-3 <= abs(mean) < 10 or not mean else ".3g"
+    return f"{mean:{form}}" + (f" ({low:{form}}--{high:{form}})" if low < high else "")
 
 
 def rounded(value: float | None) -> float | None:

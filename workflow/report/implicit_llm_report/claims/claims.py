@@ -13,7 +13,7 @@ it. The controls of a claim are judged by its bound: one that keeps it as well i
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -91,23 +91,17 @@ class Claim:
         sign, bound = self._bound
         return f"{SIGNS[sign][0]} {bound:g}"
 
-    def margin(self, value: float) -> float:
-        """Return by how much the bound is kept; negative where it is not."""
-        sign, bound = self._bound
-        return value - bound if ">" in sign else bound - value
-
-    def verdict(self, values: Sequence[float]) -> Verdict:
-        """Judge the ends of an interval, or the seeds; at least one."""
-        sign, bound = self._bound
-        kept = [SIGNS[sign][1](value, bound) for value in values]
-        return HOLDS if all(kept) else BY_SEED if any(kept) else FAILS
-
     def verdict_on(self, found: Found) -> Verdict:
-        """The verdict on one model, or pair of models."""
-        if found.spread.mean is None:
-            return MISSING
-        verdict = self.verdict(found.interval or found.spread.values)
-        return UNDECIDED if found.interval and verdict == BY_SEED else verdict
+        """The verdict on one model, or pair of models: by the ends of the interval where there is one, else by seed."""
+        sign, bound = self._bound
+        kept = [SIGNS[sign][1](value, bound) for value in found.interval or found.spread.values]
+        disagreeing: Verdict = UNDECIDED if found.interval else BY_SEED
+        return MISSING if not kept else HOLDS if all(kept) else disagreeing if any(kept) else FAILS
+
+    def rank(self, found: Found) -> tuple[int, float, float]:
+        """Order models by verdict, then by how far the mean keeps the bound, then by training tokens."""
+        margin = (found.spread.mean or 0.0) - self._bound[1]
+        return RANKS[self.verdict_on(found)], -margin if self.is_most else margin, found.train_tokens or 0.0
 
     @property
     def is_most(self) -> bool:
@@ -179,28 +173,21 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
         return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)
-
-    def rank(item: Found) -> tuple[int, float, float]:
-        margin = claim.margin(item.spread.mean or 0.0)
-        return RANKS[claim.verdict_on(item)], margin, item.train_tokens or 0.0
-
     lacking = [item for item in found if item.is_lacking]
     of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
-    worst_of_run = [min(items, key=rank) for items in of_run.values()]
+    worst_of_run = [min(items, key=claim.rank) for items in of_run.values()]
     if claim.speaks_for_best:
-        deciding = max(worst_of_run, key=rank)
+        deciding = max(worst_of_run, key=claim.rank)
         lacking = [deciding] if deciding.is_lacking else []
     else:
-        deciding = min([item for item in found if item.spread.mean is not None] or found, key=rank)
+        deciding = min([item for item in found if item.spread.mean is not None] or found, key=claim.rank)
     verdict = claim.verdict_on(deciding)
     if lacking and (deciding in lacking or verdict != FAILS):
         verdict, deciding = MISSING, deciding if deciding in lacking else lacking[0]
     others = tuple(item for item in worst_of_run if item.run != deciding.run)
-    controls = tuple(judge(_control(claim, control), frame, scale) for control in claim.controls)
-    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=controls)
-
-
-def _control(claim: Claim, control: Control) -> Claim:
-    """The claim of its control, which is judged by the same bound."""
-    measure = replace(claim.measure, of=control.of)
-    return replace(claim, statement=control.name, measure=measure, controls=())
+    controls = [  # judged by the same bound
+        replace(claim, statement=one.name, measure=replace(claim.measure, of=one.of), controls=())
+        for one in claim.controls
+    ]
+    judged = tuple(judge(control, frame, scale) for control in controls)
+    return Judgement(claim, verdict, deciding, len(of_run), others=others, controls=judged)

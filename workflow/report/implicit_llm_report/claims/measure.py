@@ -136,33 +136,27 @@ def wilson(share: float, num_samples: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The cell that represents its rivals; `words` says how it was chosen, None where nothing chooses."""
-
-    cell: Group
-    words: str | None = ""
-
-
-def choose(rivals: Sequence[Group]) -> Choice:
-    """The rival with the best score: on validation text where all have one there, else in training."""
+def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
+    """The rival with the best score, on validation text where all have one there, else in training; with words that say
+    how it was chosen, None where nothing chooses.
+    """
     if len(rivals) == 1:
-        return Choice(rivals[0])
+        return rivals[0], ""
     by, scores = "loss on validation text", _scores(rivals, "validation_loss")
     if len(scores) < len(rivals):
         by = "accuracy on the validation set" if rivals[0].kind == "catbabi" else "training loss at the end"
         scores = _scores(rivals, "choice")
     if not scores:
-        return Choice(rivals[0], None)
+        return rivals[0], None
     lost = len(rivals) - len(scores)
     without = f", {lost} of them without a number there" if lost else ""
-    return Choice(rivals[min(scores)[1]], f" [chosen of {len(rivals)} by {by}{without}]")
+    return rivals[min(scores)[1]], f" [chosen of {len(rivals)} by {by}{without}]"
 
 
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
     """The score of each rival that has one, with its index: the mean over the seeds that all of them have."""
-    scored = [(index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals)]
-    scored = [(index, rows) for index, rows in scored if len(rows)]
+    known = ((index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals))
+    scored = [(index, rows) for index, rows in known if len(rows)]
     shared = set.intersection(*(set(rows["seed"]) for _, rows in scored)) if scored else set()
     return [
         (float((rows[rows["seed"].isin(shared)] if shared else rows).drop_duplicates("seed")[column].mean()), index)
@@ -194,13 +188,10 @@ def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
     if measure.against is None or not firsts:
         return [_alone(measure, cell) for cell in firsts]
     seconds = _cells(measure, measure.against, rows)
-    pairs = [(cell, [other for other in seconds if _is_pair(measure, cell, other)]) for cell in firsts]
-    partners = {id(cell): others for cell, others in pairs if others}
-    chosen = [choose(rivals) for rivals in _rivals(measure, [cell for cell, others in pairs if others])]
+    partners = {id(cell): [other for other in seconds if _is_pair(measure, cell, other)] for cell in firsts}
+    chosen = [choose(rivals) for rivals in _rivals(measure, [cell for cell in firsts if partners[id(cell)]])]
     return [
-        _pair(measure, first, choose(rivals))
-        for first in chosen
-        for rivals in _rivals(measure, partners[id(first.cell)])
+        _pair(measure, first, choose(rivals)) for first in chosen for rivals in _rivals(measure, partners[id(first[0])])
     ]
 
 
@@ -233,35 +224,34 @@ def _is_pair(measure: Measure, first: Group, other: Group) -> bool:
 def _alone(measure: Measure, cell: Group) -> Found:
     spread = Spread.of(cell.by_seed(measure.metric).values())
     modes = tuple(filter(None, (cell.mode, cell.against)))
-    is_count = measure.metric in COUNTED
-    num_samples = min(number or 0 for number in cell.rows["num_samples"]) if is_count else None
+    samples = min(number or 0 for number in cell.rows["num_samples"]) if measure.metric in COUNTED else None
     text = f"{_named(cell)}, {_test(cell)}{seeds_words(spread)}"
-    seeds = len(spread.values)
-    return Found(spread, text, cell.name, cell.data or "", modes, seeds, cell.roles, num_samples, *_training(cell))
+    return Found(
+        spread, text, cell.name, cell.data or "", modes, num_seeds=len(spread.values), roles=cell.roles,
+        num_samples=samples, train_tokens=cell.mean("train_tokens"), num_parameters=cell.mean("num_parameters"),
+    )  # fmt: skip
 
 
-def _pair(measure: Measure, *choices: Choice) -> Found:
+def _pair(measure: Measure, *choices: tuple[Group, str | None]) -> Found:
     """Without a number where nothing chooses: the test set must not."""
-    first, second = (choice.cell for choice in choices)
+    (first, _), (second, _) = choices
     values = _tasks_by_seed if measure.by == "tasks" else partial(Group.by_seed, metric=measure.metric)
     mine, others = values(first), values(second)
     is_by_seed = measure.seeds == "equal" or first.run == second.run
     pairs = [pair for pair in product(mine, others) if pair[0] == pair[1] or not is_by_seed]
     spread = Spread.of(_combined(measure.by, mine[seed], others[other]) for seed, other in pairs)
-    num_seeds = min(sum(value is not None for value in side.values()) for side in (mine, others))
-    if measure.seeds == "equal":
-        num_seeds = len(spread.values)
+    measured = [sum(value is not None for value in side.values()) for side in (mine, others)]
+    num_seeds = len(spread.values) if measure.seeds == "equal" else min(measured)
     seeds = "one seed each" if len(mine) == len(others) == 1 else f"{len(mine)} and {len(others)} seeds"
-    if any(choice.words is None for choice in choices):
+    if None in [words for _, words in choices]:
         spread, num_seeds, seeds = Spread((), 1), 0, "no score chooses among the runs"
-    words = f" {WORDS[measure.by]} ".join(_named(choice.cell) + (choice.words or "") for choice in choices)
-    text = f"{words}, {_test(first)}{seeds}{', no spread' if len(spread.values) == 1 else ''}"
-    modes, roles = (first.mode, second.mode), roles_of((first, second))
-    return Found(spread, text, first.name, first.data or "", modes, num_seeds, roles, None, *_training(first))
-
-
-def _training(cell: Group) -> tuple[float | None, float | None]:
-    return cell.mean("train_tokens"), cell.mean("num_parameters")
+    models = f" {WORDS[measure.by]} ".join(_named(cell) + (words or "") for cell, words in choices)
+    text = f"{models}, {_test(first)}{seeds}{', no spread' if len(spread.values) == 1 else ''}"
+    return Found(
+        spread, text, first.name, first.data or "", (first.mode, second.mode), num_seeds=num_seeds,
+        roles=roles_of((first, second)),
+        train_tokens=first.mean("train_tokens"), num_parameters=first.mean("num_parameters"),
+    )  # fmt: skip
 
 
 def _named(cell: Group) -> str:

@@ -93,9 +93,13 @@ def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
 
 def markdown(rows: Iterable[Row]) -> list[str]:
     """The full table for a page, with what was cut beside the verdict."""
-    head = ["| claim | paper | here: mean (worst to best seed) | 95 % | verdict |", "|" + "---|" * 5]
-    lines = [(row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows]
-    return head + [f"| {' | '.join(line)} |" for line in lines]
+    lines = ((row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows)
+    return table("claim | paper | here: mean (worst to best seed) | 95 % | verdict", lines)
+
+
+def table(heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [f"| {heads} |", "|---" * len(heads.split(" | ")) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _verdict(row: Row, cut: Iterable[str]) -> str:
@@ -104,25 +108,22 @@ def _verdict(row: Row, cut: Iterable[str]) -> str:
 
 def evidence(rows: Iterable[Row]) -> list[str]:
     """A table of the runs, seeds and sequences behind each verdict."""
-    return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
+    return table("claim | evidence", ((row.claim, "; ".join(row.cut)) for row in rows))
 
 
 def outcomes(rows: Iterable[Row]) -> list[str]:
     """A table of the paper's claims by where it makes them, each with its number and verdict."""
     mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
-    head = ["| in the paper | claim | outcome |", "|---|---|---|"]
-    ends = [f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine]
-    return head + [f"| {row.where} | {row.statement} | {end} |" for row, end in zip(mine, ends, strict=True)]
+    ends = (f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine)
+    lines = ((row.where, row.statement, end) for row, end in zip(mine, ends, strict=True))
+    return table("in the paper | claim | outcome", lines)
 
 
 def short_markdown(rows: Iterable[Row]) -> list[str]:
     """The short table: headline claims and failures, with what was cut beside the verdict."""
-    head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
-    return head + [
-        f"| {row.claim} | {row.paper} | {row.here} | {_verdict(row, (*row.few, *row.essential))} |"
-        for row in rows
-        if row.is_short
-    ]
+    short = (row for row in rows if row.is_short)
+    lines = ((row.claim, row.paper, row.here, _verdict(row, (*row.few, *row.essential))) for row in short)
+    return table("claim | paper | here: mean (worst to best seed) | verdict", lines)
 
 
 def _row(entry: Entry) -> Row:
@@ -182,16 +183,21 @@ def _interval(entry: Entry) -> str:
 def _tested(entry: Entry) -> tuple[str, ...]:
     """Seeds, test sequences, and what the model was chosen among."""
     number, samples = entry["num_seeds"], entry["num_samples"]
-    words = [f"{entry['run']}", f"{number} seed{'' if number == 1 else 's'}"]
-    words += [f"{samples:,} sequences"] if samples else []
     others = [value for value in entry["others"].values() if value is not None]
-    if others:
-        of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
-        ends = [shown(end, entry["form"]) for end in (min(others), max(others))]
-        words.append(f"{of}; the others {' to '.join(dict.fromkeys(ends))}{UNITS[entry['form']]}")
+    of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
     lacking = [name for name, value in entry["others"].items() if value is None]
-    words += [f"not finished: {' and '.join(lacking)}"] if lacking else []
-    return tuple(words)
+    words = (
+        f"{entry['run']}",
+        f"{number} seed{'' if number == 1 else 's'}",
+        f"{samples:,} sequences" if samples else "",
+        f"{of}; the others {_range(min(others), max(others), entry['form'])}" if others else "",
+        f"not finished: {' and '.join(lacking)}" if lacking else "",
+    )
+    return tuple(filter(None, words))
+
+
+def _range(low: float, high: float, form: str) -> str:
+    return " to ".join(dict.fromkeys((shown(low, form), shown(high, form)))) + UNITS[form]
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
@@ -204,8 +210,7 @@ def _bound(entry: Entry) -> tuple[str, ...]:
 def _few(entry: Entry) -> tuple[str, ...]:
     """Return the interval, if there are few test sequences."""
     samples = entry["num_samples"]
-    is_few = samples and samples < FEW_SAMPLES
-    return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
+    return (f"{samples} sequences (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
@@ -222,13 +227,13 @@ def _training(entry: Entry) -> tuple[str, ...]:
 
 def _controls(entry: Entry) -> tuple[str, ...]:
     """The range of each control, and whether it meets the bound too; those that were not run together."""
-    words, lacking = [], []
-    for control in entry["controls"]:
-        if control["mean"] is None:
-            lacking.append(control["name"])
-            continue
-        ends = dict.fromkeys(shown(control[end], entry["form"]) for end in ("low", "high"))
-        too = " (also meets the bound)" if control["verdict"] == entry["verdict"] == HOLDS else ""
-        words.append(f"{control['name']} {' to '.join(ends)}{UNITS[entry['form']]}{too}")
+    lacking = [control["name"] for control in entry["controls"] if control["mean"] is None]
+    too = {True: " (also meets the bound)", False: ""}
+    words = [
+        f"{one['name']} {_range(one['low'], one['high'], entry['form'])}"
+        + too[one["verdict"] == entry["verdict"] == HOLDS]
+        for one in entry["controls"]
+        if one["mean"] is not None
+    ]
     heads = (f"control{'s' * (len(words) > 1)}: ", f"control{'s' * (len(lacking) > 1)} not run: ")
     return tuple(head + ", ".join(names) for head, names in zip(heads, (words, lacking), strict=True) if names)

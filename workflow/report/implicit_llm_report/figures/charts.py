@@ -16,9 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import AutoLocator, LogLocator
 
-from implicit_llm_report.figures.style import BAND, GRID, MUTED, Series, series_of_names
-from implicit_llm_report.figures.svg import Figure, Panel
-from implicit_llm_report.inputs.frame import Group, Spread, groups, roles_of
+from implicit_llm_report.figures.svg import BAND, GRID, MUTED, Figure, Panel, Series, series_of_names
+from implicit_llm_report.inputs.frame import Group, Spread, groups, headlines, roles_of
 from implicit_llm_report.tables import title_of
 
 NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
@@ -90,6 +89,25 @@ def charts_of(
     ]
 
 
+def longest_charts(
+    rows: pd.DataFrame,
+    by: Sequence[str],
+    points_of: Callable[[Group], list[tuple[float, Spread]]],
+    decorate: Callable[..., None],
+    **look: Any,
+) -> list[Chart]:
+    """A panel for each test, of its longest rows: every model in the mode that stands for it."""
+    charts = []
+    for all_lengths in groups(headlines(rows), by[:-1]):
+        longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
+        lines = [
+            Line(cell.name, bool(cell.is_implicit), points_of(cell), groups=[cell], width=2.6, short=cell.label)
+            for cell in groups(longest.rows, ("name", "data", "mode"))
+        ]
+        charts.append(Chart(title_of(longest, by), lines, partial(decorate, test=longest), **look))
+    return charts
+
+
 def chart_figure(
     name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = (), **look: Any
 ) -> Figure | None:
@@ -123,8 +141,10 @@ def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
     if chart.level is not None:
         words, value = chart.level
         axis.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=0.5)
-        above: dict[str, Any] = {"xytext": (3, 2), "textcoords": "offset points", "va": "bottom"}
-        note(axis, f"{words} {value:g}", (0, value), xycoords=("axes fraction", "data"), **above)
+        note(
+            axis, f"{words} {value:g}", (0, value), xycoords=("axes fraction", "data"),
+            xytext=(3, 2), textcoords="offset points", va="bottom",
+        )  # fmt: skip
     if chart.is_accuracy:
         accuracy_axis(axis, chart.y_label)
     else:
@@ -177,9 +197,14 @@ def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
     lengths = list(test.cells("length"))
     if is_beyond:
         mark_training(axis, test.rows, lengths[0], lengths[-1])
-    axis.set_xscale("log", base=2)
-    ticks_at(axis, lengths)
-    axis.set(xlim=(lengths[0] / 1.25, lengths[-1] * 1.25), xlabel="test length (tokens)")
+    log_axis(axis, lengths, (lengths[0] / 1.25, lengths[-1] * 1.25), "test length (tokens)")
+
+
+def log_axis(axis: Axes, ticks: Sequence[float], limits: tuple[float, float], label: str, base: int = 2) -> None:
+    """A logarithmic horizontal axis with these ticks alone."""
+    axis.set_xscale("log", base=base)
+    ticks_at(axis, ticks)
+    axis.set(xlim=limits, xlabel=label)
 
 
 def ticks_at(axis: Axes, values: Sequence[float], words: Callable[[float], str] = "{:g}".format) -> None:

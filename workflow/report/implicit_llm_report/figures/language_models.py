@@ -1,6 +1,7 @@
-"""Language models: perplexity by length, size and share of the bounded phase; CatbAbI by task; convergence."""
+"""Language models: perplexity by length, position, size and share of the bounded phase; CatbAbI by task."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
@@ -13,16 +14,17 @@ from implicit_llm_report.figures.charts import (
     chart_figure,
     charts_of,
     length_axis,
+    log_axis,
     log_ticks,
+    longest_charts,
+    mark_training,
     ticks_at,
 )
-from implicit_llm_report.figures.style import BAND
-from implicit_llm_report.figures.svg import Figure
+from implicit_llm_report.figures.svg import BAND, Figure
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, headlines, is_close, plain, short_count
 from implicit_llm_report.inputs.sources import Given
-from implicit_llm_report.tables import title_of
 
-LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
+LEAST_TOKENS = 256  # of a point of perplexity by position
 KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alone"}
 
 
@@ -33,18 +35,46 @@ def perplexity_by_length(given: Given) -> Figure | None:
     return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
 
 
+def perplexity_by_position(given: Given) -> Figure | None:
+    test = ("models", "data", "length")
+    charts = longest_charts(given.perplexities, test, _perplexities, _decorate_perplexity, y_label=PERPLEXITY)
+    return chart_figure("perplexity-by-position", "Perplexity by position", charts)
+
+
+def _perplexities(cell: Group) -> list[tuple[float, Spread]]:
+    """The perplexity of each bin with enough tokens; seeds whose bins differ from the first one's are left out."""
+    curves = [curve for curve in cell.details("loss_by_position") if None not in curve["loss"]]
+    if not curves:
+        return []
+    starts, ends, counts = (curves[0][key] for key in ("start", "end", "num_tokens"))
+    losses = zip(*(curve["loss"] for curve in curves if curve["start"] == starts), strict=True)
+    bins = zip(starts, ends, counts, losses, strict=True)
+    return [
+        (math.sqrt(start * end), Spread(tuple(map(math.exp, seeds))))
+        for start, end, count, seeds in bins
+        if count >= LEAST_TOKENS
+    ]
+
+
+def _decorate_perplexity(axis: Axes, test: Group) -> None:
+    length = test.length
+    mark_training(axis, test.rows, 1, length)
+    ticks = [length / 4**power for power in range(12) if 4**power <= length]
+    log_axis(axis, ticks, (0.9, length * 1.1), "tokens before the predicted one")
+
+
 def perplexity_by_parameters(given: Given) -> Figure | None:
     """A panel for each family and test set with models of several sizes; None without any."""
-    rows = _at_training_length(given)
+    rows = headlines(given.perplexities).query("length_factor == 1")
     kinds = [
         KINDS.get(b, "implicit" if i else "explicit") for b, i in zip(rows["budget"], rows["is_implicit"], strict=True)
     ]
     rows = rows.assign(name=kinds, label=kinds)
     spoken = [
-        choice.cell
+        cell
         for test in groups(rows, ("family", "data"))
-        for choice in map(choose, _rivals(test))
-        if choice.words is not None
+        for cell, words in map(choose, _rivals(test))
+        if words is not None
     ]
     if not spoken:
         return None
@@ -52,11 +82,6 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
     charts = charts_of(shown, ("family", "data"), "num_parameters", PERPLEXITY, _decorate_sizes, y_label=PERPLEXITY)
     charts = [chart for chart in charts if any(len(line.points) > 1 for line in chart.lines)]
     return chart_figure("perplexity-by-parameters", "Perplexity by parameters", charts)
-
-
-def _at_training_length(given: Given) -> pd.DataFrame:
-    rows = headlines(given.perplexities)
-    return rows[rows["length_factor"] == 1]
 
 
 def _rivals(test: Group) -> list[list[Group]]:
@@ -77,7 +102,7 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 
 def curriculum(given: Given) -> Figure | None:
     """A panel for each run and test set with several branches of one curriculum; None without any."""
-    rows, charts = _at_training_length(given), []
+    rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
         # A trunk that goes on to the end stands at 1; explicit runs of as many tokens are levels.
         shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
@@ -93,9 +118,8 @@ def curriculum(given: Given) -> Figure | None:
             for one in groups(same, ("name",))
             if one.train_tokens == run.train_tokens
         ]
-        title = f"{run.run}, {run.data}"
         decorate = partial(_decorate_branches, shares=list(branches))
-        charts.append(Chart(title, [mine, *levels], decorate, PERPLEXITY))
+        charts.append(Chart(f"{run.run}, {run.data}", [mine, *levels], decorate, PERPLEXITY))
     return chart_figure("curriculum", "Perplexity by share of the bounded phase", charts)
 
 
@@ -117,8 +141,8 @@ def accuracy_by_babi_task(given: Given) -> Figure | None:
         for rivals in in_rivals(
             groups(test.rows, ("name",)), ("is_implicit", "family", "num_layers"), ("train_tokens",)
         ):
-            choice = choose(rivals)
-            shown += rivals if choice.words is None else [choice.cell]
+            chosen, words = choose(rivals)
+            shown += rivals if words is None else [chosen]
     if not shown:
         return None
     rows = pd.concat([cell.rows.assign(place=cell.rows["task"].fillna(0).astype(int)) for cell in shown])
@@ -133,42 +157,3 @@ def _decorate_tasks(axis: Axes, test: Group) -> None:
     axis.axvspan(-0.5, 0.5, color=BAND, linewidth=0, zorder=0)
     ticks_at(axis, list(test.cells("place")), lambda place: f"{place}" if place else "all")
     axis.set_xlabel("task")
-
-
-def convergence_by_iteration(given: Given) -> Figure | None:
-    """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
-    frame, charts = given.measured, []
-    rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
-    for test in groups(rows, ("data", "length")):
-        models, title = groups(test.rows, ("name",)), title_of(test, ("data", "length"))
-        last = max((curve["f_evaluations"][-1] for model in models for curve in _traces(model)), default=2)
-        residuals = [_trace(model, "residual_token_median", 1.7) for model in models]
-        residuals += [_trace(model, "residual_token_q90", 0.8) for model in models if _traces(model)]
-        decorate, tolerances = partial(_decorate_trace, last=last), {model.eval_tol for model in models} - {None}
-        level = ("tolerance", tolerances.pop()) if len(tolerances) == 1 else None
-        label = "relative residual of a token"
-        charts.append(Chart(f"{title}: residual", residuals, decorate, label, level=level))
-        final = [_trace(model, "agreement_with_last", 1.7) for model in models]
-        charts.append(
-            Chart(f"{title}: predictions", final, decorate, "predictions as at the last one", is_accuracy=True)
-        )
-    return chart_figure("convergence-by-iteration", "Convergence by iteration", charts)
-
-
-def _trace(model: Group, key: str, width: float) -> Line:
-    curves = list(_traces(model))
-    seeds = zip(*([max(value, LEAST_RESIDUAL) for value in curve[key]] for curve in curves), strict=True)
-    points = list(zip(curves[0]["f_evaluations"], map(Spread, seeds), strict=True)) if curves else []
-    return Line(model.name, True, points, groups=[model], width=width)
-
-
-def _traces(model: Group) -> list[Mapping[str, Sequence[float]]]:
-    """Return the traces of the seeds, as far as they have the same evaluations."""
-    curves = model.curves("convergence")
-    return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
-
-
-def _decorate_trace(axis: Axes, last: float) -> None:
-    axis.set_xscale("log", base=2)
-    ticks_at(axis, [2**power for power in range(13) if 2**power <= last])
-    axis.set(xlim=(0.9, 1.1 * last), xlabel="f-evaluations per token")

@@ -3,13 +3,16 @@
 The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
 page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters are text in the page's font
 (found by searching, read aloud), its colours the page's variables (light or dark).
+
+The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
+colour, marker and dashes at once. The colours are those of the light page; each becomes a CSS variable on the page.
 """
 
 import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -21,9 +24,6 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
 
-from implicit_llm_report.figures import style
-from implicit_llm_report.figures.style import Series
-
 PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
@@ -33,6 +33,107 @@ LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
 TITLE_PT = 12  # height of a line of a title
 LINE_PT = 17  # of the legend
 XLINK = "http://www.w3.org/1999/xlink"
+
+INK, MUTED, GRID, PAPER, BAND = "#1b1f24", "#68717b", "#e2e6ea", "#ffffff", "#eff2f5"
+BLUE, VERMILION, GREEN, PURPLE, AMBER = "#0b62a8", "#c9510c", "#0a7f67", "#94479a", "#a87400"
+ROSE, OLIVE, CYAN, BROWN = "#c2255c", "#667a00", "#0f8aa6", "#7b4a35"
+
+# Name of the CSS variable, colour on the light page, colour on the dark page.
+THEME = (
+    ("ink", INK, "#e4e7ea"),
+    ("muted", MUTED, "#9aa4ae"),
+    ("grid", GRID, "#2e343b"),
+    ("paper", PAPER, "#14171b"),
+    ("band", BAND, "#1e2329"),
+    ("blue", BLUE, "#66b3ff"),
+    ("vermilion", VERMILION, "#ff9a57"),
+    ("green", GREEN, "#3fcfa6"),
+    ("purple", PURPLE, "#dc9fe0"),
+    ("amber", AMBER, "#e6bf52"),
+    ("rose", ROSE, "#ff85ab"),
+    ("olive", OLIVE, "#bdd048"),
+    ("cyan", CYAN, "#5fd3ea"),
+    ("brown", BROWN, "#cf9f86"),
+)
+
+RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same outlines on every machine
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 15,
+    "axes.titley": 1.0,  # else matplotlib measures the labels of all ticks for it
+    "axes.labelsize": 8.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a line is called and how it is drawn; `dashes` are lengths in units of the line width, none for solid."""
+
+    label: str
+    color: str
+    marker: str
+    dashes: tuple[float, ...] = ()
+
+    def line(self) -> dict[str, Any]:
+        """Keyword arguments of Axes.plot."""
+        style: dict[str, Any] = {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "-"}
+        return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
+
+
+# Colours of implicit and explicit lines; looks of another number, so that few lines are alike.
+_COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
+_LOOKS = {
+    True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
+    False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
+}
+
+# They come first in a figure that tells modes apart, so that each looks alike in all figures.
+_MODES = {
+    f"implicit, {mode}": True
+    for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
+}
+
+
+def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
+    """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
+    wanted = dict(names)
+    known = wanted if wanted.keys().isdisjoint(_MODES) else _MODES | wanted
+    return {
+        name: Series(name, _COLORS[kind][index % len(_COLORS[kind])], *_LOOKS[kind][index % len(_LOOKS[kind])])
+        for kind in (True, False)
+        for index, name in enumerate(name for name, is_implicit in known.items() if is_implicit == kind)
+        if name in wanted
+    }
 
 
 @dataclass(frozen=True)
@@ -71,7 +172,7 @@ class Drawn:
 
 def drawn(figure: Figure) -> Drawn:
     panels = []
-    with matplotlib.rc_context(style.RC):
+    with matplotlib.rc_context(RC):
         for index, panel in enumerate(figure.panels):
             canvas, name = Canvas(figsize=figure.panel_inches), f"{figure.name}-{index}"
             _draw(canvas, panel, figure)
@@ -94,15 +195,15 @@ def file_svg(figure: Figure) -> str:
     heights = [height] * math.ceil(count / columns)
     if figure.legend:
         heights.append((LINE_PT * math.ceil(len(figure.legend) / per_row) + 10) / 72)
-    with matplotlib.rc_context(style.RC):
-        canvas = Canvas(figsize=(columns * width, sum(heights)), facecolor=style.PAPER)
+    with matplotlib.rc_context(RC):
+        canvas = Canvas(figsize=(columns * width, sum(heights)), facecolor=PAPER)
         grid = canvas.add_gridspec(len(heights), columns, height_ratios=heights)
         for index, panel in enumerate(figure.panels):
             _draw(canvas.add_subfigure(grid[divmod(index, columns)]), panel, figure)
         handles = [Line2D([], [], label=series.label, **series.line()) for series in figure.legend]
         if handles:
-            look: dict[str, Any] = {"handlelength": HANDLE_EMS, "fontsize": LEGEND_PT, "ncols": per_row}
-            canvas.add_subfigure(grid[-1, :]).legend(handles=handles, loc="center", **look)
+            place = canvas.add_subfigure(grid[-1, :])
+            place.legend(handles=handles, loc="center", handlelength=HANDLE_EMS, fontsize=LEGEND_PT, ncols=per_row)
         return _svg(canvas, figure.name, "path")
 
 
@@ -125,7 +226,7 @@ def _swatch(series: Series) -> str:
 
 def theme_css(column: int) -> str:
     """The declarations of the colour variables; column 1 is the light page, 2 the dark one."""
-    return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
+    return " ".join(f"--{row[0]}: {row[column]};" for row in THEME)
 
 
 def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -> str:
@@ -155,11 +256,6 @@ def _for_page(svg: str, prefix: str, description: str) -> Markup:
     svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", re.sub(r"font-family: [^;\"]*(; )?", "", svg))
-    return Markup(with_variables(svg))
-
-
-def with_variables(svg: str) -> str:
-    """Its colours as variables, which `theme_css` sets: matplotlib writes fixed ones."""
-    for name, light, _ in style.THEME:
+    for name, light, _ in THEME:  # variables, which `theme_css` sets; matplotlib writes fixed colours
         svg = svg.replace(light, f"var(--{name})")
-    return svg
+    return Markup(svg)

@@ -16,7 +16,7 @@ from implicit_llm_report.figures.svg import Figure
 from implicit_llm_report.figures.word_problems import TASK, of_lengths
 from implicit_llm_report.inputs.frame import LAST_TEN, Spread, groups, kind_of, short_count
 from implicit_llm_report.inputs.sources import Given
-from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, STEP, TOKENS, Phase, TrainingRun
+from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, STEP, TOKENS, Phase, TrainingRun, grouped
 from implicit_llm_report.tables import title_of
 
 KIND_WORDS = {WORD_PROBLEM: "Word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "Text"}
@@ -63,11 +63,9 @@ def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[Train
     for task in groups(given.words, TASK):
         labels |= dict.fromkeys(task.rows["run"], title_of(task, TASK))
     shown = set(frame["run"]) - set(left_out)
-    found: dict[str, list[TrainingRun]] = {}
-    for run in sorted(training, key=lambda run: (not run.is_implicit, natural(run.run), run.seed or 0)):
-        if run.run in shown or not shown.intersection(one.run for one in training):
-            found.setdefault(labels.get(run.run, _kind(run)), []).append(run)
-    return dict(sorted(found.items()))
+    runs = sorted(training, key=lambda run: (not run.is_implicit, natural(run.run), run.seed or 0))
+    evaluated = [run for run in runs if run.run in shown] or runs
+    return dict(sorted(grouped(evaluated, lambda run: labels.get(run.run, _kind(run))).items()))
 
 
 def _kind(run: TrainingRun) -> str:
@@ -76,11 +74,8 @@ def _kind(run: TrainingRun) -> str:
 
 def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str = STEP, **look: Any) -> Chart:
     """A line for each end of a curriculum, from the first step on."""
-    seeds: dict[tuple[str, str], list[tuple[TrainingRun, Phase]]] = {}
-    for run in runs:
-        for phase in run.last_phases:
-            seeds.setdefault((run.run, phase.name), []).append((run, phase))
-    lines = [_line(mine, key, x) for mine in seeds.values()]
+    ends = [(run, phase) for run in runs for phase in run.last_phases]
+    lines = [_line(seeds, key, x) for seeds in grouped(ends, lambda end: (end[0].run, end[1].name)).values()]
     last = max((place for line in lines for place, _ in line.points), default=1.0)
     roles = tuple(phase.role for run in runs for phase in run.phases)
     return Chart(title, lines, partial(_decorate, x=x, last=last), label, roles=roles, **look)
@@ -116,11 +111,7 @@ def solver_health(given: Given) -> Figure | None:
 
 
 def _implicit_kinds(given: Given) -> dict[str, list[TrainingRun]]:
-    kinds: dict[str, list[TrainingRun]] = {}
-    for run in given.training:
-        if run.is_implicit:
-            kinds.setdefault(_kind(run), []).append(run)
-    return kinds
+    return grouped((run for run in given.training if run.is_implicit), _kind)
 
 
 def _measured(charts: list[Chart]) -> list[Chart]:

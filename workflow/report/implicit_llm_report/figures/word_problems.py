@@ -1,4 +1,4 @@
-"""Word problems: accuracy by length, mode and share of hard tokens, and the layers that a length needs.
+"""Word problems: accuracy by length, position, mode and share of hard tokens, and the layers that a length needs.
 
 Models that were tested at their training length only show how many layers a length needs; the figures by length leave
 them out where others of the task go beyond it.
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -19,12 +20,14 @@ from implicit_llm_report.figures.charts import (
     charts_of,
     draw_mark,
     length_axis,
+    log_axis,
+    longest_charts,
+    mark_training,
     note,
     tell_if_empty,
     ticks_at,
 )
-from implicit_llm_report.figures.style import INK, MUTED, Series, series_of_names
-from implicit_llm_report.figures.svg import Figure, Panel
+from implicit_llm_report.figures.svg import INK, MUTED, Figure, Panel, Series, series_of_names
 from implicit_llm_report.inputs.frame import (
     LAST_TEN,
     Group,
@@ -38,6 +41,7 @@ from implicit_llm_report.inputs.frame import (
 )
 from implicit_llm_report.inputs.layers import LAYERS, fewest_layers
 from implicit_llm_report.inputs.sources import Given
+from implicit_llm_report.inputs.training_runs import grouped
 from implicit_llm_report.tables import title_of
 
 CHANCE = Series("chance (best constant answer)", MUTED, "", (1, 2))
@@ -45,6 +49,7 @@ TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["
 TEST_LENGTH = (*TEST, "length")
 MODE = ("eval_mode", "eval_stop", "mode")
 MANY_SHARES = 3
+MAX_POSITIONS = 512  # beyond, positions are joined
 LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
 
@@ -89,9 +94,33 @@ def chance_of(test: Group) -> float | None:
 
 
 def draw_chance(axis: Axes, points: Sequence[tuple[float, float | None]]) -> None:
-    known = [(x, chance) for x, chance in points if chance is not None]
-    if known:
+    if known := [point for point in points if point[1] is not None]:
         axis.plot(*zip(*known, strict=True), **CHANCE.line() | {"linewidth": 1.2})
+
+
+def accuracy_by_position(given: Given) -> Figure | None:
+    rows = without_fraction_sweep(of_lengths(given.words))
+    charts = longest_charts(
+        rows, TEST_LENGTH, lambda cell: _binned(cell.details("accuracy_per_position")), _decorate_positions,
+        y_label="accuracy at this position", is_accuracy=True,
+    )  # fmt: skip
+    return chart_figure("accuracy-by-position", "Accuracy at each position of the longest sequences", charts, [CHANCE])
+
+
+def _binned(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
+    """Return each seed's mean over equal bins of positions, where there are more of these than can be seen."""
+    if not curves:
+        return []
+    table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
+    parts = np.array_split(table, min(len(table), MAX_POSITIONS))
+    return [(x, Spread(tuple(values))) for x, *values in (part.mean(axis=0).tolist() for part in parts)]
+
+
+def _decorate_positions(axis: Axes, test: Group) -> None:
+    length, chances = test.length, test.details("chance_per_position")
+    mark_training(axis, test.rows, 1, length)
+    draw_chance(axis, [(x, spread.mean) for x, spread in _binned(chances[:1])])
+    axis.set(xlim=(1, max(2, length)), xlabel="position in the sequence (token)")
 
 
 def accuracy_by_mode(given: Given) -> Figure | None:
@@ -109,12 +138,12 @@ def accuracy_by_mode(given: Given) -> Figure | None:
     shown = [cell for _, cells in tests for cell in cells]
     by_work = sorted(shown, key=lambda cell: mode_rank({key: getattr(cell, key) for key in MODE}))
     series = series_of_names((with_mode(cell, kind_of(cell)), bool(cell.is_implicit)) for cell in by_work)
-    panels = [
+    panels = tuple(
         Panel(title, partial(_draw_modes, cells=cells, series=series), f"{title}: accuracy against serial steps")
         for title, cells in tests
-    ]
-    title = "Accuracy against serial depth, by model and mode"
-    return Figure("accuracy-by-mode", title, tuple(panels), tuple(series.values()), roles_of(shown))
+    )
+    heading = "Accuracy against serial depth, by model and mode"
+    return Figure("accuracy-by-mode", heading, panels, tuple(series.values()), roles_of(shown))
 
 
 def with_mode(cell: Group, name: str) -> str:
@@ -141,9 +170,8 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
         height = max(accuracy_mean, height + LABEL_HEIGHT)
         note(axis, f"   {name}", (steps, height), xycoords="data", va="center", fontsize=6, color=color)
     low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
-    axis.set_xscale("log")
-    ticks_at(axis, [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high])
-    axis.set(xlim=(low, high), xlabel="serial steps per token (1: a recurrent network)")
+    ticks = [tick for tick in (0.001, 0.01, 0.1, 1, 10, 100) if low <= tick <= high]
+    log_axis(axis, ticks, (low, high), "serial steps per token (1: a recurrent network)", base=10)
     accuracy_axis(axis, "accuracy, last 10 tokens")
     tell_if_empty(axis, places)
 
@@ -164,14 +192,11 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
 
 def _by_share(kind: Group) -> Line:
     """Return the most accurate of several models that were trained with one share."""
-    best: dict[float, tuple[Spread, Group]] = {}
-    for cell in groups(kind.rows, CELL):
-        share, spread = max(shares_of(cell.train_hard_fraction)), cell.spread(LAST_TEN)
-        if share not in best or (spread.mean or -1.0) > (best[share][0].mean or -1.0):
-            best[share] = spread, cell
+    of_share = grouped(groups(kind.rows, CELL), lambda cell: max(shares_of(cell.train_hard_fraction)))
+    best = {share: max(cells, key=lambda cell: cell.spread(LAST_TEN).mean or -1.0) for share, cells in of_share.items()}
+    points = [(share, best[share].spread(LAST_TEN)) for share in sorted(best)]
     label = f"{kind_of(kind)}, trained at {kind.train_length}"
-    points = [(share, spread) for share, (spread, _) in sorted(best.items())]
-    return Line(label, bool(kind.is_implicit), points, groups=[cell for _, cell in best.values()])
+    return Line(label, bool(kind.is_implicit), points, groups=list(best.values()))
 
 
 def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) -> None:
@@ -189,8 +214,7 @@ def minimum_layers(given: Given) -> Figure | None:
         return None
     needed = fewest_layers(given.depths, config).drop_duplicates(["is_implicit", "length"])
     charts = charts_of(needed, ("data",), "length", LAYERS, _decorate_layers, y_label="layers needed")
-    title = f"{config.group}, accuracy ≥ {config.threshold:g}"
-    empty = Chart(title, [], lambda axis: None, "layers needed")
+    empty = Chart(f"{config.group}, accuracy ≥ {config.threshold:g}", [], lambda axis: None, "layers needed")
     return chart_figure("minimum-layers", "Layers needed by length", charts or [empty])
 
 

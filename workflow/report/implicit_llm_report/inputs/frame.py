@@ -178,12 +178,17 @@ def frame_of(
     for kind, mine in records.items():
         derived = _Derived(kind, [record for record in mine if not record.get("sweep")], training, names or {})
         for number, record in enumerate(mine):
-            about = dict.fromkeys(COLUMNS) | {key: _hashable(record.get(key)) for key in ABOUT}
-            about |= {"kind": kind, "record": number}
-            about |= derived.of(record) | {"models": titles.get(str(record.get("run")))}
-            about["validation_loss"] = validated.get(_of_training(record))
-            about["reason"] = reasons.get(str(record.get("role")))
-            about["detail"] = {key: value for key, value in record.items() if isinstance(value, list | dict)}
+            about = {
+                **dict.fromkeys(COLUMNS),
+                **{key: _hashable(record.get(key)) for key in ABOUT},
+                "kind": kind,
+                "record": number,
+                **derived.of(record),
+                "models": titles.get(str(record.get("run"))),
+                "validation_loss": validated.get(_of_training(record)),
+                "reason": reasons.get(str(record.get("role"))),
+                "detail": {key: value for key, value in record.items() if isinstance(value, list | dict)},
+            }
             for task, metric, value in _numbers(record, kind, metrics.get(kind, ())):
                 rows.append(about | {"metric": metric, "value": value} | ({} if task is None else {"task": task}))
     frame = pd.DataFrame(sorted(rows, key=_order), columns=pd.Index(COLUMNS, dtype=object), dtype=object)
@@ -214,10 +219,12 @@ def _numbers(
     record: Mapping[str, Any], kind: str, metrics: Sequence[str]
 ) -> Iterator[tuple[str | None, str, float | None]]:
     """(task, metric, value) of a record; the task is that of one part of its numbers."""
-    numbers = {name: record.get(name) for name in metrics}
-    numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
-    numbers |= {name: record.get(name) for name in COSTS}
-    numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
+    numbers = {
+        **{name: record.get(name) for name in metrics},
+        **(record.get("metrics") or {}),  # of lm_eval: those of its task
+        **{name: record.get(name) for name in COSTS},
+        **{name: record[name] for name in EXTRAS if record.get(name) is not None},
+    }
     if kind == "word_problem":
         last_ten, chance = record.get(LAST_TEN), record.get("chance_last10")
         numbers["above_chance"] = None if last_ten is None or chance is None else last_ten - chance
@@ -293,22 +300,15 @@ class _Derived:
             "iterations": solver and solver.iterations,
             "budget": None if len(bounds) < 2 else "bounded" if solver.iterations == min(bounds) else "free",
             "share_bounded": share_bounded(run, phase, self.training),
-            "choice": self._choice(record),
-        }
+            "choice": end_loss_of(run, phase, self.training) if self.kind in LANGUAGE_KINDS
+            else self.errors.get(_validated(record)),
+        }  # fmt: skip
 
-    def _named(self, run: str, phase: Any, solver: Any) -> tuple[str, str]:
+    def _named(self, run: str, phase: Any, solver: Any) -> list[str]:
         labels = [one and one.label for one in self.phases[run].values()]
         is_unique = solver is not None and labels.count(solver.label) == 1
         words = (solver.label if is_unique else phase) if len(labels) > 1 else None
-        name, label = self.names.get(run, run), self.names.get(run, "implicit")
-        return (f"{name} {words}", f"{label} {words}") if words else (name, label)
-
-    def _choice(self, record: Mapping[str, Any]) -> float | None:
-        if self.kind == "catbabi":
-            return self.errors.get(_validated(record))
-        if self.kind in LANGUAGE_KINDS:
-            return end_loss_of(str(record.get("run")), record.get("phase"), self.training)
-        return None
+        return [" ".join(filter(None, (self.names.get(run, name), words))) for name in (run, "implicit")]
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:
@@ -364,11 +364,6 @@ class Group:
     def roles(self) -> tuple[str, ...]:
         return tuple(self._by_seed["role"].drop_duplicates())
 
-    @cached_property
-    def _columns(self) -> dict[str, list[Any]]:
-        """What numbers are taken from, in the order of the seeds: as lists, which cost less to read than columns."""
-        return {name: self._by_seed[name].tolist() for name in ("metric", "value", "seed", "record", "role")}
-
     @property
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(self.rows["metric"]))
@@ -400,18 +395,12 @@ class Group:
         cells = {cell._first[column]: cell for cell in groups(self.rows[self.rows[column].notna()], (column,))}
         return {value: cells[value] for value in in_order(cells)}
 
-    @property
-    def details(self) -> list[Mapping[str, Any]]:
-        """One of each record, in the order of the seeds."""
-        return list(self._by_seed.drop_duplicates("record")["detail"])
-
-    def curves(self, name: str) -> list[Any]:
-        """A detail of the records that have it, one of each record."""
-        return [detail[name] for detail in self.details if detail.get(name)]
+    def details(self, name: str) -> list[Any]:
+        """A detail of the records that have it, such as a curve: one of each record, in the order of the seeds."""
+        return [detail[name] for detail in self._by_seed.drop_duplicates("record")["detail"] if detail.get(name)]
 
     def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
-        columns = self._columns
-        rows = zip(columns["metric"], columns[over], columns["value"], strict=True)
+        rows = zip(*(self._by_seed[column] for column in ("metric", over, "value")), strict=True)
         return [(key, None if value != value else value) for name, key, value in rows if name == metric]  # NaN
 
 

@@ -48,9 +48,12 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
         for length, at in lengths.items():
             means = {depth: cell.spread(config.measure).mean for depth, cell in at.cells("num_layers").items()}
             value, words = fewest(means, config.threshold)
-            about = {"kind": LAYERS, "metric": LAYERS, "name": name, "run": name, "is_implicit": kind.is_implicit}
-            about |= {"length": length, "train_length": length, "extent": extents.get(length), "data": at.group}
-            found += [about | {"value": value, "detail": {"words": words}, "role": role} for role in at.roles]
+            about = {
+                **{"kind": LAYERS, "metric": LAYERS, "name": name, "run": name, "is_implicit": kind.is_implicit},
+                **{"length": length, "train_length": length, "extent": extents.get(length), "data": at.group},
+                **{"value": value, "detail": {"words": words}},
+            }
+            found += [about | {"role": role} for role in at.roles]
     frame = pd.DataFrame(found, columns=list(COLUMNS), dtype=object)
     return frame.where(frame.notna(), None)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation import PARALLEL, pairs_of, swept_modes
@@ -22,33 +21,31 @@ OF_DATA = ("chance_last10", "chance_per_position")
 OF_TEST = ("group", "monoid", "hard_fraction")
 
 Record = dict[str, Any]
-Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str, Record]]:
+def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[tuple[str, Record]]:
     """(kind, record) of each missing evaluation. `known`: the records that are there."""
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
         if job.evaluation is None or kind not in KINDS:
             continue
-        about: Record = {"role": item.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed}
-        about |= {"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(item.is_implicit)}
-        about |= _shared(known, OF_RUN, {"run": job.run})
-        about |= _shared(known, OF_PHASE, {"run": job.run, "phase": job.phase})
+        about: Record = {
+            **{"role": item.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed},
+            **{"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(item.is_implicit)},
+            **_shared(known, OF_RUN, run=job.run),
+            **_shared(known, OF_PHASE, run=job.run, phase=job.phase),
+        }
         settings: Any = fill(EVALUATION_KINDS[kind].config, item.config, item.job)
         for test in _tests(item, settings):
-            of_data = _shared(known, OF_DATA, {key: test.get(key) for key in ("data", "length")})
+            of_data = _shared(known, OF_DATA, data=test.get("data"), length=test.get("length"))
             for mode in _modes(settings, is_implicit=bool(item.is_implicit)):
                 yield kind, {**about, **of_data, **test, **mode}
 
 
-def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> Record:
+def _shared(known: Sequence[Record], keys: Sequence[str], **wanted: Any) -> Record:
     """These fields, each of the first record that agrees with `wanted` and has it."""
-    found: Record = {}
-    for record in chain.from_iterable(known.values()):
-        if all(record.get(key) == value for key, value in wanted.items()):
-            found = {key: record[key] for key in keys if record.get(key) is not None} | found
-    return found
+    agreeing = [one for one in known if all(one.get(key) == value for key, value in wanted.items())]
+    return {key: one[key] for one in reversed(agreeing) for key in keys if one.get(key) is not None}
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:

@@ -104,11 +104,9 @@ class PublishedEntry:
 
     def _agrees(self, column: str, value: Any) -> bool:
         mine = getattr(self, column)
-        if column in NEAR:
-            return is_close(mine, value, SAME)
-        if column == "solver":
-            return mine == (value and {"max_iter": value.max_iter, "phantom_steps": value.phantom_steps})
-        return bool(mine == value)
+        if column == "solver" and value is not None:
+            value = {"max_iter": value.max_iter, "phantom_steps": value.phantom_steps}
+        return is_close(mine, value, SAME) if column in NEAR else bool(mine == value)
 
     @property
     def text(self) -> str:

@@ -5,10 +5,10 @@ taken apart.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pandas as pd
@@ -26,7 +26,7 @@ from implicit_llm_report.inputs.layers import depths, fewest_layers
 from implicit_llm_report.inputs.missing import Record, missing_records
 from implicit_llm_report.inputs.published import Published, load_published
 from implicit_llm_report.inputs.suites import with_suites
-from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun
+from implicit_llm_report.inputs.training_runs import Phase, Solver, TrainingRun, grouped
 
 EVALUATE, TRAIN = "evaluate", "train"
 
@@ -91,16 +91,16 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds 
         role: Source(role, config.jobs[role], inputs[role].manifest, _provenance(inputs[role]))
         for role in sorted(inputs)
     }
-    records: dict[str, list[Record]] = {}
-    trained: list[Record] = []
-    for role, source in sources.items():
-        if source.manifest.stage == EVALUATE:
-            for record in _records(inputs[role]):
-                _place(records, source.manifest.config.get("kind", "word_problem"), record, role, config)
-        if source.manifest.stage == TRAIN:
-            trained.append(_trained(source))
-    for kind, record in list(missing_records(config, {**records, TRAIN: trained})):
-        _place(records, kind, record, record["role"], config)
+    found = [
+        _placed(source.manifest.config.get("kind", "word_problem"), record, role, config)
+        for role, source in sources.items()
+        if source.manifest.stage == EVALUATE
+        for record in _records(inputs[role])
+    ]
+    known = [record for _, record in found]
+    known += [_trained(source) for source in sources.values() if source.manifest.stage == TRAIN]
+    found += [_placed(kind, record, record["role"], config) for kind, record in missing_records(config, known)]
+    records = {kind: [record for _, record in mine] for kind, mine in grouped(found, itemgetter(0)).items()}
     training, reasons = _training_runs(sources, inputs, config.names), {item.role: item.why for item in config.missing}
     frame = frame_of(records, reasons, training, config.names, kinds)
     return Given(config, load_published(), frame, training, sources, kinds)
@@ -113,8 +113,8 @@ def _trained(source: Source) -> Record:
     return {"run": source.job.run, "model_type": model.get("model_type"), **about}
 
 
-def _place(records: dict[str, list[Record]], kind: str, record: Record, role: str, config: ReportConfig) -> None:
-    """Add a record with its run, seed, phase and solver, and the data set and split that it is of.
+def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple[str, Record]:
+    """The kind and the record with its run, seed, phase and solver, and the data set and split that it is of.
 
     Numbers of validation sets are of a kind of their own, so that no figure or claim takes them for those of a test.
     """
@@ -122,7 +122,7 @@ def _place(records: dict[str, list[Record]], kind: str, record: Record, role: st
     solver = Solver.of(job.solver) if record.get("is_implicit") else None
     about = {"role": role, "run": job.run, "seed": job.seed, "phase": job.phase, "solver": solver}
     kind = VALIDATION_KINDS[kind] if part.split == VALIDATION else kind
-    records.setdefault(kind, []).append({**record, **about, "data_set": part.data, "split": part.split})
+    return kind, {**record, **about, "data_set": part.data, "split": part.split}
 
 
 def _provenance(run: Input) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _records(run: Input) -> list[Record]:
         raise ReportError(f"{run.dir}/manifest.json: names no {METRICS}; run the evaluation again")
     path = run.dir / file.path
     try:
-        return [dict(record) for record in json.loads(path.read_text())["records"]]
+        return list(map(dict, json.loads(path.read_text())["records"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path}: is not the metrics of an evaluation ({error}); run the evaluation again") from error
 
@@ -145,21 +145,18 @@ def _records(run: Input) -> list[Record]:
 def _training_runs(
     sources: Mapping[str, Source], inputs: Mapping[str, Input], names: Mapping[str, str]
 ) -> tuple[TrainingRun, ...]:
-    runs: defaultdict[tuple, list[Phase]] = defaultdict(list)
-    for role, source in sources.items():
-        if source.manifest.stage == TRAIN:
-            runs[source.job.run, source.job.seed, source.manifest.config.get("task")].append(
-                _phase(source, inputs[role])
-            )
+    trained = (source for source in sources.values() if source.manifest.stage == TRAIN)
+    runs = grouped(trained, lambda one: (one.job.run, one.job.seed, one.manifest.config.get("task")))
+    by_steps = attrgetter("start_step", "end_step", "name")
     found = [
         TrainingRun(
             run,
             seed,
-            tuple(sorted(phases, key=lambda one: (one.start_step, one.end_step, one.name))),
+            tuple(sorted((_phase(source, inputs[source.role]) for source in mine), key=by_steps)),
             task,
             names.get(run, run),
         )
-        for (run, seed, task), phases in runs.items()
+        for (run, seed, task), mine in runs.items()
     ]
     return tuple(sorted(found, key=lambda run: (natural(run.run), run.seed or 0)))
 

@@ -86,8 +86,7 @@ def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
             mine = rows.loc[[key in wanted for key in keys]]
             for one in groups(mine, ("run", "phase", "mode", "seed")):
                 value = one.rows["value"].astype(float).mean(skipna=False) if len(one.rows) == len(wanted) else math.nan
-                about = {"task": column.task, "data": column.task, "metric": AVERAGE, "value": value}
-                found.append(one.rows[:1].assign(**about))
+                found.append(one.rows[:1].assign(task=column.task, data=column.task, metric=AVERAGE, value=value))
     shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
     shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
     own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}

@@ -5,20 +5,29 @@ A curve is a table with a row for each of equal bins of a phase's steps, so that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from implicit_llm_contracts.runs import journal
 
+T = TypeVar("T")
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
 MAX_POINTS = 120  # bins of a whole run: beyond, a line of 500 pixels shows noise only
 MIN_POINTS = 20  # of a short branch
 END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items by their key, in the order in which they come."""
+    found: dict[Any, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True)
@@ -108,9 +117,6 @@ class TrainingRun:
     phases: tuple[Phase, ...]
     task: str | None = None
     name: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name or self.run)
 
     @property
     def is_implicit(self) -> bool:

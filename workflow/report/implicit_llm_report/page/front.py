@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from itertools import islice
 
 import pandas as pd
 
@@ -40,60 +41,46 @@ class FrontTable:
 
 
 def front_figures(given: Given) -> list[Drawn]:
-    config, few = given.config.front, with_few_models(given)
-    found = (
-        figure
-        for name in config.figures or (*FIGURES, *given.kinds.figures)
-        if (figure := figure_of(given if name in FEW_LINES else few, name)) is not None
-    )
-    return [drawn(replace(one, panels=one.panels[:MOST_PANELS])) for one, _ in zip(found, range(MOST_FIGURES))]  # noqa: B905
+    few, names = with_few_models(given), given.config.front.figures or (*FIGURES, *given.kinds.figures)
+    figures = (figure_of(given if name in FEW_LINES else few, name) for name in names)
+    found = islice(filter(None, figures), MOST_FIGURES)
+    return [drawn(replace(one, panels=one.panels[:MOST_PANELS])) for one in found]
 
 
 def with_few_models(given: Given) -> Given:
     """Return the results of the models that the configuration names, or of the first six of each test."""
     rows, patterns = given.measured, given.config.front.models
-    if patterns:
-        shown = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
-    else:
-        shown = {name for test in groups(headlines(rows), TEST) for name in _first(test)}
-    kept = rows[rows["name"].isin(shown)]
+    named = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
+    first = {name for test in groups(headlines(rows), TEST) for name in _first(test)}
+    kept = rows[rows["name"].isin(named if patterns else first)]
     runs = set(kept["run"])
     return replace(given, measured=kept, training=tuple(one for one in given.training if one.run in runs))
 
 
 def _first(test: Group) -> list[str]:
     """The first models of a test, of implicit and of explicit ones as many where there are."""
-    by_kind = [
-        list(dict.fromkeys(test.rows[test.rows["is_implicit"].astype(bool) == is_implicit]["name"]))
-        for is_implicit in (True, False)
-    ]
-    half = MOST_LINES // 2
-    implicit, explicit = by_kind
+    is_implicit, half = test.rows["is_implicit"].astype(bool), MOST_LINES // 2
+    implicit, explicit = (list(dict.fromkeys(test.rows[rows]["name"])) for rows in (is_implicit, ~is_implicit))
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
     """Yield a table of the models of each test that match a pattern and of the first others that were measured."""
     for name in TABLES:
-        entry = registry().tables[name]
-        for table in tables_of(entry, headlines(rows_of[name])):
+        for table in tables_of(registry().tables[name], headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
-            cells = [row[:top] for row in table.cells]
-            has_any = [any(cell.spread.mean is not None for cell in row) for row in cells]
-            kept = [index for index, is_there in enumerate(has_any) if is_there]
-            not_run = [head.title for head, is_there in zip(table.side, has_any, strict=True) if not is_there]
-            feet = [index for index in kept if table.foot and index == len(cells) - 1]
-            named = {index for index in kept if any(fnmatch(table.side[index].title, one) for one in patterns)}
-            first = sorted((index for index in kept if index not in feet), key=lambda index: index not in named)
-            shown = [*sorted(first[: MOST_ROWS - len(feet)]), *feet]
-            small = replace(
-                table,
-                side=[table.side[index] for index in shown],
-                top=table.top[:top],
-                cells=[cells[index] for index in shown],
-            )
-            metric = small.cells[0][0].metric if small.cells else ""
-            yield FrontTable(name, small, "%" if metric in SHARES else "", len(kept) - len(shown), not_run)
+            rows = [(head, row[:top]) for head, row in zip(table.side, table.cells, strict=True)]
+            measured = [row for row in rows if any(cell.spread.mean is not None for cell in row[1])]
+            feet = measured[-1:] if table.foot and measured[-1:] == rows[-1:] else []
+            models = measured[: len(measured) - len(feet)]
+            first = sorted(models, key=lambda row: not any(fnmatch(row[0].title, one) for one in patterns))
+            chosen = first[: MOST_ROWS - len(feet)]
+            shown = [row for row in measured if row in chosen + feet]
+            side, cells = [head for head, _ in shown], [row for _, row in shown]
+            unit = "%" if cells and cells[0][0].metric in SHARES else ""
+            small = replace(table, side=side, top=table.top[:top], cells=cells)
+            not_run = [head.title for head, row in rows if (head, row) not in measured]
+            yield FrontTable(name, small, unit, len(measured) - len(shown), not_run)
 
 
 def facts_of(given: Given) -> Sequence[str]:
@@ -104,10 +91,12 @@ def facts_of(given: Given) -> Sequence[str]:
     busy_s = sum(attempt["busy_s"] for one in trained for attempt in one.provenance.get("attempts") or [])
     commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
     known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
-    words = [", ".join(devices)] if devices else []
     took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else f"{max(1, busy_s / 60):.0f} minutes"
-    words += [f"{len(trained)} training jobs, {took}"] if busy_s else []
-    words += [f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"] if known else []
     lost = commits.count(None)
-    words += [f"commit not recorded by {lost} of {len(commits)} jobs"] if lost else []
-    return words
+    facts = {
+        ", ".join(devices): devices,
+        f"{len(trained)} training jobs, {took}": busy_s,
+        f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}": known,
+        f"commit not recorded by {lost} of {len(commits)} jobs": lost,
+    }
+    return [words for words, is_known in facts.items() if is_known]

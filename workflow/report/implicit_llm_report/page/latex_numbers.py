@@ -7,6 +7,7 @@ never a zero, and a manuscript that asks for it still compiles and shows that it
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 
 import pandas as pd
 
@@ -18,6 +19,7 @@ FILE_NAME = "numbers.tex"
 # Columns that identify a number of a kind, in the order of a key.
 PLACES = ("kind", "run", "phase", "setting", "task", "data", "protocol", "against", "mode", "length")
 MISSING = r"\resultmissing"
+DEFINITION = r"\resultdef{{{}}}{{{}}}"
 HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \result{{key}}.
 % Made by `implicit-llm report`: do not edit.
 \providecommand{{\resultmissing}}{{\textbf{{??}}}}
@@ -34,15 +36,13 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
     metrics = metrics_of(given.kinds)
     for group in groups(given.measured, PLACES):
         known = ((role, given.sources.get(role)) for role in group.roles)
-        lines.append(
-            "% " + "; ".join(f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
-        )
-        lines += [f"\\resultdef{{{key}}}{{{value}}}" for key, value in _definitions(group, metrics)]
+        runs = (f"{role} {at.manifest.fingerprint[:16] if at else 'missing'}" for role, at in known)
+        lines += [f"% {'; '.join(runs)}", *starmap(DEFINITION.format, _definitions(group, metrics))]
     lines.append("% claims")
     for judgement in judgements:
         key = f"claim/{_word(judgement.claim.id)}"
-        lines += [f"\\resultdef{{{key}{end}}}{{{value}}}" for end, value in _spread(judgement.spread)]
-        lines.append(f"\\resultdef{{{key}.verdict}}{{{judgement.verdict}}}")
+        numbers = ((f"{key}{end}", value) for end, value in _spread(judgement.spread))
+        lines += [*starmap(DEFINITION.format, numbers), DEFINITION.format(f"{key}.verdict", judgement.verdict)]
     return "\n".join(lines) + "\n"
 
 

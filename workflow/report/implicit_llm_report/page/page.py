@@ -21,7 +21,6 @@ from implicit_llm_report.inputs.frame import (
     LAST_TEN,
     PERPLEXITY,
     SHARES,
-    Group,
     Spread,
     groups,
     headlines,
@@ -30,7 +29,7 @@ from implicit_llm_report.inputs.frame import (
 from implicit_llm_report.inputs.layers import LAYERS
 from implicit_llm_report.inputs.published import MARK_WORDS, Published
 from implicit_llm_report.inputs.sources import Given, Source
-from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun
+from implicit_llm_report.inputs.training_runs import LOSS, TrainingRun, grouped
 from implicit_llm_report.page.front import TABLES, facts_of, front_figures, front_tables
 from implicit_llm_report.registry import figures_with, registry
 from implicit_llm_report.sections import ROWS, PublishedRow
@@ -46,6 +45,11 @@ TITLES = {
     "lm_eval": "Downstream tasks",
 }
 PROTOCOL = ("eval_mode", "eval_block_len", "eval_stop", "eval_tol", "eval_max_iter")
+WHOLE = "a sequence is solved as a whole"
+AT_A_TIME = {
+    "blockwise": "{} tokens are solved at a time",
+    "sequential": "one token is solved at a time",
+}
 CRITERIA = {
     "token": "the relative residual of each",
     "sequence": "the mean relative residual of the block",
@@ -81,17 +85,12 @@ def render(content: PageContent) -> dict[str, str]:
         "sources_of": partial(sources_of, given.sources),
         "git": git_words,
     }
-    if not config.is_whole:
-        return {"index.html": _rendered(given, "everything.html.j2", shared | _everything(content))}
-    return {
-        "index.html": _rendered(given, "front.html.j2", shared | _front(content)),
-        "numbers.html": _rendered(given, "everything.html.j2", shared | _everything(content)),
-    }
-
-
-def _rendered(given: Given, template: str, names: Mapping[str, Any]) -> str:
-    page = _environment(given).get_template(template).render(names)
-    return re.sub(r"\n\s*\n+", "\n", page) + "\n"
+    pages = {"index.html": ("everything.html.j2", _everything(content))}
+    if config.is_whole:
+        pages = {"index.html": ("front.html.j2", _front(content)), "numbers.html": pages["index.html"]}
+    environment = _environment(given)
+    made = {name: environment.get_template(file).render(shared | names) for name, (file, names) in pages.items()}
+    return {name: re.sub(r"\n\s*\n+", "\n", page) + "\n" for name, page in made.items()}
 
 
 def _front(content: PageContent) -> dict[str, Any]:
@@ -132,17 +131,12 @@ def protocol_of(given: Given) -> list[str]:
     rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
     found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
     return [
-        f"{TITLES[one.kind]}: {_at_a_time(one)}, until {CRITERIA.get(one.eval_stop, one.eval_stop)} is below "
-        f"{one.eval_tol:g}, in at most {one.eval_max_iter} iterations."
+        f"{TITLES[one.kind]}: {AT_A_TIME.get(one.eval_mode, WHOLE).format(one.eval_block_len)}, "
+        f"until {CRITERIA.get(one.eval_stop, one.eval_stop)} is below {one.eval_tol:g}, "
+        f"in at most {one.eval_max_iter} iterations."
         for one in found
         if one.eval_tol is not None
     ]
-
-
-def _at_a_time(mode: Group) -> str:
-    if mode.eval_mode == "blockwise":
-        return f"{mode.eval_block_len} tokens are solved at a time"
-    return "one token is solved at a time" if mode.eval_mode == "sequential" else "a sequence is solved as a whole"
 
 
 def _environment(given: Given) -> jinja2.Environment:
@@ -189,7 +183,7 @@ def cell_words(cell: Cell) -> Markup | str:
     """The number of a cell; the fewest layers of several inputs in their own words."""
     assert cell.group is not None
     if cell.metric == LAYERS:
-        return MISSING_WORD if cell.spread.mean is None else str(cell.group.details[0]["words"])
+        return MISSING_WORD if cell.spread.mean is None else str(cell.group.details("words")[0])
     return number(cell.spread.mean, cell.metric)
 
 
@@ -210,8 +204,8 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
         return []
     group, spread = cell.group, cell.spread
     work, entry = group.spread("f_evaluations_per_token", "record").mean, published.beside(group, cell.metric)
-    found: list[str] = [spread_words(spread, cell.metric)]
-    found += [f"{number(work)} f/token"] if work is not None and cell.metric in (LAST_TEN, PERPLEXITY) else []
+    has_work = work is not None and cell.metric in (LAST_TEN, PERPLEXITY)
+    found = [spread_words(spread, cell.metric), f"{number(work)} f/token" if has_work else ""]
     if entry is not None:
         words = "published code, our run:" if entry.mark == "reference_run" else "published"
         title = html.escape(published.marks[entry.mark])
@@ -226,10 +220,10 @@ def minus(text: str) -> str:
 
 def spread_words(spread: Spread, metric: str = "") -> Markup:
     """The range over seeds, and how many gave no number, where others did."""
-    words = [f"{number(spread.low, metric)} to {number(spread.high, metric)}"] if len(spread.values) > 1 else []
-    if spread.num_missing and spread.values:
-        words.append(f'<span class="missing">{spread.num_missing} missing</span>')
-    return Markup(" ".join(words))
+    ends = f"{number(spread.low, metric)} to {number(spread.high, metric)}" if len(spread.values) > 1 else ""
+    is_partly = spread.num_missing and spread.values
+    lost = f'<span class="missing">{spread.num_missing} missing</span>' if is_partly else ""
+    return Markup(" ".join(filter(None, (ends, lost))))
 
 
 def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
@@ -251,28 +245,33 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
 
 def hyperparameters(given: Given) -> dict[str, Any]:
     """A row for each phase of each run with the settings that differ between them, and what all rows share."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for run in given.training:
-        for phase in run.phases:
-            flat = pd.json_normalize(given.sources[phase.role].manifest.config).to_dict("records")[0]
-            settings = {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
-            about = {"run": run.run, "phase": phase.label, "seeds": [], "settings": settings}
-            row = rows.setdefault((run.run, phase.name), about)
-            row["seeds"].append(run.seed)
-    found = [row["settings"] for row in rows.values()]
+    places = [(run, phase) for run in given.training for phase in run.phases]
+    rows: list[dict[str, Any]] = [
+        {
+            "run": run.run,
+            "phase": phase.label,
+            "seeds": [run.seed, *(other.seed for other, _ in others)],
+            "settings": _settings(given.sources[phase.role]),
+        }
+        for (run, phase), *others in grouped(places, lambda place: (place[0].run, place[1].name)).values()
+    ]
+    found = [row["settings"] for row in rows]
     keys = {key: {str(values.get(key)) for values in found} for values in found for key in values}
     shared = {key: found[0][key] for key, values in keys.items() if len(values) == 1}
-    differing = [key for key in keys if key not in shared]
-    return {"shared": shared, "differing": differing, "rows": list(rows.values())}
+    return {"shared": shared, "differing": [key for key in keys if key not in shared], "rows": rows}
+
+
+def _settings(source: Source) -> dict[str, Any]:
+    """The settings of a phase of training, by dotted keys."""
+    flat = pd.json_normalize(source.manifest.config).to_dict("records")[0]
+    return {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
     """A number as a link to its run; text without a run behind it stays as it is."""
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
-    if not known:
-        return Markup.escape(text)
-    words = "\n".join(map(origin_words, known))
-    return Markup('<a class="n" href="#{}" title="{}">{}</a>').format(known[0].anchor, words, text)
+    link = Markup('<a class="n" href="#{}" title="{}">{}</a>')
+    return link.format(known[0].anchor, "\n".join(map(origin_words, known)), text) if known else Markup.escape(text)
 
 
 def origin_words(source: Source) -> str:
@@ -299,6 +298,5 @@ def sources_of(sources: Mapping[str, Source], roles: Iterable[str]) -> list[Sour
 def git_words(source: Source) -> str:
     """The commit a run was made with, and whether the tree had changes beside it."""
     git = source.provenance.get("git") or {}
-    if not git.get("commit"):
-        return "not recorded"
-    return git["commit"] + (" with uncommitted changes" if git.get("is_dirty") else "")
+    changes = " with uncommitted changes" if git.get("is_dirty") else ""
+    return f"{git['commit']}{changes}" if git.get("commit") else "not recorded"
