@@ -90,7 +90,7 @@ class Site:
 
 
 def fill_site(block: dict[str, Any], where: str) -> Site:
-    """Return the site of a block. Raises: ConfigError, which starts with `where`, for a wrong value or unknown class."""
+    """Return the site of a block. Raises: ConfigError, which names `where`, for a wrong value or an unknown class."""
     site = fill(Site, block, where)
     for rule, use in site.rules.items():
         if use.class_ not in site.classes:
