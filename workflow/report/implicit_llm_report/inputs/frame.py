@@ -170,9 +170,9 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
+    """Return the rows of all records by kind: implicit models first, phases by cost, and headline modes first.
 
-    `reasons`: by role, why a result is missing. `names`: of runs, for the reader.
+    `reasons`: why a result is missing, by role. `names`: the names of runs for the reader.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
