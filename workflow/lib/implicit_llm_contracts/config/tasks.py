@@ -11,7 +11,7 @@ from typing import Any, Literal
 from implicit_llm_contracts.config.registry import Registry
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
-LAST_TOKENS = 10  # of a sequence of a word problem; the published accuracies are those of these tokens
+LAST_TOKENS = 10  # the published accuracies on word problems are those of the last ten tokens
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class StorageError(UserError, OSError):
 
 @contextmanager
 def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Raise StorageError for an OSError while writing `path` that the user can fix; raise other errors unchanged."""
+    """Replace an OSError while writing `path` by a StorageError if the user can fix it; others pass unchanged."""
     try:
         yield
     except OSError as error:

@@ -30,7 +30,7 @@ from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread
 
 CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
-SWEPT = "@"  # the names of modes that a sweep adds contain it
+SWEPT = "@"  # part of the name of each mode that a sweep adds
 MODEL_STAGES = ("train", "checkpoint")
 _DATA = "data"  # the key of a summary that has settings, not numbers
 

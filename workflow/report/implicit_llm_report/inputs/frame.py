@@ -249,9 +249,9 @@ class _Derived:
     `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
     `label`: the kind of model and its phase. `is_headline`: whether the mode represents the model in figures and
     claims; this is the first mode by `mode_rank` among those with the most test sets. `budget`: "bounded" for the phase
-    of a run with the fewest iterations, "free" for its other phases. `choice`: the score by which competing runs are
-    chosen, of which the lowest wins: the training loss at the end for language models, and the error on the validation
-    set for CatbAbI. Language models that all have a `validation_loss` are chosen by this loss instead.
+    of a run with the fewest iterations, "free" for its other phases. `choice`: the score by which the best of competing
+    runs is chosen, which is the lowest: the training loss at the end for language models, and the error on the
+    validation set for CatbAbI. Language models that all have a `validation_loss` are chosen by this loss instead.
     `swept`, `at`, `base`: the setting that a record sweeps, its value, and the mode without the sweep.
     """
 

@@ -39,7 +39,7 @@ class Suite:
 
     @property
     def average_columns(self) -> tuple[Column, ...]:
-        """The averages as columns, each of which counts as a task."""
+        """The averages as columns, as if each average were a task."""
         return tuple(Column(one.label, f"{self.title}: {one.label}", AVERAGE) for one in self.averages)
 
     @property

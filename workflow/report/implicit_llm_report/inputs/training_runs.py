@@ -1,4 +1,4 @@
-"""Define training runs for the report: phases with their journals, each of which may follow or branch from another.
+"""Define training runs for the report: phases, which follow or branch from one another, with their journals.
 
 A curve is a table with a row for each of equal bins of a phase's steps, so that all seeds have the same bins.
 """
@@ -18,7 +18,7 @@ from implicit_llm_contracts.runs import journal
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
 MAX_POINTS = 120  # bins of a whole run; with more, a line of 500 pixels shows only noise
 MIN_POINTS = 20  # bins of a short branch
-END_SHARE = 0.02  # the share of all steps over whose end the final loss is averaged
+END_SHARE = 0.02  # the loss at the end is the mean over this last share of all steps
 
 
 @dataclass(frozen=True)
