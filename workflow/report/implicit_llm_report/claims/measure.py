@@ -1,9 +1,9 @@
 """Compute the numbers that a claim measures, for models or pairs of models, from the frame (inputs/frame.py).
 
 In a comparison of two models, one run represents each side. If several runs compete, which agree in everything that the
-claim compares by, the run with the best score on a validation set or in training is chosen. The score is in the columns
-`validation_loss` and `choice` of the frame, over the seeds that all runs have. The result of the comparison never
-decides the choice, and without scores there is no number.
+claim compares by, the run with the best score on a validation set or in training is chosen. The score is the mean
+of the frame's column `validation_loss` or `choice` over the seeds that all runs have. The result of the comparison
+never decides the choice, and without scores there is no number.
 
 The number of a pair combines every seed of the first model with every seed of the second. It combines equal seeds only
 if both models belong to one run, in which they share their start, or if the claim requires it. The value of a seed with
@@ -147,7 +147,7 @@ class Choice:
 
 
 def choose(rivals: Sequence[Group]) -> Choice:
-    """Return the rival with the best score: the loss on validation text if all rivals have one, else `choice`."""
+    """Return the rival with the best score: its `validation_loss` if all rivals have one, else its score `choice`."""
     if len(rivals) == 1:
         return Choice(rivals[0])
     by, scores = "loss on validation text", _scores(rivals, "validation_loss")

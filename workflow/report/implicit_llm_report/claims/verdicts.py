@@ -62,7 +62,7 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 
 
 def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """Return one entry for each claim: that of the first experiment which ran it."""
+    """Return one entry for each claim: that of the first experiment that ran it."""
     found: dict[str, Entry] = {}
     for entry in (entry for entries in experiments for entry in entries):
         if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:

@@ -154,7 +154,7 @@ def seeds_words(spread: Spread) -> str:
 
 
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
-    """Return a sorting key of a record's mode, which does not depend on the mode's name.
+    """Return a sorting key of a record's mode, which depends on its settings before its name.
 
     Modes are sorted by MODE_ORDER, and a stopping criterion of each token comes before that of a sequence. The released
     code's criterion comes last.
