@@ -30,7 +30,7 @@ def group_order(name: str) -> int:
     """
     if GROUPS.knows(name):
         return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name].order
-    match = BUILTIN_GROUP.fullmatch(name[:6])  # a longer name is too large in any case
+    match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
     family, size = (match[1], int(match[2])) if match else ("", 0)
     if not 0 < size <= LARGEST_N.get(family, 0):
         raise UnknownGroup(f"group: {name[:20]!r} is no group, built in or of a plugin; use one of {VALID_GROUPS}")

@@ -369,7 +369,7 @@ class Group:
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        """The columns of the numbers as lists, which are faster than columns, in the order of the seeds."""
+        """The columns of the numbers in the order of the seeds, as lists, which are faster than pandas columns."""
         return {name: self._by_seed[name].tolist() for name in ("metric", "value", "seed", "record", "role")}
 
     @property

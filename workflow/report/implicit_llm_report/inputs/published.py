@@ -97,7 +97,7 @@ class PublishedEntry:
             return False
         if cell.source is not None:
             return self.hub is not None and self.hub == cell.source.get("hub")
-        # Models here are trained on the corpus of their test, or on D-Pile for downstream tasks; other entries differ.
+        # All models here are trained on the corpus of their test, or on D-Pile for downstream tasks.
         if self.train_data != (self.test_data or ("D-Pile" if self.values else self.train_data)):
             return False
         return all(self._agrees(column, getattr(cell, column)) for column in COMPARED[self.kind or ""])
