@@ -127,7 +127,7 @@ class Judgement:
     verdict: Verdict
     evidence: Found = field(default_factory=Found)
     num_competing: int = 0
-    is_asked: bool = True  # whether the claim can be judged at the scale of the experiment
+    is_asked: bool = True  # whether the experiment can test the claim
     others: tuple[Found, ...] = ()
     controls: tuple["Judgement", ...] = ()
 

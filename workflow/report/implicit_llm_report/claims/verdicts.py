@@ -26,8 +26,8 @@ class Row:
     """A row of the table.
 
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
-    interval, if there are few test sequences. essential: the bound that a seed missed, the reductions of the training,
-    and the controls. cut: all evidence. is_asked: whether the experiment can test the claim.
+    interval, if there are few test sequences. essential: the bound that a seed missed, how much smaller model and data
+    are than the paper's, and the controls. cut: all evidence. is_asked: whether the experiment can test the claim.
     """
 
     id: str
