@@ -32,6 +32,12 @@ CLEAN = (  # grows until it covers CODE
     "implicit_llm/cuda_graphs",
     "implicit_llm/models/mamba2",
     "implicit_llm/models/llama3",
+    "workflow/lib/implicit_llm_contracts",
+    "workflow/lib/implicit_llm_workflow/commands",
+    "workflow/lib/implicit_llm_workflow/results",
+    "workflow/report/implicit_llm_report/claims",
+    "workflow/report/implicit_llm_report/inputs",
+    "workflow/report/implicit_llm_report/page",
     "tests/gpu",
 )
 INSTEAD = {
