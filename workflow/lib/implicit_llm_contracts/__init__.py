@@ -1,6 +1,6 @@
-"""What the driver and the library agree on, by the standard library alone: a process that plans needs no torch.
+"""Define what driver and library share. This needs only the standard library, so a process that plans needs no torch.
 
-`config` says what a result is, `runs` how a job's run directory, manifest and journal are written and read.
+`config` defines the settings of a result; `runs` writes and reads a job's run directory, manifest and journal.
 """
 
 __version__ = "0.2.0"

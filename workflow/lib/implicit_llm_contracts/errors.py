@@ -1,4 +1,4 @@
-"""Errors that a stage reports in one line, with the exit code of the process and the class of the failure."""
+"""Define the errors that a stage reports in one line, with their exit codes and failure classes."""
 
 import errno
 
@@ -6,7 +6,7 @@ _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, err
 
 
 class UserError(Exception):
-    """Something the user can put right: what happened, where, and what to do next, in one line."""
+    """An error that the user can fix; its one line states what happened, where, and what to do next."""
 
     exit_code = 2
     failure_class = "user"
@@ -21,23 +21,23 @@ class InvalidValue(UserError, ValueError):
 
 
 def refuse_if(is_wrong: object, problem: str) -> None:
-    """Check a configuration that validates itself. Raises: InvalidValue, whose place `fill` adds."""
+    """Raise InvalidValue if a configuration that validates itself is wrong; `fill` adds the place to the message."""
     if is_wrong:
         raise InvalidValue(problem)
 
 
 class Preempted(Exception):
-    """The stage stopped on request after committing its state; started again it goes on from there."""
+    """The stage stopped on request after it had committed its state; the next start resumes there."""
 
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: the executor starts the same job again
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h, after which the executor starts the same job again
     failure_class = "preempted"
 
 
 def failure_class_of(error: BaseException) -> str | None:
-    """The class of a failure, by which it is decided whether to start again; None when it is not known."""
+    """Return the class of a failure, which decides whether the job is retried; None if it is unknown."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's class, without an import
         return "oom"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return "quota"

@@ -1,4 +1,4 @@
-"""Names in messages: the nearest valid name to a misspelt one, and the natural order of names with numbers."""
+"""Find the valid name nearest to a misspelt one, and order names that contain numbers."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ SHOWN_NAMES = 20
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
-    """The closest valid name as a question; if none is close, `otherwise`, or by default the first valid names."""
+    """Return a question with the closest valid name, or else `otherwise`, whose default is the first valid names."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1)
     if close or otherwise:
@@ -18,5 +18,5 @@ def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorting key of a name with numbers in it: `layers4` before `layers16`."""
+    """Return a sorting key for names that contain numbers, so that `layers4` comes before `layers16`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -1,9 +1,9 @@
-"""What an experiment can name: the built-in tasks, kinds of evaluation, groups and figures, and those of its plugins.
+"""Collect the tasks, kinds of evaluation, groups and figures that an experiment can name: built-in or from its plugins.
 
-A plugin is a Python file that an experiment names. It has a literal `PLUGIN = {...}` at its top level, the fields of
-`Plugin` below. The workflow plans with that literal alone and does not import the file. The jobs that use the plugin
-import it: it then registers the families, methods, stopping rules and groups that it declares, and has a function for
-each task, kind of evaluation and figure: `make_<task>`, `evaluate_<kind>`, `draw_<figure>`.
+A plugin is a Python file that an experiment names. It has a literal `PLUGIN = {...}` at its top level, with the fields
+of `Plugin` below. The workflow plans with this literal alone and does not import the file. The jobs that use the plugin
+import it. Its import registers the families, methods, stopping rules and groups that it declares. The file also has a
+function for each task, kind of evaluation and figure: `make_<task>`, `evaluate_<kind>`, `draw_<figure>`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from implicit_llm_contracts.config.word_problem import GROUPS
 from implicit_llm_contracts.errors import ConfigError, InvalidValue
 
 LITERAL = "PLUGIN"
-PLUGINS = "plugins"  # the key of a job's config: the plugins that it imports
+PLUGINS = "plugins"  # the key of a job's config that lists the plugins to import
 SETTING_TYPES = {str, int, float, bool}
 
 
 @dataclass(frozen=True)
 class OwnTask(TaskKind):
-    """A task. `settings` of a data set: defaults by key, whose types are those of the keys."""
+    """A plugin's task. `settings`: the defaults of a data set's keys, which also determine their types."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class OwnEvaluation:
-    """A kind of evaluation. `data`: the tasks whose models it is for. `settings`: defaults by key.
+    """A plugin's kind of evaluation.
 
-    `metrics`: numbers of a record of its metrics.json that the report takes.
+    `data`: the tasks whose models it can evaluate. `settings`: defaults by key. `metrics`: the numbers in a record of
+    its metrics.json that the report shows.
     """
 
     data: tuple[str, ...]
@@ -53,7 +54,7 @@ class OwnEvaluation:
     has_modes: bool = True
 
     def kind(self, name: str) -> EvaluationKind:
-        """The entry of the table of kinds."""
+        """Return the entry for the table of kinds."""
         modes = [("modes", tuple[ModeConfig, ...]), ("sweep", SweepConfig | None, None)] if self.has_modes else []
         config = settings_class(name, self.settings, [("kind", str), *modes], (AsGiven,))
         return EvaluationKind(config, self.data, (), name, "", self.metrics, {}, dict.fromkeys(self.settings, ""))
@@ -61,7 +62,7 @@ class OwnEvaluation:
 
 @dataclass(frozen=True)
 class OwnFigure:
-    """A figure of the report. `needs`: the results that it is made of, as in the report's registry.yaml."""
+    """A plugin's figure. `needs`: the results that it shows, in the format of the report's registry.yaml."""
 
     caption: str
     needs: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class OwnFigure:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a plugin adds, by name. `groups`: with their numbers of elements. `files`: others that it reads."""
+    """The declarations of a plugin by name. `groups`: the number of elements by name. `files`: other files it reads."""
 
     families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -81,7 +82,7 @@ class Plugin:
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises: NameTaken for a name that is built in; InvalidValue for settings that fix no types."""
+        """Check all entries. Raises: NameTaken for a built-in name; InvalidValue for settings without a clear type."""
         for name, task in self.tasks.items():
             settings_class(name, task.settings, [])
         for name, evaluation in self.evaluations.items():
@@ -92,25 +93,25 @@ class Plugin:
 
     @property
     def registered(self) -> tuple[tuple[Registry[Any], Mapping[str, Any]], ...]:
-        """What the file registers when it is imported: each table, with what is known of the names before that."""
+        """Each table in which the import of the file registers names, with their declared values or None."""
         named = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
         return (*((table, dict.fromkeys(names)) for table, names in named), (GROUPS, self.groups))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that occur in the config of a job that uses the plugin."""
+        """The names that occur in the config of a job that uses the plugin."""
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
 
     @property
     def functions(self) -> dict[tuple[str, str], str]:
-        """The functions that the file has, by the stage that calls them and the task, kind of evaluation or figure."""
+        """The names of the file's functions by the stage that calls them and the task, kind of evaluation or figure."""
         verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
         tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
         return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
 
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
-    """A frozen dataclass of the settings, after the fields `others`, for `fill`. Raises: InvalidValue."""
+    """Return a frozen dataclass of the fields `others` and the settings, for `fill`. Raises: InvalidValue."""
     own = []
     for key, value in defaults.items():
         is_list = isinstance(value, list)
@@ -124,12 +125,12 @@ def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], ba
         own.append((key, kind, field(default=tuple(value) if is_list else value)))
     try:
         return make_dataclass(name, sorted([*others, *own], key=len), bases=bases, frozen=True)
-    except TypeError as error:  # a key that is no name, or is taken
+    except TypeError as error:  # the key is no identifier, or is used already
         raise InvalidValue(f"{name}.settings: {error}; rename the key") from error
 
 
 def read_plugin(path: Path) -> Plugin:
-    """The literal of a plugin, which is not imported. Raises: ConfigError."""
+    """Read the literal of a plugin without importing the file. Raises: ConfigError."""
     try:
         tree = ast.parse(path.read_bytes())
     except OSError as error:
@@ -146,12 +147,12 @@ def read_plugin(path: Path) -> Plugin:
 
 
 def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
-    """Absolute paths of the plugins of a job, which its config names from the working directory."""
+    """Return the absolute paths of a job's plugins, which its config names relative to the working directory."""
     return [Path(plugin).resolve() for plugin in config.get(PLUGINS, ())]
 
 
 def load_plugin(path: Path) -> ModuleType:
-    """Import the plugin of a job, once, and see that it registers what it declares. Raises: ConfigError."""
+    """Import a job's plugin once, and check that it registers everything that it declares. Raises: ConfigError."""
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
         return known
@@ -175,21 +176,22 @@ def _missing(plugin: Plugin, module: ModuleType) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Kinds:
-    """Tasks and kinds of evaluation, with those of `plugins` (by path), and the groups and figures of these.
+    """The tasks and kinds of evaluation that are built in or from `plugins` (by path), and the figures of the plugins.
 
-    An experiment has one, which is passed to whatever reads, plans and runs it. A job has one of its own plugins.
+    Each experiment has one instance, which is passed to the code that reads, plans and runs it. The instance of a job
+    has the plugins of this job.
     """
 
     plugins: Mapping[str, Plugin]
     tasks: Mapping[str, TaskKind]
     evaluations: Mapping[str, EvaluationKind]
-    figures: Mapping[str, OwnFigure]  # those of plugins; the report has a registry of its own
+    figures: Mapping[str, OwnFigure]  # of the plugins; the report registers its own
 
     @classmethod
     def read(cls, paths: Iterable[Path], where: str) -> Kinds:
-        """The kinds of an experiment with these plugins, which are not imported.
+        """Return the kinds of an experiment with these plugins, without importing them.
 
-        Raises: ConfigError, for two plugins that add one name it starts with `where`.
+        Raises: ConfigError; if two plugins add the same name, it starts with `where`.
         """
         plugins: dict[str, Plugin] = {}
         figures: dict[str, OwnFigure] = {}
@@ -206,7 +208,7 @@ class Kinds:
         return cls(plugins, tasks, evaluations, figures)
 
     def marked(self, value: Any) -> Any:
-        """Values of an experiment, in which names that the plugins declare pass the checks of tables without them."""
+        """Return an experiment's values with plugin names as `Declared`, which the checks of the tables accept."""
         if isinstance(value, Mapping):
             return {key: self.marked(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -223,11 +225,11 @@ class Kinds:
         }
 
     def owner(self, stage: str, name: str) -> Path | None:
-        """The plugin whose function a stage calls for a task, kind or figure; None for a built-in one."""
+        """Return the plugin whose function a stage calls for a task, kind or figure; None for a built-in name."""
         return next((Path(path) for path, plugin in self.plugins.items() if (stage, name) in plugin.functions), None)
 
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:
-        """That function, for which the plugin is imported; None for a built-in task, kind or figure."""
+        """Import the plugin of a task, kind or figure and return its function; None for a built-in name."""
         owner = self.owner(stage, name)
         return None if owner is None else getattr(load_plugin(owner), read_plugin(owner).functions[stage, name])
 

@@ -124,8 +124,8 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 class Work:
     """The computation and disk space of a training job; `flops` and `disk_bytes` are None if the model is not counted.
 
-    `f_evaluations`: per token of a training step, including those with gradient. `unique_tokens`: the size
-    of the data set if it is limited; training repeats these tokens.
+    `f_evaluations`: per token of a training step, including those with gradient. `unique_tokens`: the size of the data
+    set if it is limited; training repeats these tokens.
     """
 
     tokens: int

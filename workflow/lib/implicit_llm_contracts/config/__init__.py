@@ -1,1 +1,1 @@
-"""Configurations: what a result depends on. The code digest of a job covers this folder."""
+"""Define the configurations on which a result depends. The code digest of a job covers this folder."""

@@ -1,4 +1,4 @@
-"""The import of a model that was trained elsewhere."""
+"""Define the settings of the import of a model that was trained elsewhere."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,10 +12,12 @@ _NOT_GIVEN = ""
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`path`: a folder, below the downloads or the working directory, in the format of transformers, in the published
-    layout, or of the original Mamba2 release. `hub` and `revision`: a model of the hub and its commit; null takes the
-    newest, and the report says that it is not pinned. `sha256`: digests that files must have; a pickle is read only if
-    it is named.
+    """A model that was trained elsewhere.
+
+    `path`: a folder in the downloads folder or working directory, in the format of transformers, in the published
+    layout, or of the original Mamba2 release. `hub`, `revision`: a model on the hub and its commit; null means the
+    newest commit, which the report shows as not pinned. `sha256`: the digests that files must have; a pickle is read
+    only if its digest is given here.
     """
 
     path: Annotated[Text | None, UNLESS_DEFAULT] = None

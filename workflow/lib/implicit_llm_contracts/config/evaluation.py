@@ -1,4 +1,4 @@
-"""What an evaluation is: every field here changes the numbers (identity); batch size and device are runtime."""
+"""Define the settings of evaluations. Every field is part of the identity; batch size and device are runtime."""
 
 import dataclasses
 import itertools
@@ -14,25 +14,25 @@ from implicit_llm_contracts.hints import nearest
 
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
-COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that a record of each kind may have
-# A mode by hand: simultaneous, with the released code's criterion, one norm over the whole batch.
+COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
+# A mode of the command line: simultaneous, with the released code's criterion, which is one norm over the whole batch.
 RELEASED_CRITERION = "released-criterion"
 
-# The rule "batch" couples the sequences of a batch: its batch size changes the numbers and is not the machine's choice.
+# The stopping rule "batch" couples the sequences of a batch, so the batch size changes the numbers and is fixed.
 COUPLED_BATCH_SIZE = 64
-# Draws behind the standard error of a perplexity; the harness's own number.
+# The number of draws for the standard error of a perplexity, which is the default of the harness.
 BOOTSTRAP_DRAWS = 100_000
 AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
 EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
 
 
 class EvaluateConfigError(UserError):
-    """An evaluation that cannot be run as configured."""
+    """The evaluation cannot run as configured."""
 
 
 @dataclass(frozen=True)
 class SweptSetting:
-    """The mode `base` with its field `key` set to `value`."""
+    """The origin of a mode in a sweep: the mode `base` with its field `key` set to `value`."""
 
     base: str
     key: str
@@ -41,12 +41,12 @@ class SweptSetting:
 
 @dataclass(frozen=True)
 class ModeConfig(AsGiven):
-    """One way of solving an implicit model; None keeps what the model was saved with.
+    """An evaluation mode of an implicit model; a setting that is None keeps the value saved with the model.
 
-    "as_trained" is the pass of the phase the model was saved in, with all of its settings.
-    `eval_tol` is relative, in (0, 1); `eval_max_iter` counts f-evaluations; `max_samples` takes the first samples of a
-    data set only; `batch_size` (sequences) is fixed here for stopping rules that couple the sequences of a batch, and
-    is the machine's choice otherwise.
+    "as_trained" is the pass of the phase in which the model was saved, with all of its settings. `eval_tol` is
+    relative, in (0, 1). `eval_max_iter` counts f-evaluations. `max_samples` selects the first samples of a data set.
+    `batch_size` (sequences) is set here for stopping rules that couple the sequences of a batch; otherwise it is a
+    runtime setting.
     """
 
     name: str
@@ -71,9 +71,9 @@ class ModeConfig(AsGiven):
                 )
 
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
-        """The batch size that belongs to the result, None when the sequences do not influence each other.
+        """Return the batch size on which the result depends, or None if the sequences do not influence each other.
 
-        `trained` is the solver the model was saved with, which may have the rule "batch" too; None: an explicit model.
+        trained: the solver saved with the model, whose stopping rule may also be "batch"; None for an explicit model.
         """
         if self.batch_size is not None or trained is None:
             return self.batch_size
@@ -81,7 +81,7 @@ class ModeConfig(AsGiven):
         return COUPLED_BATCH_SIZE if stop == "batch" else None
 
     def solver(self, trained: SolverConfig) -> SolverConfig:
-        """The solver the model was saved with, with this mode's evaluation fields."""
+        """Return the solver saved with the model, with the evaluation settings of this mode."""
         changed: dict[str, Any] = {
             "eval_mode": self.eval_mode,
             "eval_max_iter": self.eval_max_iter,
@@ -92,10 +92,10 @@ class ModeConfig(AsGiven):
         return dataclasses.replace(trained, **{key: value for key, value in changed.items() if value is not None})
 
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
-        """What a record of metrics.json says of the mode: the settings that were used, None for an explicit model.
+        """Return the mode's fields in a record of metrics.json: its settings, which are None for an explicit model.
 
-        The mode "as_trained" has the settings of the phase. The record of an explicit model also says that it belongs
-        to a sweep, although nothing is swept: otherwise the report would show the model twice.
+        The mode "as_trained" uses the settings of the phase. In a sweep, the record of an explicit model also has a
+        sweep, although nothing is swept, because the report would otherwise show the model twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -111,14 +111,14 @@ class ModeConfig(AsGiven):
 
 @dataclass(frozen=True)
 class SweepConfig(AsGiven):
-    """Values of a mode's fields, for test-time compute."""
+    """The values of a mode's fields in a sweep of test-time compute."""
 
     eval_max_iter: tuple[Count, ...] = ()
     eval_tol: tuple[Share, ...] = ()
 
 
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
-    """The modes that are evaluated: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
+    """Return the modes to evaluate: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
     unswept = next((mode.name for mode in modes if mode.eval_mode == AS_TRAINED), None)
     if sweep is not None and unswept is not None:
         raise EvaluateConfigError(
@@ -149,14 +149,15 @@ def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tup
     )
 
 
-# From the one nearest to generation; of a pair of modes the nearer one is the reference.
+# The modes by how similar they are to generation; the more similar mode of a pair is the reference.
 _NEARNESS = (SEQUENTIAL, "blockwise", "simultaneous", AS_TRAINED)
 
 
 def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[str, str]]:
-    """Every two modes, the reference second: the one nearer to generation, of equals the one named first.
+    """Return every pair of modes; the second one is the reference, which is more similar to generation.
 
-    In a sweep, both modes have the same value of the same setting.
+    If both are equally similar, the reference is the mode named first. In a sweep, both modes of a pair have the same
+    value of the same setting.
     """
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]
@@ -170,7 +171,7 @@ def _swept(mode: ModeConfig) -> tuple[str, float] | None:
 
 @dataclass(frozen=True)
 class InModes(AsGiven):
-    """A kind of evaluation in which implicit models are evaluated in `modes`, explicit ones in the mode "parallel"."""
+    """A kind of evaluation that evaluates implicit models in `modes` and explicit models in the mode "parallel"."""
 
     kind: str
     modes: tuple[ModeConfig, ...]
@@ -179,10 +180,10 @@ class InModes(AsGiven):
 
 @dataclass(frozen=True)
 class EvaluateConfig(InModes):
-    """Word problems.
+    """The accuracy on word problems.
 
-    `lengths` takes the test sets of these lengths (tokens) only; None takes all. precision: as for perplexity; in bf16
-    long sequences in short blocks take a fraction of the time on a GPU.
+    `lengths`: the lengths (tokens) of the test sets to evaluate; None for all. `precision`: as for perplexity; on a
+    GPU, bf16 evaluates long sequences in short blocks much faster.
     """
 
     kind: Literal["word_problem"]
@@ -192,9 +193,10 @@ class EvaluateConfig(InModes):
 
 @dataclass(frozen=True)
 class CatbabiEvaluation(InModes):
-    """Questions of CatbAbI, read by each of `protocols` (catbabi.py).
+    """The accuracy on the questions of CatbAbI in each of `protocols` (catbabi.py).
 
-    `carried_max_tokens` takes the first windows only in the protocol carried, which reads one window at a time.
+    `carried_max_tokens`: the maximum number of tokens in the protocol carried, which evaluates one window at a time;
+    None for all windows.
     """
 
     kind: Literal["catbabi"]
@@ -208,11 +210,11 @@ class CatbabiEvaluation(InModes):
 
 @dataclass(frozen=True)
 class PerplexityConfig(InModes):
-    """Perplexity of language models on the test set, cut into rows of each of `lengths` (tokens); None takes
-    the rows as the data set has them.
+    """The perplexity of language models on the test set.
 
-    `max_tokens` takes the first rows only, at least one a length; None takes all. `precision` bf16 runs the model under
-    autocast, which a large model on a GPU needs to finish in time; losses are fp32.
+    `lengths`: the test set is cut into sequences of each of these lengths (tokens); None keeps the sequences of the
+    data set. `max_tokens`: limits the evaluation to the first sequences, at least one per length; None for all.
+    `precision`: bf16 runs the model under autocast, so that large models finish in time on a GPU; losses are fp32.
     """
 
     kind: Literal["perplexity"]
@@ -223,12 +225,12 @@ class PerplexityConfig(InModes):
 
 @dataclass(frozen=True)
 class DualityConfig(InModes):
-    """Whether all modes give the same answers to the same tokens, and how fast the simultaneous iteration converges.
+    """The agreement of all modes on the same tokens, and the speed at which the simultaneous iteration converges.
 
-    lengths: tokens of a row; None takes the rows as the data set has them, the only choice for word problems and
-    CatbAbI. max_tokens: the first rows only, at least one a length; the paper compares 3 million. A mode's max_samples
-    holds for all modes, which are compared on the same rows. trace_tokens: of these, how many the convergence is
-    followed on. precision: as for perplexity.
+    lengths: tokens per sequence; None keeps the sequences of the data set, the only choice for word problems and
+    CatbAbI. max_tokens: limits the evaluation to the first sequences, at least one per length; the paper compares
+    3 million tokens. The max_samples of a mode applies to all modes, which are compared on the same sequences.
+    trace_tokens: the number of these tokens on which convergence is recorded. precision: as for perplexity.
     """
 
     kind: Literal["duality"]
@@ -240,12 +242,12 @@ class DualityConfig(InModes):
 
 @dataclass(frozen=True)
 class JacobianConfig(AsGiven):
-    """The tokens of the test rows to measure, and the layer.
+    """The Jacobian of a layer's state at tokens of the test sequences.
 
-    `positions` count tokens from 1; empty: 16 of them, spread evenly from the second token to the last or the 256th.
-    `num_sequences` are the first rows of the shortest test set: with the defaults there are at least 128 tokens where
-    rows have 16 or more. At the last position of each row, `checked_rows` rows of the Jacobian are compared with
-    autograd through the iteration, which costs a solve each.
+    `positions`: tokens, which count from 1; if empty, 16 tokens, spread evenly from the second to the last or the
+    256th. `num_sequences`: the number of sequences, which are the first of the shortest test set. With the defaults,
+    sequences of 16 or more tokens have at least 128 measured tokens together. `checked_rows`: at the last position of
+    each sequence, this many rows of the Jacobian are compared with autograd through the iteration; each costs a solve.
     """
 
     kind: Literal["jacobian"]
@@ -257,11 +259,11 @@ class JacobianConfig(AsGiven):
 
 @dataclass(frozen=True)
 class LmEvalConfig(InModes):
-    """Tasks of the harness, by name, each with the metrics that its YAML file names.
+    """Downstream tasks of the harness by name, each with the metrics that its YAML file names.
 
-    `limit` takes the first documents of each task only; None takes all. `task_path` is a folder of further tasks, whose
-    files have the digests `task_files` (sha256 by path below the folder; None does not check). `precision` bf16 runs
-    the model under autocast. `bootstrap_draws`: for the standard error of a perplexity.
+    `limit`: the maximum number of documents per task; None for all. `task_path`: a folder of further tasks.
+    `task_files`: the sha256 of its files by path below the folder; None skips the check. `precision`: bf16 runs the
+    model under autocast. `bootstrap_draws`: the number of draws for the standard error of a perplexity.
     """
 
     kind: Literal["lm_eval"]

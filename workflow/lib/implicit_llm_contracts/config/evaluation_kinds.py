@@ -1,7 +1,7 @@
-"""The kinds of evaluation: the one table that the experiment files, the rules, the commands and the report read.
+"""Define the table of the kinds of evaluation, which experiment files, rules, commands and the report use.
 
-A new kind is an entry here, the dataclass of its settings, and a module of its name in `implicit_llm/evaluation/kinds`
-whose function `run` is the body of its jobs.
+A new kind needs an entry here, a dataclass of its settings, and a module of its name in
+`implicit_llm/evaluation/kinds`, whose function `run` is the body of its jobs.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
 _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
-# A sentence on each field of a mode that an evaluation by hand can set, for all modes at once.
+# The help of each setting of a mode that the command line can set, for all modes at once.
 MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block, each damped by the model's tau; by default as saved.",
     "eval_tol": "Relative residual below which a token has converged; by default as saved.",
@@ -38,13 +38,13 @@ _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_sha
 
 @dataclass(frozen=True)
 class EvaluationKind:
-    """What the parts of the project must know of a kind.
+    """The properties of a kind of evaluation that other parts of the project need.
 
-    `data`: kinds of data whose models an experiment evaluates in this way. `reads`: kinds of the jobs whose data sets
-    it can read. `settings`: a sentence on each of its own keys. `metrics`: numbers of a record, in the order in which
-    the report shows them; `columns`: fields of a record with their headings, in the table of an evaluation by hand.
-    `parts`: the setting that names the parts of the data there are numbers of, all of them where it is left out.
-    `lengths`: which lengths of a language model's data it takes by default.
+    `data`: the tasks whose models this kind can evaluate. `reads`: the kinds of data jobs whose data sets it can read.
+    `settings`: the help of each of its own keys. `metrics`: the numbers of a record, in the order of the report.
+    `columns`: the fields of a record and their headings in the table that the command prints. `parts`: the setting that
+    selects the parts of the data for which there are numbers; without it, all parts. `lengths`: the lengths of a
+    language model's data that are the default.
     """
 
     config: type
@@ -70,7 +70,7 @@ class EvaluationKind:
 
     @property
     def is_large(self) -> bool:
-        """Whether models and their logits fill a card: those of language models do."""
+        """Whether models and their logits fill a GPU, as those of language models do."""
         return self.data == (LANGUAGE_MODEL,)
 
 

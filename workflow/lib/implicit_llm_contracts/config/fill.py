@@ -1,4 +1,4 @@
-"""Settings: `fill` makes a tree of frozen dataclasses from plain mappings, and `as_config` plain mappings from them."""
+"""Convert settings: `fill` makes a tree of frozen dataclasses from plain mappings, and `as_config` converts it back."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from implicit_llm_contracts.hints import nearest
 
 T = TypeVar("T")
 
-# Snakemake's YAML 1.1 reads 1e-3 as text, because it wants a dot and a signed exponent.
+# Snakemake's YAML 1.1 parses 1e-3 as text, because a number needs a dot and a signed exponent there.
 EXPONENT_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
 _NAMES = {
     str: "a string",
@@ -32,33 +32,34 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Only:
-    """In `Annotated[int, Only(is_positive, "a positive integer")]`: the values that `fill` accepts for a field."""
+    """A rule in a type, such as `Annotated[int, Only(is_positive, "a positive integer")]`, which `fill` enforces."""
 
     accepts: Callable[[Any], object]
     allowed: str
 
 
 class AsGiven:
-    """A base of settings whose identity has only the keys that were given, so that it does not repeat the defaults."""
+    """A base class of settings whose identity has only the given keys, so that it does not repeat the defaults."""
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The keys that `fill` was given; all of settings that were made without it."""
+        """The keys that `fill` received; all keys of settings that were made without `fill`."""
         return self.__dict__.get("_given", tuple(fill_keys(type(self))))
 
 
-MOST = 10**15  # no setting counts further: a larger integer is a slip of the keyboard
+MOST = 10**15  # no setting needs a larger integer; one that is larger is a typing error
 
-# In `Annotated[...]`: an identity leaves the field out while it has its default. Results from before it stay fresh.
+# In `Annotated[...]`, this keeps a field with its default value out of identities, so results from before the field was
+# added stay fresh.
 UNLESS_DEFAULT = object()
 
 
 def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
-    """Make a `cls` (a dataclass) from `mapping`; `where` is the file or key the mapping came from.
+    """Return an instance of the dataclass `cls` with the values of `mapping`, which comes from the file or key `where`.
 
-    Lists become tuples, integers and texts such as 1e-3 floats, strings paths where those are wanted; nothing else is
-    converted, and true is no integer. Of a union of dataclasses whose first field is a Literal, that field's value
-    selects one.
+    If the type of a field requires it, a list becomes a tuple, an integer or a text such as 1e-3 becomes a float, and a
+    string becomes a path. Nothing else is converted, and true is not an integer. In a union of dataclasses whose first
+    field is a Literal, the value of that field selects the class.
     Raises: ConfigError for an unknown or missing key, a wrong type or value, or a ValueError of `__post_init__`.
     """
     if not isinstance(mapping, Mapping):
@@ -85,7 +86,7 @@ def fill(cls: type[T], mapping: Mapping[str, Any], where: str) -> T:
 
 
 def as_config(settings: Any) -> Any:
-    """The settings of a job as its identity has them and `fill` reads them: mappings, lists and plain values."""
+    """Return settings as mappings, lists and plain values, as they are in a job's identity and as `fill` reads them."""
     if is_dataclass(settings):
         keys = fill_keys(type(settings)).items()
         return {key: as_config(getattr(settings, it.name)) for key, it in keys if _is_in_identity(settings, key, it)}
@@ -108,7 +109,7 @@ def check_fields(config: Any, where: str) -> None:
 
 
 def fill_keys(cls: type) -> dict[str, Field]:
-    """The fields by the keys that fill them: `from_` by "from", which Python reserves."""
+    """Return the fields by their keys; the key "from", which Python reserves, belongs to the field `from_`."""
     return {field.name.rstrip("_"): field for field in fields(cls) if field.init}
 
 
@@ -118,12 +119,12 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def below(where: str, key: Any) -> str:
-    """The place of a key: in a file, or below another key."""
+    """Return the place of a key, which is in a file or below another key, for messages."""
     return f"{where}: {key}" if where.endswith((".yaml", ".json")) else f"{where}.{key}"
 
 
 def _convert(wanted: Any, value: Any, where: str) -> Any:
-    """`value` as the type `wanted`. Raises: ConfigError."""
+    """Return `value` as the type `wanted`. Raises: ConfigError."""
     kind = _kind(wanted)
     if kind is Any:
         return value
@@ -157,7 +158,7 @@ def _choose(choices: Sequence[Any], value: Any, where: str) -> Any:
 def _convert_union(wanted: Any, value: Any, where: str) -> Any:
     members = get_args(wanted)
     value = as_number(value) if float in members else value
-    if type(value) in members:  # exact first: an integer given to float | int stays one
+    if type(value) in members:  # exact types come first, so an integer for float | int stays an integer
         return _convert_scalar(type(value), value, where)
     classes = [member for member in members if isinstance(member, type) and is_dataclass(member)]
     if isinstance(value, Mapping) and len(classes) > 1:
@@ -171,7 +172,7 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
         try:
             return _convert(member, value, where)
         except ConfigError as error:
-            # The member of the same shape has the useful message: an unknown key inside, a wrong element.
+            # The error of the member with the same shape is the useful one: an unknown key inside, a wrong element.
             reason = reason or (error if _has_shape(member, value) else None)
     raise reason or ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
@@ -204,7 +205,7 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """The float that a text such as 1e-3 was written for; any other value, and what no float can hold, as it is."""
+    """Return the float of a text such as 1e-3; return any other value and infinite numbers unchanged."""
     is_number = isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) and math.isfinite(float(value))
     return float(value) if is_number else value
 

@@ -1,11 +1,12 @@
-"""Floating-point operations of the models: what a token costs in a forward pass and in a training step.
+"""Count the floating-point operations of the models per token of a forward pass and of a training step.
 
-The driver prices experiments with it, and training reports FLOPs and utilisation with it, so both count alike.
+The driver estimates the cost of experiments with these counts, and training reports its FLOPs and utilisation with
+them, so both numbers can be compared.
 
-What is counted: the operations that the result needs, in matrix products and convolutions, two for each multiply-add
-(an m x k times k x n product is 2 m n k). Not counted: element-wise work (norms, activations, rotations, softmax,
-decays), the embedding look-up, weight normalisation, what a causal mask throws away, and anything done only by the
-implementation (zero columns that pad an MLP, activations computed again in the backward pass, the solver's residuals).
+The counts include the operations in matrix products and convolutions that the result needs, two for each multiply-add
+(an m x k times k x n product is 2 m n k). They exclude element-wise work (norms, activations, rotations, softmax,
+decays), the embedding look-up, weight normalisation, and scores that a causal mask removes. They also exclude work of
+the implementation alone: zero columns that pad an MLP, recomputed activations, and the solver's residuals.
 
 Shapes: `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution width,
 `E` width of the injection, `M` MLP width, `V` vocabulary, `Q` chunk length.
@@ -21,12 +22,12 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
 FAMILY_NAMES = {MAMBA2: "Mamba2", LLAMA3: "Llama"}
-# The library puts the classes behind the names.
+# The library adds the classes to the names.
 FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys(FAMILY_NAMES))
-# As in models.mamba2.ssd. The kernels of mamba_ssm take longer chunks: more operations for the same result.
+# The chunk length of models.mamba2.ssd. The kernels of mamba_ssm use longer chunks, which need more operations.
 SSD_CHUNK_LEN = 64
-ROUNDING = 1e-3  # of f-evaluations that are a mean in fp32
-BACKWARD_FORWARDS = 2  # of y = W x, the backward pass needs the gradients of W and of x, each as much work as y
+ROUNDING = 1e-3  # relative error of a mean number of f-evaluations in fp32
+BACKWARD_FORWARDS = 2  # for y = W x, the gradients of W and of x need as much work as y each
 
 
 class UncountedModel(ValueError):
@@ -35,9 +36,10 @@ class UncountedModel(ValueError):
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """FLOPs per token. `stack`: one evaluation of f, all layers; `outside`: injection and head, once a pass.
+    """FLOPs per token of a forward pass.
 
-    mixing: the part of the stack that multiplies activations with each other, in attention or scan, not with weights.
+    stack: one evaluation of f, which is all layers. mixing: the part of the stack that multiplies activations with each
+    other, in attention or scan, and not with weights. outside: injection and head, once per pass.
     """
 
     stack: float
@@ -46,10 +48,10 @@ class ForwardFlops:
 
 
 def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
-    """FLOPs per token of a forward pass over sequences of `length` tokens from an empty state.
+    """Return the FLOPs per token of a forward pass over sequences of `length` tokens from an empty state.
 
-    Args: model holds the fields of a Hugging Face configuration. Of models other than the two families only
-        `num_parameters` is read, and 2 FLOPs a parameter are counted.
+    model: the fields of a Hugging Face configuration. A model outside the two families counts 2 FLOPs per parameter,
+        and only its `num_parameters` is used.
     Raises: UncountedModel.
     """
     match model.get("model_type"):
@@ -68,12 +70,12 @@ def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
 def training_flops(
     model: Mapping[str, Any], length: int, solver: SolverConfig | Mapping[str, Any] | None, f_evaluations: float | None
 ) -> float:
-    """FLOPs per token of a training step: forward, and backward through what is differentiated.
+    """Return the FLOPs per token of a training step: the forward pass and the backward pass of what is differentiated.
 
-    Args: solver holds the fields of a `SolverConfig`, None for explicit models. f_evaluations is the mean number of
-        evaluations of f for a token, differentiated ones included; None counts as many as the solver allows.
-    Raises: UncountedModel; ValueError for an implicit model without solver, or fewer evaluations than a step always
-        takes.
+    solver: the fields of a `SolverConfig`; None for explicit models. f_evaluations: the mean number of evaluations of f
+        per token, including the differentiated ones; None counts the maximum that the solver allows.
+    Raises: UncountedModel; ValueError for an implicit model without solver, or for fewer evaluations than the minimum
+        of a step.
     Source: unrolled iterations and phantom steps of Schöne et al. 2025, section 2; all others run without gradient.
     """
     forward = forward_flops(model, length)
@@ -89,10 +91,10 @@ def training_flops(
 
 
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Evaluations of f with which a training step ends, whatever its solver takes; 1 for an explicit model.
+    """Return the number of evaluations of f after the solver's iterations in a training step; 1 for an explicit model.
 
-    All are differentiated, except that a series has `series_products` in place of all but one. The products that solve
-    for an implicit gradient depend on the data and are not counted.
+    All of them are differentiated; only in `gradient: series`, `series_products` replace all except one. The number of
+    products that solve for an implicit gradient depends on the data, so they are not counted.
     """
     if solver is None:
         return 1
@@ -101,10 +103,10 @@ def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 
 
 def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Products with (df/dz)^T in the backward pass of `gradient: series`.
+    """Return the number of products with (df/dz)^T in the backward pass of `gradient: series`.
 
-    Of y = W x such a product takes the gradient of x alone, as much work as y. Where activations are multiplied with
-    each other it needs both gradients, twice as much.
+    For y = W x, such a product computes the gradient of x alone, which is as much work as y. For a product of two
+    activations it computes both gradients, which is twice as much work.
     """
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled" or settings.gradient != "series":
         return 0
@@ -112,18 +114,18 @@ def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 
 
 def max_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """The most evaluations of f that a training step spends on a token; 1 for an explicit model."""
+    """Return the maximum number of evaluations of f per token in a training step; 1 for an explicit model."""
     last = last_evaluations(solver)
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled":
         return last
-    closing = 0 if settings.block_len is None else 1  # a block is closed by one more f, which makes its state
+    closing = 0 if settings.block_len is None else 1  # one more f closes a block and returns its state
     return settings.max_iter + closing + last
 
 
 def num_parameters(model: Mapping[str, Any]) -> int:
-    """Trained parameters, tied weights once; of models other than the two families the field `num_parameters`.
+    """Return the number of trained parameters, which counts tied weights once.
 
-    Raises: UncountedModel.
+    For a model outside the two families, return its field `num_parameters`. Raises: UncountedModel.
     """
     width = model.get("hidden_size", 0)
     chosen = model.get("weight_norm")  # weight normalisation has one gain for each output besides the weight
@@ -151,12 +153,12 @@ def num_parameters(model: Mapping[str, Any]) -> int:
 
 
 def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """Count FLOPs of projections, convolution and scan. Source: Dao and Gu 2024, sections 6 and 7.
+    """Return the FLOPs of projections and convolution and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
 
-    SSD is masked attention inside a chunk, with a state handed from chunk to chunk. A token sees on average (Q+1)/2
-    positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). What it adds to
-    the state and what it reads of it are 2 N I each; the first chunk has nothing to read and after the last one nobody
-    asks for the state.
+    SSD is masked attention inside a chunk, and a state that is passed from chunk to chunk. A token attends on average
+    to (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). The
+    update of the state and the output from it need 2 N I each. The first chunk has no state before it, and the state
+    after the last chunk is not used.
     """
     inner, _, channels = _mamba2_widths(model)
     projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)
@@ -169,9 +171,10 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """Count FLOPs of four projections, of three products of the MLP at its published width, and of causal attention.
+    """Return the FLOPs of the projections and the MLP at its published width, and those of causal attention.
 
-    A token attends to (L+1)/2 positions on average: a score and a weighted value are 2 H P each, over all query heads.
+    A token attends to (L+1)/2 positions on average. Each position needs a score and a weighted value, 2 H P each over
+    all query heads.
     """
     width, mlp = model["hidden_size"], model["intermediate_size"]
     query, key = llama3_widths(model)
@@ -180,20 +183,20 @@ def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Widths H P of the query and of the key, which is that of the value; fewer heads share keys and values."""
+    """Return the widths H P of the query and of the key; the value is as wide as the key and may have fewer heads."""
     heads = model.get("num_attention_heads") or 1
     head_dim = model.get("head_dim") or model.get("hidden_size", 0) // heads
     return heads * head_dim, (model.get("num_key_value_heads") or heads) * head_dim
 
 
 def _mamba2_widths(model: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Inner width, heads, channels of the convolution."""
+    """Return the inner width, the number of heads, and the channels of the convolution."""
     inner = model["expand"] * model["hidden_size"]
     return inner, inner // model["head_dim"], inner + 2 * model["n_groups"] * model["state_size"]
 
 
 def _injection_width(model: Mapping[str, Any]) -> int:
-    """What the injection is added to: all of Mamba2's in-projection; query, key and value of Llama."""
+    """Return the width of the injection, which is added to Mamba2's in-projection or Llama's query, key and value."""
     if model["model_type"] == LLAMA3:
         query, key = llama3_widths(model)
         return query + 2 * key

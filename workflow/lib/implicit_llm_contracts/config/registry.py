@@ -1,4 +1,4 @@
-"""Tables of names that users can add to: solver methods, stopping rules, groups, model families."""
+"""Define the tables to which users can add names: solver methods, stopping rules, groups, model families."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -10,22 +10,22 @@ T = TypeVar("T")
 
 
 class NameTaken(UserError, ValueError):
-    """A user's name is that of a built-in entry."""
+    """A user's entry has the name of a built-in entry."""
 
 
 class InvalidEntry(UserError, TypeError):
-    """A user's entry cannot do what the entries of its table do."""
+    """A user's entry lacks something that the entries of its table need."""
 
 
 class UnknownName(UserError, LookupError):
-    """No entry has this name."""
+    """The table has no entry of this name."""
 
 
 class Declared(str):
     """A name in an experiment that one of its plugins declares.
 
-    The driver does not import the plugin, so no table has the name there. `entries`: what the plugin declares under the
-    name, by the `what` of the table.
+    The driver does not import the plugin, so its tables lack the name. `entries`: the entries that the plugin declares
+    under the name, by the `what` of their table.
     """
 
     def __new__(cls, name: str, entries: Mapping[str, Any] | None = None) -> "Declared":
@@ -36,9 +36,10 @@ class Declared(str):
 
 
 class Registry(dict[str, T]):
-    """The entry of each name. `what`: what messages call an entry, such as "solver method".
+    """A table of entries by name.
 
-    `is_builtin` tells a name that users cannot take: by default those of `builtin`.
+    `what`: the noun for an entry in messages, such as "solver method". `is_builtin`: whether a name is reserved, so
+    that users cannot use it; by default the names of `builtin` are.
     """
 
     def __init__(self, what: str, builtin: Mapping[str, T], is_builtin: Callable[[str], object] | None = None) -> None:
@@ -46,11 +47,11 @@ class Registry(dict[str, T]):
         self.what, self._is_builtin = what, is_builtin or frozenset(builtin).__contains__
 
     def knows(self, name: str) -> bool:
-        """Whether the table has the name, or a plugin of the experiment that is read declares it."""
+        """Return whether the table has the name or a plugin of the experiment declares it."""
         return name in self or (isinstance(name, Declared) and self.what in name.entries)
 
     def refuse_builtin(self, name: str) -> None:
-        """Raises: NameTaken for a built-in name."""
+        """Raise NameTaken if the name is built in."""
         if self._is_builtin(name):
             raise NameTaken(f"{self.what} {name!r} is built in; choose another name")
 

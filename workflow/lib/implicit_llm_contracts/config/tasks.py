@@ -1,7 +1,7 @@
-"""The tasks that models are trained on: the one table that recipes, training, rules and model cards read.
+"""Define the table of training tasks, which recipes, training, rules and model cards use.
 
-A task is a kind of data. A new one is an entry here, a module with its data sets in the driver's
-`experiment_files/data_sets`, and one in `implicit_llm_data/stages` for each kind of job that makes its data.
+A task is a kind of data. A new task needs an entry here, a module with its data sets in the driver's
+`experiment_files/data_sets`, and a module in `implicit_llm_data/stages` for each kind of job that makes its data.
 """
 
 from collections.abc import Mapping
@@ -11,16 +11,17 @@ from typing import Any, Literal
 from implicit_llm_contracts.config.registry import Registry
 
 WORD_PROBLEM, CATBABI, LANGUAGE_MODEL = "word_problem", "catbabi", "language_model"
-LAST_TOKENS = 10  # of a word problem: those whose accuracy the published experiments give
+LAST_TOKENS = 10  # the published accuracies on word problems are those of the last ten tokens
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """`labels`: how the labels of its data are stored, which decides what training may do with them; None allows both.
+    """The properties of a training task.
 
-    `accuracy`: what accuracy means, its name and how many positions at the end of a sequence count (None: all).
-    `learns` and `limits`: sentences of model cards; {group} is that of a word problem.
-    `protocol`: evaluation settings with which a trained model is saved, those of the protocol of all results.
+    `labels`: the alignment of the labels in its data, which training must use; None allows both. `accuracy`: the name
+    of its accuracy and the number of positions at the end of a sequence that count (None: all). `learns`, `limits`:
+    sentences of the model card, in which {group} is the group of a word problem. `protocol`: the evaluation settings
+    that are saved with a trained model, which are those of all results.
     """
 
     labels: Literal["aligned", "next_token"] | None

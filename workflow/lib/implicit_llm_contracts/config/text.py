@@ -1,4 +1,4 @@
-"""Text: where it comes from, its tokenizer, and the jobs that make data sets of it."""
+"""Define the sources of text, its tokenizers, and the jobs that make data sets from it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,19 +22,19 @@ from implicit_llm_contracts.errors import refuse_if
 
 @dataclass(frozen=True)
 class LibraryCorpus:
-    """Documentation and sources of the standard library of the running Python."""
+    """The documentation and sources of the standard library of the running Python."""
 
     source: Literal["python_library"]
-    # A longer document stops the job; the job has a default.
+    # A longer document stops the job. The data job defines the default.
     max_document_bytes: Annotated[Count | None, UNLESS_DEFAULT] = None
 
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """Files of jsonl, parquet or plain text, also compressed (gz, zst), below the downloads or the working directory.
+    """Files of jsonl, parquet or plain text, also compressed (gz, zst), in the downloads folder or working directory.
 
-    `files`: names or patterns. `field`: key of the text in a record. `split_by`: key of another field, such as a
-    directory, whose documents are all held out or all trained on.
+    `files`: names or patterns. `field`: the key of the text in a record. `split_by`: the key of another field, such as
+    a directory; documents with the same value are all in the same split.
     """
 
     source: Literal["files"]
@@ -46,7 +46,7 @@ class CorpusFiles:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A data set of the Hugging Face hub, as it was prefetched. `revision`: commit or tag; null takes the newest."""
+    """A prefetched data set of the Hugging Face hub. `revision`: commit or tag; null means the newest."""
 
     source: Literal["hub"]
     dataset: Text
@@ -61,7 +61,7 @@ Corpus = LibraryCorpus | CorpusFiles | HubCorpus
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A tokenizer.json below the downloads or the working directory; `sha256` null checks nothing."""
+    """A tokenizer.json in the downloads folder or working directory. `sha256`: its digest; null skips the check."""
 
     source: Literal["file"]
     file: Text
@@ -71,7 +71,7 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class HubTokenizer:
-    """The tokenizer of a model of the Hugging Face hub. `revision`: commit or tag; null takes the newest."""
+    """The tokenizer of a model of the Hugging Face hub. `revision`: commit or tag; null means the newest."""
 
     source: Literal["hub"]
     name: Text
@@ -81,14 +81,14 @@ class HubTokenizer:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """Byte-level BPE, trained on the documents that are not in the test split, on at most `max_bytes` of text."""
+    """A byte-level BPE tokenizer, trained on at most `max_bytes` of the text outside the test split."""
 
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000
     end_of_text: Text = "<|endoftext|>"
 
 
-# The bAbI tasks that the simulator has stories for.
+# The bAbI tasks that the simulator can generate.
 SIMULATED_FAMILIES = (1, 2, 3, 6, 7, 8, 11, 12, 15, 18, 19)
 _Family = Annotated[
     int,
@@ -104,7 +104,7 @@ _BabiFile = Annotated[
 
 @dataclass(frozen=True)
 class Stories:
-    """Stories of each family."""
+    """The number of stories of each family, by split."""
 
     train: Count
     valid: Count
@@ -113,27 +113,27 @@ class Stories:
 
 @dataclass(frozen=True)
 class SimulatedText:
-    """Simulated stories in the format of bAbI. `story_length`: about how many statements a story has.
+    """Simulated stories in the format of bAbI. `story_length`: the approximate number of statements in a story.
 
-    A story of family 11 can be one statement longer, and a very short one by what its first question needs. Every story
-    has a random stream of its own, so the splits are independent, and a larger set begins with the same stories. Very
-    short stories can still be equal by chance.
+    A story of family 11 can be one statement longer, and a very short story has at least the statements that its first
+    question needs. Each story has its own random stream, so the splits are independent, and a larger set begins with
+    the same stories. Very short stories can still be equal by chance.
     """
 
     source: Literal["simulated"]
     families: Annotated[tuple[_Family, ...], DISTINCT]
     stories: Stories
     seed: Seed = 0
-    story_length: Count = 10  # about as many as in the original stories of most families
+    story_length: Count = 10  # similar to the original stories of most families
 
     collections = ("simulated",)
 
 
 @dataclass(frozen=True)
 class ArchiveText:
-    """bAbI v1.2 from the folder of downloads.
+    """The bAbI v1.2 archive in the downloads folder.
 
-    `missing_files` are left out of it; any other file that is not there is an error.
+    `missing_files`: files that are not used and may be missing; any other missing file is an error.
     """
 
     source: Literal["archive"]
@@ -146,9 +146,9 @@ class ArchiveText:
 class CatbabiConfig:
     """One split of CatbAbI. Every field is part of its identity.
 
-    collection: "simulated", "en-valid" (1k) or "en-valid-10k"; length: tokens of a row; vocab_size: of the model, at
-    least as large as that of the text; drop_last_story: leave out the last story of every file, as the published
-    preprocessing does.
+    collection: "simulated", "en-valid" (1k) or "en-valid-10k". length: tokens per sequence. vocab_size: the model's
+    vocabulary, at least as large as that of the text. drop_last_story: drop the last story of every file, as the
+    published preprocessing does.
     """
 
     collection: str
@@ -163,7 +163,7 @@ class CatbabiConfig:
 
 @dataclass(frozen=True)
 class TokenShardConfig:
-    """Shard `shard` of `num_shards` of a text. Every field is part of its identity."""
+    """The shard `shard` of the `num_shards` of a text. Every field is part of its identity."""
 
     corpus: Corpus
     shard: Number
@@ -181,9 +181,10 @@ class TokenShardConfig:
 
 @dataclass(frozen=True)
 class TokenStreamConfig:
-    """One split of all shards; length: tokens of a row unless a reader wants another.
+    """One split of all shards.
 
-    tokens: only so many of the split, in rows that are spread evenly over it.
+    length: tokens per sequence, unless a reader requests another length. tokens: the number of tokens to use, in
+    sequences that are spread evenly over the split; None for all.
     """
 
     split: Literal["train", "test", "validation"]

@@ -1,4 +1,4 @@
-"""What a training job is (identity) and how it is run (runtime)."""
+"""Define the settings of a training job: those of its identity, and those of its runtime."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,13 +15,13 @@ Kernels = Literal["auto", "torch", "triton", "mamba_ssm"]  # see implicit_llm/ke
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate over the global step; fractions are shares of the curriculum's total_steps."""
+    """The learning rate as a function of the global step; fractions are shares of the curriculum's total_steps."""
 
     kind: Literal["linear", "warmup_stable_decay"]
     peak_learning_rate: Positive
     final_learning_rate: float
     warmup_fraction: Fraction
-    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # of warmup_stable_decay, which needs it
+    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # required by warmup_stable_decay alone
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -40,7 +40,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW; `max_grad_norm` clips the norm over all gradients."""
+    """The settings of AdamW. `max_grad_norm`: clips the norm of all gradients together."""
 
     beta1: BelowOne
     beta2: BelowOne
@@ -51,12 +51,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Global steps start_step (inclusive) to end_step (exclusive); `solver` is None for explicit models.
+    """A phase of a curriculum: the global steps from start_step (inclusive) to end_step (exclusive).
 
-    keep: numbers of finished steps whose checkpoints stay, so that other phases can start there.
-    state_passing: for so many steps in a row a sequence starts in the state of the one before it, see
-        implicit_llm/training/state_passing.py; None for the empty state each time.
-    restart_when_wrong: after a wrong last answer, a sequence starts in the empty state instead.
+    solver: None for explicit models.
+    keep: the numbers of steps after which the checkpoint is stored permanently, so that other phases can start there.
+    state_passing: the number of consecutive steps in which a sequence starts in the state of the sequence before it,
+        see implicit_llm/training/state_passing.py; None for an empty state in every step.
+    restart_when_wrong: whether a sequence starts in the empty state if the last prediction before it was wrong.
     """
 
     name: str
@@ -80,12 +81,12 @@ class PhaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """workflow/config/tasks/<name>.yaml: a training recipe. The file shows every value but `reduction`.
+    """A training recipe in workflow/config/tasks/<name>.yaml, which contains every value except `reduction`.
 
     `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
-    `total_steps`: optimizer steps of the whole curriculum. `batch_size`: sequences of one step, over all devices.
-    `precision`: of the matrix products; weights and optimizer are fp32 in any case, fp16 scales its gradients.
-    `reduction`: in what gradients are sent between processes and summed.
+    `total_steps`: the optimizer steps of the whole curriculum. `batch_size`: sequences per step, over all devices.
+    `precision`: the precision of matrix products; weights and optimizer are always fp32, and fp16 scales its gradients.
+    `reduction`: the precision in which gradients are sent between processes and summed.
     """
 
     task: str
@@ -100,11 +101,11 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TaskConfig):
-    """One phase of a curriculum.
+    """The training of one phase of a curriculum.
 
-    model: fields of a Hugging Face configuration with model_type and without solver, and "package", which is imported
-        to make the type known; or {"pretrained": folder}, with
-        sha256 by file as "sha256" where it is to be compared; or {"pretrained": name, "revision": commit} of the hub.
+    model: the fields of a Hugging Face configuration with model_type and without solver, and "package", whose import
+        registers the type. Or {"pretrained": folder}, with an optional "sha256", which maps files to the digests that
+        they must have. Or {"pretrained": name, "revision": commit} of a model on the hub.
     """
 
     model: dict[str, Any]
@@ -127,17 +128,17 @@ class TrainConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class Runtime:
-    """What may differ between two runs of the same result.
+    """The settings that may differ between two runs with the same result.
 
-    micro_batch_size: sequences of one forward pass on one device; None takes the whole batch at once.
-    save_every_s, save_steps: a checkpoint is committed after so many seconds (more where saving takes long, see
-        save_schedule.py), and at multiples of so many steps.
-    grace_s: time between the stop signal and the kill; a save that takes longer is warned of.
-    hang_s: a process without progress for so long is ended, with its stacks; 0 waits for ever.
-    gradient_checkpointing: compute activations again in the backward pass, for less memory; the numbers are the same.
-    shard_optimizer: of several processes each keeps a part of AdamW's moments; the numbers are the same.
-    cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, where its shapes allow it.
-    progress: log lines at growing intervals, or a bar; auto takes the bar on a terminal outside of Snakemake.
+    micro_batch_size: sequences of one forward pass on one device; None for the whole batch at once.
+    save_every_s: seconds between checkpoints; more if saving is slow, see save_schedule.py.
+    save_steps: steps between further checkpoints.
+    grace_s: seconds between the stop signal and the kill; the log warns if saving takes longer.
+    hang_s: seconds without progress after which a process writes its stacks and ends; 0 waits forever.
+    gradient_checkpointing: recompute activations in the backward pass to save memory; the numbers are the same.
+    shard_optimizer: each of several processes stores a part of AdamW's moments; the numbers are the same.
+    cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, if its shapes allow it.
+    progress: log lines at growing intervals, or a bar; auto shows the bar on a terminal outside of Snakemake.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"

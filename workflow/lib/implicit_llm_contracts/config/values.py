@@ -1,4 +1,4 @@
-"""Types of configured values with the ranges that `fill` accepts: experiment files and jobs share them."""
+"""Define types of configured values with the ranges that `fill` accepts; experiment files and jobs share them."""
 
 import re
 from typing import Annotated
@@ -6,16 +6,16 @@ from typing import Annotated
 from implicit_llm_contracts.config.fill import Only
 
 _MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
-_MAX_BATCH, _MAX_ITERATIONS, _MAX_STEPS = 1 << 20, 1_000_000, 1_000_000_000  # no machine here gets that far
+_MAX_BATCH, _MAX_ITERATIONS, _MAX_STEPS = 1 << 20, 1_000_000, 1_000_000_000  # more than any machine can run
 
 
 def matching(pattern: str, allowed: str) -> Only:
-    """Texts that match the pattern from their beginning to their end."""
+    """Return a rule that accepts texts which match the whole pattern."""
     return Only(re.compile(pattern).fullmatch, allowed)
 
 
 Text = Annotated[str, Only(bool, "a text that is not empty")]
-# A name becomes a folder, of at most 255 bytes with what is put to it.
+# A name becomes the name of a folder, which has at most 255 bytes together with its suffixes.
 Name = Annotated[
     str,
     matching(r"[a-z][a-z0-9-]{0,199}", "lower-case letters, digits and hyphens, beginning with a letter, at most 200"),

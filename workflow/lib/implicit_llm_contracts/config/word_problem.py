@@ -1,4 +1,4 @@
-"""Word problems: their groups by name, and the settings of the job that makes a data set of them."""
+"""Define the groups of word problems by name, and the settings of the job that makes a data set of word problems."""
 
 import math
 import re
@@ -11,20 +11,23 @@ from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
-GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of those that users register
+GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of registered groups
 MONOID_ORDERS = {"none": 1, "aperiodic": 4}
-# A table of 64 MiB in uint16: S7 still fits (5,040 elements), and no table takes more than about a second to build.
+# The largest table has 64 MiB in uint16: S7 fits (5,040 elements), and every table is built in about a second or less.
 MAX_ORDER = 5792
 LARGEST_N = {"S": 7, "A": 7, "Z": MAX_ORDER}
 VALID_GROUPS = f"S1 to S{LARGEST_N['S']}, A1 to A{LARGEST_N['A']}, Z1 to Z{LARGEST_N['Z']}"
 
 
 class UnknownGroup(UserError, ValueError):
-    """A name is no group whose table can be built."""
+    """The name is not that of a group whose multiplication table can be built."""
 
 
 def group_order(name: str) -> int:
-    """Elements of "S5", "A5", "Z60" or a plugin's group. Raises: UnknownGroup, naming the valid forms."""
+    """Return the number of elements of "S5", "A5", "Z60" or a plugin's group.
+
+    Raises: UnknownGroup, which names the valid forms.
+    """
     if GROUPS.knows(name):
         return name.entries[GROUPS.what] if isinstance(name, Declared) else GROUPS[name].order
     match = BUILTIN_GROUP.fullmatch(name[:6])  # more digits are too many in any case
@@ -35,7 +38,7 @@ def group_order(name: str) -> int:
 
 
 def product_order(group: str, monoid: str) -> int:
-    """Elements of the direct product. Raises: UnknownGroup, also for a product whose table would be too large."""
+    """Return the number of elements of the direct product. Raises: UnknownGroup, also if its table were too large."""
     order = group_order(group) * MONOID_ORDERS[monoid]
     if order > MAX_ORDER:
         raise UnknownGroup(
@@ -47,13 +50,13 @@ def product_order(group: str, monoid: str) -> int:
 
 @dataclass(frozen=True)
 class WordProblemConfig:
-    """The training set, or one test set. Every field is part of its identity.
+    """The training set or one test set of a word problem. Every field is part of its identity.
 
-    group: S<n>, A<n> or Z<n>; hard_fraction: one number in [0, 1], or several, of which sample i has number
-    i modulo their count (equal shares); length: tokens per sample; shard_samples: the last shard may hold fewer.
-    train and test of one seed come from separate random streams; very short words can still be equal by chance.
-    file: of the authors' generator, with sha256, from which the first samples are taken instead.
-    Raises: UnknownGroup.
+    group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: one number in [0, 1], or several in equal shares: sample
+    i has number i modulo their count. length: tokens per sample. shard_samples: samples per shard; the last shard may
+    have fewer. seed: training and test set of one seed come from separate random streams, but very short sequences can
+    still be equal by chance. file, sha256: a file of the authors' generator and its digest; its first samples replace
+    the random ones. Raises: UnknownGroup.
     """
 
     group: str
@@ -69,11 +72,11 @@ class WordProblemConfig:
     sha256: Annotated[str | None, UNLESS_DEFAULT] = None
 
     def __post_init__(self) -> None:
-        product_order(self.group, self.monoid)  # for its errors
+        product_order(self.group, self.monoid)  # raises UnknownGroup
 
     @property
     def hard_fractions(self) -> tuple[float, ...]:
-        """The hard fractions in use, also when there is only one."""
+        """The hard fractions as a tuple, also if there is only one."""
         return self.hard_fraction if isinstance(self.hard_fraction, tuple) else (self.hard_fraction,)
 
     @property

@@ -1,1 +1,1 @@
-"""How a job is operated: identity, manifest, run directory, journal. The code digest leaves this folder out."""
+"""Operate a job: its identity, manifest, run directory and journal. The code digest does not cover this folder."""

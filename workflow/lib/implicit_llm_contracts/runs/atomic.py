@@ -1,9 +1,9 @@
-"""Files and directories that appear under their final name whole or not at all.
+"""Write files and directories atomically: they appear under their final names complete or not at all.
 
-The order is always: write under a temporary name beside the target, fsync, rename, fsync of the directory. Temporary
-names look like `.name.1a2b3c4d.tmp`; `remove_leftovers` clears what a killed process left.
+The order is always: write under a temporary name beside the target, fsync, rename, fsync the directory. Temporary names
+look like `.name.1a2b3c4d.tmp`; `remove_leftovers` deletes those that a killed process left behind.
 
-On a network file system, files of another machine may come into sight late; `wait_for_files` waits for them.
+On a network file system, files from another machine may become visible late; `wait_for_files` waits for them.
 """
 
 import errno
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_WAITS_S = (0.2, 1.0, 5.0)
-_PASSING = (errno.EACCES, errno.EIO, errno.ESTALE)  # what file servers answer for a while when they fail over
+_PASSING = (errno.EACCES, errno.EIO, errno.ESTALE)  # a file server returns these for a while during a failover
 _NEXT = {
     errno.ENOSPC: "the disk is full; free some space and start again",
     errno.EDQUOT: "the disk quota is used up; free some space and start again",
@@ -41,7 +41,7 @@ _NEXT = {
 
 
 class StorageError(UserError, OSError):
-    """The disk is full, read-only, failing or not writable; `errno` is that of the OSError behind it."""
+    """The disk is full, read-only, failing or not writable; `errno` is that of the OSError which caused this."""
 
     failure_class = "quota"
 
@@ -51,7 +51,7 @@ class StorageError(UserError, OSError):
 
 @contextmanager
 def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError of writing `path` that the user can put right into a StorageError; others pass unchanged."""
+    """Replace an OSError while writing `path` by a StorageError if the user can fix it; others pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -63,10 +63,10 @@ def storage_errors(path: Path, needed_bytes: int | None = None) -> Iterator[None
 
 
 def retried(write: Callable[[], T], path: Path) -> T:
-    """The value of `write`, which is tried again a few times, after growing pauses, when an error may pass.
+    """Return the value of `write`; after an error that may be temporary, retry it a few times with growing pauses.
 
-    `write` must begin anew each time: after an error of fsync the system forgets what was not written, so that the next
-    fsync alone would succeed without it.
+    `write` must write everything again each time. After a failed fsync the system drops the unwritten data, so another
+    fsync alone would succeed without this data.
     """
     for wait_s in RETRY_WAITS_S:
         try:
@@ -80,9 +80,9 @@ def retried(write: Callable[[], T], path: Path) -> T:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` to `path`, creating its directory; errors that may pass are given some seconds.
+    """Write `data` to `path` and create its directory; retry for a few seconds after an error that may be temporary.
 
-    Raises: StorageError, with `path` as it was before and no temporary file left.
+    Raises: StorageError; `path` is then unchanged, and no temporary file remains.
     """
 
     def write() -> None:
@@ -97,7 +97,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 def write_once(path: Path, data: bytes | str) -> None:
-    """Write like `write_atomic`, but try only the rename again: for caches. Raises: StorageError."""
+    """Write a cache like `write_atomic`, but retry only the rename. Raises: StorageError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
     with new_file(path, len(raw)) as file:
         file.write(raw)
@@ -105,9 +105,9 @@ def write_once(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """A file to fill, which is at `path` when the block has ended; after an error nothing is left of it.
+    """Yield a file that moves to `path` at the end of the block; after an error it is deleted.
 
-    Raises: StorageError, whose message names `needed_bytes` where the disk is full.
+    Raises: StorageError, whose message names `needed_bytes` if the disk is full.
     """
     tmp = temporary_name(path)
     with storage_errors(path, needed_bytes):
@@ -119,19 +119,19 @@ def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
                 file.flush()
                 faults.point("atomic.before_fsync")
                 os.fsync(file.fileno())
-            retried(lambda: _rename(tmp, path), path)  # what took hours to write is not lost by an error that passes
+            retried(lambda: _rename(tmp, path), path)  # a temporary error must not discard hours of writing
         finally:
             tmp.unlink(missing_ok=True)
         fsync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys, of dataclasses their fields, like `write_atomic`. Raises: StorageError."""
+    """Write JSON with sorted keys like `write_atomic`; a dataclass becomes an object. Raises: StorageError."""
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=asdict) + "\n")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in an optional JSON file; empty if it cannot be read."""
+    """Return the object in an optional JSON file; empty if the file cannot be read."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -140,16 +140,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def size_difference(path: Path, size: int) -> str:
-    """Return how the size of the file at `path` differs from this one (bytes), "" if it does not."""
+    """Return how the size of the file at `path` differs from `size` (bytes), or "" if it does not."""
     found = path.stat().st_size if path.is_file() else "no file"
     return "" if found == size else f"expected {size} bytes, found {found}"
 
 
 def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
-    """Move the finished directory `tmp_dir` to `final_dir`, after fsync of all that it contains.
+    """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
-    An existing `final_dir` is moved aside and then deleted: between the two renames there is none, never half of one.
-    Raises: StorageError, with `tmp_dir` still there.
+    An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
+    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists.
     """
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
@@ -167,9 +167,9 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 
 @contextmanager
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
-    """A directory to fill, which moves to `final_dir` at the end of the block; after an error nothing is left of it.
+    """Yield a directory that moves to `final_dir` at the end of the block; after an error it is deleted.
 
-    Raises: StorageError, whose message names `needed_bytes` where the disk is full.
+    Raises: StorageError, whose message names `needed_bytes` if the disk is full.
     """
     tmp_dir = temporary_name(final_dir)
     try:
@@ -184,17 +184,17 @@ def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[
 
 
 def temporary_name(path: Path) -> Path:
-    """A new name beside `path` for a file or directory on its way to `path`."""
+    """Return a new name beside `path` for a file or directory that will be renamed to `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` has a name as made by `temporary_name`."""
+    """Return whether the name of `path` comes from `temporary_name`."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 def remove_temporary(path: Path) -> None:
-    """Delete a file or directory that may be there."""
+    """Delete a file or directory, if it exists."""
     faults.point("atomic.before_removal")
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
@@ -203,13 +203,13 @@ def remove_temporary(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files and directories below `directory`; only for the one who holds its lock."""
+    """Delete temporary files and directories below `directory`, whose lock the caller must hold."""
     for path in list(directory.rglob(".*.tmp")):
         remove_temporary(path)
 
 
 def fsync_file(path: Path) -> None:
-    """fsync of a file or directory."""
+    """Flush a file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -230,7 +230,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def require_space(path: Path, needed_bytes: int, what: str) -> None:
-    """Raises: StorageError when the file system of `path`, which need not be there yet, has no room for `what`."""
+    """Raise StorageError if the file system of `path`, which need not exist yet, has no space for `what`."""
     free = _free_bytes(path)
     if needed_bytes > free:
         sizes = f"need {needed_bytes / 2**20:.1f} MiB more and {free / 2**20:.1f} MiB are free"
@@ -243,17 +243,17 @@ def _free_bytes(path: Path) -> int:
 
 
 WAIT = "IMPLICIT_LLM_LATENCY_WAIT_S"
-SLURM_WAIT_S = 60.0  # what NFS remembers of a directory at most, by default
+SLURM_WAIT_S = 60.0  # the default maximum time for which an NFS client caches a directory
 POLL_S = 0.5
 
 
 def wait_for_files(paths: Iterable[Path]) -> None:
-    """Return when all `paths` are there, or too long has passed: whoever reads them then says what is missing.
+    """Wait until all `paths` exist or the time is over; the code that reads them then reports missing ones.
 
-    It waits a minute in a job of Slurm, where others wrote the files on other machines, and not at all elsewhere; the
-    environment variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
+    The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere; the environment
+    variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
     """
-    missing = [path for path in paths if not os.path.exists(path)]  # which takes errors for absence
+    missing = [path for path in paths if not os.path.exists(path)]  # errors count as absence
     if not missing:
         return
     end = time.monotonic() + default_wait_s()
@@ -263,12 +263,12 @@ def wait_for_files(paths: Iterable[Path]) -> None:
         time.sleep(POLL_S)
         for directory in {path.parent for path in missing}:
             with suppress(OSError):
-                os.listdir(directory)  # what was looked for in vain is asked of the server again only after a listing
+                os.listdir(directory)  # NFS caches a failed look-up until the client lists the folder
         missing = [path for path in missing if not os.path.exists(path)]
 
 
 def default_wait_s() -> float:
-    """Seconds to wait for a file of another machine."""
+    """Return the seconds to wait for a file from another machine."""
     given = os.environ.get(WAIT)
     try:
         return float(given or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))

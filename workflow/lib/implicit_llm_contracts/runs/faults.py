@@ -1,9 +1,9 @@
-"""Named points at which a test can kill a process, signal it, or make it fail.
+"""Define named points at which a test can kill a process, signal it, or make it fail.
 
-`IMPLICIT_LLM_FAULT=journal.mid_append:kill9@2` kills the process when it passes that point for the second time, `@2+`
-also each time after that; several faults are separated by commas. Kinds: kill9, sigterm, raise, and the errors of the
-system enospc, eacces, eio and estale. With `IMPLICIT_LLM_FAULT_TRACE=file` every point that is passed adds its name to
-that file. Without these variables a point does nothing.
+`IMPLICIT_LLM_FAULT=journal.mid_append:kill9@2` kills the process when it passes this point for the second time; `@2+`
+also injects the fault each time after that. Several faults are separated by commas. The kinds are kill9, sigterm,
+raise, and the system errors enospc, eacces, eio and estale. With `IMPLICIT_LLM_FAULT_TRACE=file`, each point that the
+process passes appends its name to the file. Without these variables a point does nothing.
 """
 
 import errno
@@ -12,18 +12,18 @@ import re
 import signal
 from collections import Counter
 
-KINDS = ("kill9", "sigterm", "raise", "enospc")  # with which every point is tried
+KINDS = ("kill9", "sigterm", "raise", "enospc")  # the tests inject these at every point
 VARIABLE = "IMPLICIT_LLM_FAULT"
 ERRORS = {"enospc": errno.ENOSPC, "eacces": errno.EACCES, "eio": errno.EIO, "estale": errno.ESTALE}
 _hits: Counter[str] = Counter()
 
 
 class FaultInjected(Exception):
-    """Raised by a fault point of the kind `raise`."""
+    """A fault point of the kind `raise` was passed."""
 
 
 def point(name: str) -> None:
-    """Mark a place where a fault can be injected; `name` must be a literal, so that the tests find it."""
+    """Mark a point at which a fault can be injected; `name` must be a literal, so that the tests find it."""
     faults, trace = os.environ.get(VARIABLE), os.environ.get(f"{VARIABLE}_TRACE")
     if faults is None and trace is None:
         return
@@ -38,7 +38,7 @@ def point(name: str) -> None:
 
 
 def reset() -> None:
-    """Count hits from zero again."""
+    """Reset the counts of passed points to zero."""
     _hits.clear()
 
 

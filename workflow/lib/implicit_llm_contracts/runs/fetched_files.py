@@ -1,10 +1,10 @@
-"""What `prefetch` has fetched of the Hugging Face hub into the folder of downloads, and the record of it.
+"""Find the files of the Hugging Face hub that `prefetch` fetched into the downloads folder, by their record.
 
     hub/<owner>/<name>/...                  files of a data set or of a tokenizer
-    models/<owner>/<name>/<revision>/...    files of a model; the folder is "main" where no revision is named
+    models/<owner>/<name>/<revision>/...    files of a model; the folder is "main" if no revision is named
     <folder>/.fetched/<split or kind>.json  {"revision": ..., "commit": ..., "sizes": {"path": bytes}}
 
-The record is written after the last file, so that nobody takes an interrupted fetch for the whole.
+The record is written after the last file, so an interrupted fetch never counts as complete.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.runs.atomic import read_object, size_difference, write_json
 
-CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # of a model
+CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # files of a model
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
-OTHER_MODEL_FILES = (  # besides config and weights
+OTHER_MODEL_FILES = (  # all except config and weights
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "tokenizer.model",
@@ -37,26 +37,26 @@ FETCH = "type `implicit-llm prefetch EXPERIMENT` where there is a network"
 
 
 def is_text(path: str) -> bool:
-    """Whether a file holds documents: data sets bring a README and descriptions too."""
+    """Return whether a file contains documents; a data set also has other files, such as a README."""
     name = path.rpartition("/")[2].lower().removesuffix(".gz").removesuffix(".zst")
     return name.endswith(TEXT_SUFFIXES) and not name.startswith(".")
 
 
 def words_of(path: str) -> set[str]:
-    """The words of a name: "data/train-00000-of-01650.parquet" has "train" among them."""
+    """Return the words of a path; "data/train-00000-of-01650.parquet" contains "train"."""
     return set(re.split("[-/._]", path))
 
 
 class FetchedFilesError(UserError):
-    """A folder holds a part, or another version, of what is wanted; the message names it and the fix."""
+    """The files in a folder are incomplete or of another version; the message names the folder and the fix."""
 
 
 @dataclass(frozen=True)
 class HubFiles:
-    """What is wanted of a repository of the hub. `revision` None takes any.
+    """The wanted files of a repository on the hub.
 
-    kind: "dataset", of which the text files of `split` are needed; "tokenizer", of which tokenizer.json is; "model", of
-    which config, weights and tokenizer are.
+    kind: "dataset" for the text files of `split`, "tokenizer" for tokenizer.json, or "model" for config, weights and
+    tokenizer. revision: commit or tag; None accepts any.
     """
 
     kind: str
@@ -73,13 +73,13 @@ class HubFiles:
         return self.folder(downloads) / ".fetched" / f"{self.split or self.kind}.json"
 
     def all_records(self, downloads: Path) -> list[Path]:
-        """Return the records of every split, and of the tokenizer, in the folder."""
+        """Return the records of all splits and of the tokenizer in the folder."""
         return sorted(self.record(downloads).parent.glob("*.json"))
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A finished fetch. `sizes`: bytes of each file by its path."""
+    """The record of a finished fetch. `sizes`: the bytes of each file by its path."""
 
     revision: str | None
     commit: str
@@ -87,7 +87,7 @@ class Fetched:
 
     @classmethod
     def read(cls, path: Path) -> Fetched:
-        """Raises: FetchedFilesError for anything but a record."""
+        """Read a record. Raises: FetchedFilesError if the file is not one."""
         try:
             return fill(cls, json.loads(path.read_bytes()), path.name)
         except (OSError, ValueError, ConfigError) as error:
@@ -100,16 +100,16 @@ class Fetched:
         write_json(path, self)
 
     def changed_files(self, folder: Path) -> Iterator[str]:
-        """Return a line for each file that differs from what was fetched."""
+        """Yield a line for each file whose size differs from the record."""
         for name, size in self.sizes.items():
             if difference := size_difference(folder / name, size):
                 yield f"{folder / name}: {difference}"
 
 
 def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
-    """The finished fetch of what is wanted; None where nothing was fetched, but perhaps put there by hand.
+    """Return the record of the finished fetch; None if nothing was fetched and any files were supplied by the user.
 
-    Raises: FetchedFilesError when the fetch was not finished, is of another revision, or a file is not as fetched.
+    Raises: FetchedFilesError if the fetch is unfinished or of another revision, or if a file has changed.
     """
     folder, record = wanted.folder(downloads), wanted.record(downloads)
     if not record.exists():
@@ -133,15 +133,15 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
 
 
 def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:
-    """The files of `find_fetched` in the order of their paths. Raises: FetchedFilesError."""
+    """Return the files that `find_fetched` finds, in the order of their paths. Raises: FetchedFilesError."""
     found, folder = find_fetched(wanted, downloads), wanted.folder(downloads)
     return None if found is None else sorted(folder / name for name in found.sizes)
 
 
 def fetched_model(name: str, revision: str | None, downloads: Path) -> tuple[Path, str | None]:
-    """The folder of a model of the hub and its commit, None for what somebody put there by hand.
+    """Return the folder of a model of the hub and its commit, which is None for files that the user supplied.
 
-    Raises: FetchedFilesError when it is not there, or not as it was fetched.
+    Raises: FetchedFilesError if the model is missing or differs from its record.
     """
     wanted = HubFiles("model", name, revision)
     folder, found = wanted.folder(downloads), find_fetched(wanted, downloads)
@@ -151,9 +151,9 @@ def fetched_model(name: str, revision: str | None, downloads: Path) -> tuple[Pat
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the safetensors of a model, of several sets the one that is loaded, shards after their index.
+    """Return the names of the safetensors that are loaded for a model: the whole file, or the index and its shards.
 
-    Where there are none, that of the whole file.
+    If there are neither, return the name of the whole file.
     """
     shards = read_object(folder / INDEX_FILE).get("weight_map")
     if (folder / WEIGHTS_FILE).is_file() or not isinstance(shards, dict):

@@ -1,4 +1,4 @@
-"""The identity of a run: what its result depends on, the fingerprint made of it, and the JSON behind all digests."""
+"""Define the identity of a run, which is everything its result depends on, its fingerprint, and the JSON of digests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import wait_for_files
 
-SHOWN_CHARS = 40  # of a value in a difference
+SHOWN_CHARS = 40  # maximum length of a value in a difference
 _ABSENT = object()
 
 
 class IdentityError(UserError):
-    """The text given as identity is not one."""
+    """The text or file of an identity is invalid."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that a run's result depends on. `code` is the code digest; the name is not part of the fingerprint."""
+    """The settings, code and inputs on which a run's result depends; the name is not part of the fingerprint.
+
+    code: the code digest.
+    """
 
     stage: str
     name: str
@@ -37,16 +40,16 @@ class Identity:
         return compute_fingerprint(self.stage, self.config, self.code, self.upstream)
 
     def to_json(self, inputs: Mapping[str, str] | None = None) -> str:
-        """The text for `--identity`, which `read` reads; `inputs`: the run directories of the inputs, by role."""
+        """Return the text for `--identity`, which `read` reads. `inputs`: the run directories of the inputs by role."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return canonical_json(values | {"fingerprint": self.fingerprint} | ({"inputs": inputs} if inputs else {}))
 
     @classmethod
     def read(cls, text: str) -> tuple[Identity, dict[str, Path]]:
-        """Read the JSON text, or the file named after `@`: an identity, and the run directories of its inputs by role.
+        """Read an identity and the run directories of its inputs by role, from JSON text or from the file after `@`.
 
-        Raises: ConfigError for a wrong key; IdentityError for a name that leads out of the folder of results, and for a
-            fingerprint that does not belong to the rest.
+        Raises: ConfigError for a wrong key; IdentityError for a name that leads out of the results folder, and for a
+            fingerprint that does not match the other values.
         """
         where = "--identity"
         if text.startswith("@"):
@@ -78,28 +81,28 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The run of a job of training, as the experiment names it, without the seed of its config; and the phase."""
+    """Return the run of a training job as the experiment names it, without the seed of its config, and the phase."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 
 
 def compute_fingerprint(stage: str, config: Mapping[str, Any], code: str, upstream: Mapping[str, str]) -> str:
-    """sha256 (hex) of canonical JSON of {stage, config, code, upstream}; the name is not part of it."""
+    """Return the sha256 (hexadecimal) of the canonical JSON of {stage, config, code, upstream}, without the name."""
     return digest({"stage": stage, "config": config, "code": code, "upstream": upstream})
 
 
 def canonical_json(value: Any) -> str:
-    """Compact JSON with sorted keys: equal values give equal text. Raises: ValueError for NaN and infinities."""
+    """Return compact JSON with sorted keys, equal for equal values. Raises: ValueError for NaN and infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest(value: Any) -> str:
-    """sha256 (hexadecimal) of the canonical JSON of `value`."""
+    """Return the sha256 (hexadecimal) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()
 
 
 def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """`phase.solver.tol 0.05 -> 0.1` for each value that differs; "-" stands for a key or entry that is not there."""
+    """Yield a text such as `phase.solver.tol 0.05 -> 0.1` for each difference; "-" means a missing key or entry."""
     if _text(old) == _text(new):
         return
     found: list[str] = []
@@ -112,7 +115,7 @@ def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
-    """The entries of a list by name if all have one, by place in lists of one length, else by content."""
+    """Return the entries of a list by name if all have names, by position in lists of equal length, or by content."""
     if isinstance(items, Mapping):
         return items
     if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
@@ -129,5 +132,5 @@ def _shown(value: Any) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """The text, with "..." in place of its end where it is longer."""
+    """Return the text; if it is longer than `length`, "..." replaces its end."""
     return text if len(text) <= length else f"{text[: length - 3]}..."

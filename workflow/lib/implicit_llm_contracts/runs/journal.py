@@ -1,11 +1,11 @@
-"""The journal of a run: JSON lines, appended while the stage works, the source of everything that MLflow shows.
+"""Write and read the journal of a run: JSON lines that the stage appends, the source of all data in MLflow.
 
     {"kind": "metrics", "step": 10, "time": "2025-01-01T00:00:00.000+00:00", "values": {"loss": 1.5}}
     {"kind": "event", "name": "stage_started", "time": ..., "host": ...}
-    {"kind": "rewind", "step": 5, "time": ...}        points of steps above 5 that stand before this line do not count
+    {"kind": "rewind", "step": 5, "time": ...}        earlier points of steps above 5 do not count any more
 
-A number that is not finite is written as null and read back as nan. Lines are never changed or taken away, so that a
-count of lines is a position for good.
+A number that is not finite is written as null and read back as nan. Lines are never changed or removed, so the number
+of a line is a permanent position.
 """
 
 import json
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class JournalError(UserError):
-    """A line of a journal, other than a torn last one, cannot be read."""
+    """A line of a journal is damaged, and is not just an incomplete last line."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Metrics of one step."""
+    """The metrics of one step."""
 
     step: int
     time: str
@@ -40,11 +40,11 @@ class Point:
 
 
 class Journal:
-    """Appends to a journal; each line reaches the operating system before the call returns, unless the disk refuses.
+    """The writer of a journal. Each line reaches the operating system before the call returns, unless the disk fails.
 
-    Lines that it refuses wait for the next call: what is lost with the process is newer than the last `flush_to_disk`,
-    and so than the state from which a stage goes on.
-    `path` None: nothing is written (ranks above 0 of a distributed job).
+    Lines that could not be written wait in memory for the next call. If the process ends, it loses only lines after the
+    last `flush_to_disk`, which are newer than the state from which the stage resumes.
+    path: None writes nothing, for ranks above 0 of a distributed job.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -56,7 +56,7 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 faults.point("journal.before_open")
                 self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-                # What a killed process left of its last line: no reader has counted it.
+                # Remove the incomplete last line of a killed process, which no reader has counted.
                 whole, newline, torn = os.pread(self._descriptor, path.stat().st_size, 0).rpartition(b"\n")
                 if torn:
                     os.ftruncate(self._descriptor, len(whole + newline))
@@ -68,17 +68,17 @@ class Journal:
         self._append({"kind": "metrics", "step": int(step), "time": now(), "values": finite})
 
     def event(self, name: str, **fields: object) -> None:
-        """Append something that happened; `fields` must be JSON."""
+        """Append an event; `fields` must be JSON."""
         self._append({"kind": "event", "name": name, "time": now(), **fields})
 
     def rewind(self, step: int) -> None:
-        """Say that the state is again that after `step`: call it on resume, before the first new point."""
+        """Record on resume, before the first new point, that the state is that after `step` steps."""
         self._append({"kind": "rewind", "step": int(step), "time": now()})
 
     def flush_to_disk(self) -> None:
-        """Write what waits, and fsync; called before a checkpoint is committed, which so is never ahead of its points.
+        """Write the waiting lines and flush them to disk. Raises: StorageError.
 
-        Raises: StorageError.
+        A stage calls this before it commits a checkpoint, so the journal has all points before the checkpoint.
         """
         if self._descriptor is None:
             return
@@ -88,7 +88,7 @@ class Journal:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Give up what still waits after one more try."""
+        """Try to write the waiting lines once more, then close the file."""
         if self._descriptor is not None:
             with suppress(StorageError):
                 self._write_waiting()
@@ -112,16 +112,16 @@ class Journal:
         faults.point("journal.after_append")
 
     def _write_waiting(self) -> None:
-        """Append what waits; after an error the rest of it goes on waiting. Raises: StorageError."""
+        """Append the waiting lines; after an error, the unwritten rest remains in memory. Raises: StorageError."""
         assert self._descriptor is not None
         with storage_errors(self._place, len(self._waiting)):
-            while self._waiting:  # once round: a kill or another thread seldom comes between
+            while self._waiting:  # one iteration, except after a partial write
                 faults.point("journal.before_append")
                 self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
 
 
 class JournalTail:
-    """Reads a journal from its first line, each whole line once; `lines`: how many were read."""
+    """A reader of a journal, which returns each complete line once. `lines`: the number of lines read so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class JournalTail:
         self._bytes_read = 0
 
     def new_records(self) -> list[dict[str, Any]]:
-        """Records of the lines that were written since the last call; none when there is no file.
+        """Return the records of the lines since the last call; empty if there is no file.
 
         Raises: JournalError for a damaged line.
         """
@@ -147,12 +147,15 @@ class JournalTail:
 
 
 def read(path: Path) -> list[Point]:
-    """Points that count, in order of writing; a torn last line is ignored. Raises: JournalError for a damaged line."""
+    """Return the points that count, in the order of writing; ignore an incomplete last line.
+
+    Raises: JournalError for a damaged line.
+    """
     return points_of(read_records(path))
 
 
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Return the points of complete lines; a rewind drops the points after its step."""
+    """Return the points of these records; a rewind drops the earlier points after its step."""
     points: list[Point] = []
     for record in records:
         if record["kind"] == "metrics":
@@ -163,7 +166,7 @@ def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All whole lines as they were written; none when there is no file.
+    """Return the records of all complete lines; empty if there is no file.
 
     Raises: JournalError for a damaged line.
     """
@@ -171,7 +174,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
-    """The record of a whole line. Raises: JournalError."""
+    """Return the record of a complete line. Raises: JournalError."""
     try:
         record: dict[str, Any] = json.loads(line)
         if record["kind"] in ("metrics", "rewind"):
@@ -184,11 +187,11 @@ def parse_line(line: bytes, where: str) -> dict[str, Any]:
 
 
 def point_of(record: Mapping[str, Any]) -> Point:
-    """The point of a record of the kind `metrics`."""
+    """Return the point of a record of the kind `metrics`."""
     values = {key: math.nan if value is None else float(value) for key, value in record["values"].items()}
     return Point(record["step"], record["time"], values)
 
 
 def now() -> str:
-    """The time in UTC, in milliseconds."""
+    """Return the present time in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""The one logging set-up of a stage: the project to stderr and a file, the warnings of libraries to the file only."""
+"""Set up the logging of a stage: the project logs to stderr and a file, libraries log warnings to the file only."""
 
 import logging
 import os
@@ -13,16 +13,16 @@ from implicit_llm_contracts.runs.atomic import storage_errors, temporary_name
 
 PACKAGES = ("implicit_llm", "implicit_llm_contracts", "implicit_llm_data", "implicit_llm_jobs", "implicit_llm_workflow")
 _USER_INFO = re.compile(r"(?<=://)[^\s/@]+@")
-FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in its own way
+FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in another way
 
 
 @contextmanager
 def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
-    """Log to stderr and append to the file `log`, with UTC times; afterwards everything is as before.
+    """Log to stderr and append to the file `log`, with UTC times; restore the previous logging afterwards.
 
-    `shown`: a readable name, which becomes a link to the log of all starts, a hidden file beside `log`. Snakemake
-    deletes `log` before each start, so this has one start, and a failure shows no older lines.
-    Raises: StorageError when a file cannot be written.
+    `shown`: the path of a link to the log of all starts, which is a hidden file beside `log`. Snakemake deletes `log`
+    before each start, so `log` has the lines of one start, and Snakemake shows no older lines after a failure.
+    Raises: StorageError if a file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
@@ -67,10 +67,10 @@ def _kept(log: Path) -> Path:
 
 
 def show_log(log: Path, shown: Path) -> None:
-    """Make the readable name a link to the log, if there is one."""
+    """Make `shown` a link to the log, or to the log of all starts if it exists."""
     source = _kept(log) if _kept(log).exists() else log
     target = os.path.relpath(source, shown.parent)
-    with suppress(OSError):  # no links on this file system, or another process of the job was faster
+    with suppress(OSError):  # the file system has no links, or another process was faster
         if source.exists() and not (shown.is_symlink() and os.readlink(shown) == target):
             temporary = temporary_name(shown)
             os.symlink(target, temporary)
@@ -88,7 +88,7 @@ def _is_for_stderr(record: logging.LogRecord) -> bool:
 
 
 def wants_bar(progress: str = "auto") -> bool:
-    """Whether the runtime's `progress` means a bar here: on a terminal, and not among Snakemake's own lines."""
+    """Return whether `progress` selects a bar; "auto" does on a terminal, but not among Snakemake's own lines."""
     if progress != "auto":
         return progress == "bar"
     return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

@@ -1,4 +1,4 @@
-"""The manifest: what a finished run vouches for. Equal runs give equal bytes.
+"""Define the manifest, which records the identity and the files of a finished run. Equal runs have equal bytes.
 
     {"format": 1, "stage": "train", "name": "a5-s0/free", "fingerprint": "<sha256>",
      "identity": {"config": {...}, "code": "<sha256>", "upstream": {"data": "<fingerprint>"}},
@@ -26,15 +26,15 @@ from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # by which a run is known without its code
-Reads = Callable[[PurePosixPath], bool]  # of a path below a run directory
+IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # these identify a run without its code
+Reads = Callable[[PurePosixPath], bool]  # whether a job reads this path below a run directory
 
 
 MODEL_CONFIG = "model/config.json"
 
 
 class ManifestError(UserError):
-    """A manifest or a file it vouches for is missing, damaged or not the expected one."""
+    """A manifest or a file that it records is missing, damaged or not the expected one."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class ManifestError(UserError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file; `path` is relative to the run directory, with forward slashes."""
+    """The record of a file. `path`: relative to the run directory, with forward slashes."""
 
     path: str
     size: int
@@ -51,11 +51,11 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, run_dir: Path) -> FileRecord:
-        """Measure the file `path`, which lies below `run_dir`."""
+        """Return the record of the file `path`, which is below `run_dir`."""
         return cls(path.relative_to(run_dir).as_posix(), path.stat().st_size, sha256_of(path))
 
     def difference(self, path: Path) -> str:
-        """Return how the file at `path` differs from the record, "" if it does not."""
+        """Return how the file at `path` differs from the record, or "" if it does not."""
         if difference := size_difference(path, self.size):
             return difference
         digest = sha256_of(path)
@@ -64,7 +64,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says; in the file `config`, `code` and `upstream` stand below `identity`."""
+    """The content of a manifest, whose file has `config`, `code` and `upstream` below `identity`."""
 
     stage: str
     name: str
@@ -77,27 +77,24 @@ class Manifest:
 
     @property
     def model_folder(self) -> str | None:
-        """Path of the model of a training phase or an import, relative to the run directory; None for other jobs."""
+        """The path of the model of a training phase or import, relative to the run directory; None for other jobs."""
         folders = (PurePosixPath(record.path).parent for record in self.files if record.path.endswith(MODEL_CONFIG))
         return next((str(folder) for folder in folders if folder.name == "model"), None)
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys, one indent a level, newline at the end; the files in the order of their paths."""
+        """Return JSON with sorted keys, one space per level and a newline at the end; files are sorted by path."""
         content = asdict(self) | {"format": FORMAT, "summary": finite(self.summary)}
         content["identity"] = {key: content.pop(key) for key in ("config", "code", "upstream")}
         content["files"] = sorted(content["files"], key=lambda record: record["path"])
         return (json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def write(self, path: Path) -> None:
-        """Write atomically to the file `path`."""
+        """Write the manifest atomically to the file `path`."""
         write_atomic(path, self.to_bytes())
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read the file `path`.
-
-        Raises: ManifestError when it is missing, damaged, or of another format.
-        """
+        """Read the file `path`. Raises: ManifestError if it is missing, damaged, or of another format."""
         try:
             raw = path.read_bytes()
         except FileNotFoundError as error:
@@ -126,23 +123,23 @@ class Manifest:
 
     @classmethod
     def of(cls, identity: Identity, files: Iterable[FileRecord], summary: Mapping[str, Any]) -> Manifest:
-        """Return what the run of `identity` vouches for when it is finished."""
+        """Return the manifest of a finished run."""
         about = {key: getattr(identity, key) for key in ("stage", "name", "fingerprint", "code")}
         config, upstream = dict(identity.config), dict(identity.upstream)
         return cls(**about, config=config, upstream=upstream, files=tuple(files), summary=dict(summary))
 
     @classmethod
     def find(cls, path: Path) -> Manifest | None:
-        """Like `read`, but a missing or damaged file counts as absent."""
+        """Return the manifest in the file `path`, or None if the file is missing or damaged."""
         try:
             return cls.read(path)
         except ManifestError:
             return None
 
     def verify(self, run_dir: Path, reads: Reads | None = None) -> None:
-        """Check every file below `run_dir` against its record, or those that `reads` says yes to.
+        """Compare the files below `run_dir` with their records; with `reads`, only the files for which it is true.
 
-        Raises: ManifestError for the first one that differs; its `path` is that file.
+        Raises: ManifestError for the first file that differs; the error's `path` is this file.
         """
         for record in self.records(reads):
             path = run_dir / record.path
@@ -151,20 +148,20 @@ class Manifest:
                 raise ManifestError(f"{path}: {difference}; {_rebuild(run_dir)}", path)
 
     def records(self, reads: Reads | None = None) -> Iterator[FileRecord]:
-        """The files, or those that `reads` says yes to."""
+        """Return the records of all files, or of those for which `reads` is true."""
         return (record for record in self.files if reads is None or reads(PurePosixPath(record.path)))
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 (hexadecimal) of a file."""
+    """Return the sha256 (hexadecimal) of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finite(value: Any) -> Any:
-    """The same JSON value with null for numbers that are not finite, and plain numbers for those of numpy and torch.
+    """Return a JSON value with null for numbers that are not finite and plain numbers for those of numpy and torch.
 
-    Raises: TypeError for what is not JSON, naming it.
+    Raises: TypeError, which names a value that is not JSON.
     """
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
@@ -184,6 +181,6 @@ def _rebuild(run_dir: Path) -> str:
 
 
 def remove_command(run_dir: Path) -> str:
-    """The shell command after which the workflow makes a result again; the path as short as it can be from here."""
+    """Return the shell command after which the workflow rebuilds a result; its path is relative if possible."""
     path, here = run_dir / MANIFEST, Path.cwd()
     return shlex.join(["rm", "-f", str(path.relative_to(here) if path.is_relative_to(here) else path)])

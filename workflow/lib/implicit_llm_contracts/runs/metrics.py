@@ -1,14 +1,15 @@
-"""The metrics of training: the one table for the progress line, MLflow, `status`, the report and the pages."""
+"""Define the table of training metrics, which the progress line, MLflow, `status`, the report and the pages share."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`key`: in the journal. `section`: of MLflow's charts, "" for the one that it calls "Model metrics".
+    """A metric of training.
 
-    `meaning`: for the page of metrics. `head` and `format`: how a line of progress and a column of `status` show it;
-    without a head they do not. `axis`: of a figure about the solver's health.
+    `key`: its name in the journal. `section`: its section of MLflow's charts; "" for "Model metrics". `meaning`: its
+    text in the page of metrics. `head`, `format`: its label and format in a line of progress and a column of `status`,
+    which do not show it if `head` is "". `axis`: the label of its axis in the figures of the solver's health.
     """
 
     key: str
@@ -27,8 +28,8 @@ class Metric:
         return self.format.format(value)
 
 
-# A key, once given, stays: charts, searches and stores of earlier runs name it. A line of progress has this order, so
-# what a narrow terminal has room for comes first.
+# Keys never change, because charts, searches and stores of earlier runs use them. A line of progress has this order, so
+# the metrics that a narrow terminal must show come first.
 _ALL = (
     Metric("loss", "", "nats per label, over the steps since the last point", "loss", "{:.4f}", is_column=True),
     Metric(

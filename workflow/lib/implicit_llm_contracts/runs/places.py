@@ -8,7 +8,7 @@ from implicit_llm_contracts.runs.manifest import sha256_of
 
 _LIBRARIES = Path(__file__).resolve().parents[2]
 _CHECKOUT = _LIBRARIES.parents[1]
-# The files of a checkout itself, so that an edit takes effect; an installed package carries copies.
+# A checkout uses its own files, so edits take effect; an installed package contains copies.
 PROJECT_DIR = (
     _CHECKOUT if (_CHECKOUT / "workflow" / "lib").is_dir() else _LIBRARIES / "implicit_llm_workflow" / "project"
 )
@@ -20,22 +20,22 @@ DEFAULT_DOWNLOADS = Path("results") / "downloads"
 
 
 def downloads_folder(given: Path | str | None = None) -> Path:
-    """The folder of downloaded files: the option, else $IMPLICIT_LLM_DATA, else results/downloads."""
+    """Return the folder of downloaded files: `given`, else $IMPLICIT_LLM_DATA, else results/downloads."""
     return Path(given or os.environ.get("IMPLICIT_LLM_DATA") or DEFAULT_DOWNLOADS)
 
 
 def local_folder(path: Path, downloads: Path | None = None) -> Path | None:
-    """`path` in the downloads folder or, failing that, in the working directory; None if neither is a folder."""
+    """Return `path` in the downloads folder, or else in the working directory; None if neither is a folder."""
     return next((folder for folder in (downloads_folder(downloads) / path, path) if folder.is_dir()), None)
 
 
 def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
-    """Names and paths of the files that match in the downloads folder or, if none does, in the working directory.
+    """Return names and paths of the matching files in the downloads folder, or else in the working directory.
 
-    A name is relative to where it was found, so that it is the same on every machine.
+    A name is relative to the folder in which it was found, so that all machines have the same name.
     """
     for root in [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]:
-        is_name = (root / pattern).is_file()  # with brackets of its own, perhaps
+        is_name = (root / pattern).is_file()  # a file name may contain brackets
         names = [pattern] if is_name else sorted(glob.glob(pattern, root_dir=root, recursive=True))
         if found := [(name, root / name) for name in names if (root / name).is_file()]:
             return found

@@ -1,20 +1,20 @@
-"""A run directory: where a run's artifacts lie, who may write them, and how they are published.
+"""Define the run directory: the places of a run's artifacts, the lock of their writer, and their publication.
 
     results/<config>/<stage>/<name>/
-        manifest.json, provenance.json     the readable names: copies of those of the result that the plan wants
+        manifest.json, provenance.json     published copies of these files of the result that the plan wants
         job.log                            a link to the log of all starts of that result
         work/.lock
-        work/<first 16 of fingerprint>/    everything of one identity: artifacts, journal.jsonl, provenance.json, ...
+        work/<first 16 of fingerprint>/    all files of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished
-            manifest.json                  its copy for Snakemake, whose absence makes a job run
+            manifest.json                  its copy for Snakemake, which runs the job if the copy is missing
             declared/                      its files are also copied to the work directory, for Snakemake, and to the
                                            run directory, for people
-            again                          asks the next job to compute the finished result once more
-            freed.json                     the larger files of a finished result were deleted, to free the disk
+            again                          the next job must compute the finished result again
+            freed.json                     the larger files of the finished result were deleted to free disk space
         work/<...>.previous/               a finished result that is computed again, until the new one is committed
 
-Snakemake deletes what a rule declares: before the job starts, and after it failed. So the commit is a file of its own.
-A folder from before that file has manifest.json alone, which counts as the commit.
+Snakemake deletes the declared outputs of a rule before its job starts and after it failed, so the commit is a separate
+file. Older folders have only manifest.json, which then counts as the commit.
 """
 
 import fcntl
@@ -40,23 +40,23 @@ WORK, DECLARED = "work", "declared"
 COMMIT, AGAIN, FREED = "commit.json", "again", "freed.json"
 LOG = "job.log"
 JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
-FINGERPRINT_DIGITS = 16  # of a fingerprint, enough to tell results apart
+FINGERPRINT_DIGITS = 16  # the first digits of a fingerprint, which distinguish all results
 _held_locks: set[int] = set()
 
 
 class RunDirectoryBusy(UserError):
-    """Another live process writes in the run directory."""
+    """Another process is writing to the run directory."""
 
 
 class ResultError(Exception):
-    """A stage handed over files that cannot be published: a bug of the stage."""
+    """A stage returned files that cannot be published, which is a bug of the stage."""
 
 
 @contextmanager
 def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
-    """Hold the lock of a file; the kernel lets go of it when the process ends, however it ends.
+    """Hold the lock of a file, which the kernel releases when the process ends for any reason.
 
-    Raises: what `busy` makes of the text "process 7 on HOST" where another process holds it.
+    Raises: the error that `busy` returns for "process 7 on HOST", if this process holds the lock.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +74,13 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
-        if descriptor in _held_locks:  # not so in a forked child, which gave it up
+        if descriptor in _held_locks:  # false in a forked child, which has closed it
             _held_locks.remove(descriptor)
             os.close(descriptor)
 
 
 class RunDirectory:
-    """The run directory `path`, worked in for one identity; `work` holds what belongs to that identity."""
+    """The run directory `path` of a job with one identity, whose files are in the folder `work`."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
@@ -90,14 +90,14 @@ class RunDirectory:
         self._previous = self.work.with_name(f"{self.work.name}.previous")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Be the one live writer. Raises: RunDirectoryBusy, naming the holder."""
+        """Return a lock that admits only one writer. Raises: RunDirectoryBusy, which names the holder."""
         next_step = "is writing here (work/.lock); wait for it or stop it, then start again"
         return locked(self.path / WORK / ".lock", lambda holder: RunDirectoryBusy(f"{self.path}: {holder} {next_step}"))
 
     def prepare(self) -> None:
-        """Clear what a killed writer left, and the way for a result that is to be computed again.
+        """Delete temporary files of a killed writer, and set aside a result that must be computed again.
 
-        For the holder of the lock.
+        The caller must hold the lock.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
@@ -107,9 +107,9 @@ class RunDirectory:
             self._set_result_aside()
 
     def _set_result_aside(self) -> None:
-        """Let this and later attempts compute anew. The finished result stays until that is committed; the log goes on.
+        """Move the finished result aside until the new one is committed; the log continues.
 
-        The request moves away with the result, so it is taken once.
+        This deletes the request `again`, so it has an effect only once.
         """
         faults.point("run.before_set_aside")
         shutil.rmtree(self._previous, ignore_errors=True)
@@ -120,9 +120,9 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """The manifest of an earlier run of the same identity, if all that it vouches for is still there.
+        """Return the manifest of an earlier run with the same identity, or None if it lacks a file or one has changed.
 
-        A file that differs from its record is set aside as `*.bad`, so that the stage does not take it up again.
+        A changed file is renamed to `*.bad`, so that the stage does not resume from it.
         """
         if (path := committed(self.work)) is None:
             return None
@@ -140,7 +140,7 @@ class RunDirectory:
         return manifest
 
     def publish(self, files: Sequence[Path | str], summary: dict[str, Any]) -> Manifest:
-        """Commit the manifest over `files` (files or directories below work), then show the result.
+        """Commit the manifest of `files` (files or directories below work), then publish the result.
 
         Raises: ResultError for a file that is missing, outside of work, or a link.
         """
@@ -153,14 +153,14 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Put a committed manifest and its declared files where Snakemake looks for them, then where people do."""
+        """Copy a committed manifest and its declared files to the work directory, then publish the result."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")
         shutil.rmtree(self._previous, ignore_errors=True)
 
     def _expand(self, files: Sequence[Path | str]) -> list[Path]:
-        """All files, each once, those of directories included. Temporary files are left out."""
+        """Return all files once, including those in directories, but without temporary files."""
         found: set[Path] = set()
         for given in files:
             path = self.work / given
@@ -183,7 +183,7 @@ class RunDirectory:
 
 
 def _copy(manifest: Manifest, run_dir: Path, folder: Path) -> None:
-    """Copy the declared files of a result to a folder, and then its manifest."""
+    """Copy the declared files of a result to a folder, then its manifest."""
     for name, source in declared_files(manifest, run_dir).items():
         faults.point("publish.before_copy")
         write_atomic(folder / name, source.read_bytes())
@@ -192,14 +192,14 @@ def _copy(manifest: Manifest, run_dir: Path, folder: Path) -> None:
 
 
 def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
-    """The files of a result that have a readable name, by this name."""
+    """Return the declared files of a result by their path below the run directory."""
     folder = work_directory(run_dir, manifest.fingerprint) / DECLARED
     paths = [run_dir / record.path for record in manifest.files]
     return {path.relative_to(folder).as_posix(): path for path in paths if path.is_relative_to(folder)}
 
 
 def show_result(run_dir: Path, work: Path) -> None:
-    """Let the readable names of a run directory show the finished result of this work folder; the manifest comes last.
+    """Publish the finished result of this work folder in its run directory, where the manifest is written last.
 
     Raises: ManifestError.
     """
@@ -214,7 +214,7 @@ def show_result(run_dir: Path, work: Path) -> None:
 
 
 def is_result_shown(run_dir: Path, work: Path) -> bool:
-    """Whether the readable names show the finished result of this work folder."""
+    """Return whether the run directory shows the finished result of this work folder."""
     pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
     pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
@@ -224,43 +224,43 @@ def is_result_shown(run_dir: Path, work: Path) -> bool:
 
 
 def committed(work: Path) -> Path | None:
-    """The manifest of the finished result of a work directory; None without one."""
+    """Return the path of the manifest of a work directory's finished result, or None if it has none."""
     return next((path for path in (work / COMMIT, work / MANIFEST) if path.is_file()), None)
 
 
 def find_committed(work: Path) -> Manifest | None:
-    """Return what `committed` finds; a damaged manifest counts as absent."""
+    """Return the manifest at the path that `committed` finds; a damaged manifest counts as absent."""
     return Manifest.find(committed(work) or work / COMMIT)
 
 
 def is_done(work: Path) -> bool:
-    """Whether there is a finished result that is not to be computed again."""
+    """Return whether there is a finished result that need not be computed again."""
     return committed(work) is not None and not (work / AGAIN).exists()
 
 
 def committed_below(root: Path) -> Iterator[Path]:
-    """The manifests of all finished results below `root`, also those of former settings."""
+    """Yield the paths of the manifests of all finished results below `root`, also those of former settings."""
     works = (work for run_dir in run_directories(root) for work in sorted(run_dir.glob(f"{WORK}/*/")))
     return filter(None, map(committed, works))
 
 
 def work_directory(run_dir: Path, fingerprint: str) -> Path:
-    """Return the folder of the artifacts of the identity with this fingerprint."""
+    """Return the folder for the artifacts of the identity with this fingerprint."""
     return run_dir / WORK / fingerprint[:FINGERPRINT_DIGITS]
 
 
 def job_key(stage: str, name: str) -> str:
-    """Path of a job's run directory below results/<config>: "train/a5-implicit-s1/free"; the one report is "report"."""
+    """Return a job's path below results/<config>, such as "train/a5-implicit-s1/free", or "report" for the report."""
     return stage if name in (stage, "") else f"{stage}/{name}"
 
 
 def experiment_folder(run_dir: Path, key: str) -> Path | None:
-    """results/<config> above the run directory of the job `key`; None for one that lies elsewhere."""
+    """Return the folder results/<config> of the job `key`, or None if the path of its run directory is different."""
     return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else None
 
 
 def run_directories(root: Path) -> Iterator[Path]:
-    """The run directories below `root` in which a job has worked, in the order of their paths."""
+    """Yield the run directories below `root` in which a job has worked, in the order of their paths."""
     for folder, names, files in os.walk(root):
         if WORK in names or MANIFEST in files:
             yield Path(folder)
@@ -269,7 +269,7 @@ def run_directories(root: Path) -> Iterator[Path]:
 
 
 def _close_inherited_locks() -> None:
-    # A forked data worker shares the lock; when it outlives a killed parent, nobody could start again.
+    # A forked data worker would inherit the lock; if it outlived its killed parent, no job could start again.
     for descriptor in _held_locks:
         os.close(descriptor)
     _held_locks.clear()

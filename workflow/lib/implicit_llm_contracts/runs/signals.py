@@ -1,7 +1,7 @@
-"""Signal handlers that hold for this process alone, not for those it forks.
+"""Install signal handlers for this process alone, which its forks do not inherit.
 
-`multiprocessing` ends its workers by SIGTERM and waits for them. A worker that had a Python handler of its parent, and
-was about to wait for a lock, would never come to run it, and the parent would wait for ever.
+`multiprocessing` ends its workers by SIGTERM and waits for them. If a worker inherited a Python handler and waited for
+a lock, the handler would never run, and the parent would wait forever.
 """
 
 import os
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# What a forked process does instead. Slurm sends USR2 to every process of a step, a terminal sends SIGINT to every
-# process of the group, and only the parent is to act on them.
+# The handlers of forked processes. Slurm sends USR2 to every process of a step, and a terminal sends SIGINT to every
+# process of the group, but only the parent must handle them.
 IN_FORKS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
 
 _handled: set[signal.Signals] = set()
@@ -20,7 +20,7 @@ _masks = threading.local()
 
 
 def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> object:
-    """Let `handler` take one of these signals in this process. Returns: the handler before it, for `restore`."""
+    """Handle a signal of IN_FORKS by `handler` in this process; return the previous handler for `restore`."""
     if number not in IN_FORKS:
         raise ValueError(f"{number.name}: only {', '.join(known.name for known in IN_FORKS)} are handled")
     previous = signal.signal(number, handler)
@@ -29,14 +29,14 @@ def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], An
 
 
 def restore(number: signal.Signals, previous: object) -> None:
-    """Give the signal back to the handler it had."""
+    """Restore the previous handler of a signal."""
     signal.signal(number, previous)  # type: ignore[arg-type]
     if not callable(previous) or previous is signal.default_int_handler:
         _handled.discard(number)
 
 
 def _hold_back() -> None:
-    """Hold signals back before a fork: one that reached the child before it drops the handlers would be lost."""
+    """Block signals before a fork; a signal that reached the child before it drops its handlers would be lost."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 

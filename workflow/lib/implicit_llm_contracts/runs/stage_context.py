@@ -1,4 +1,4 @@
-"""What a stage works with: the inputs it reads, the folder it writes to, and the files it hands back."""
+"""Define the interface of a stage: the inputs that it reads, its work folder, and the result that it returns."""
 
 import logging
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from implicit_llm_contracts.runs.run_directory import JOURNAL, job_key, work_dir
 
 T = TypeVar("T")
 
-MODEL_ROLE, TOKENIZER_ROLE = "model", "tokenizer"  # of inputs
+MODEL_ROLE, TOKENIZER_ROLE = "model", "tokenizer"  # roles of inputs
 
 
 class InputMissing(UserError):
-    """A job was not given a run that it reads."""
+    """A job needs an input that its identity does not name."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A finished upstream run."""
+    """A finished run that a job reads."""
 
     dir: Path
     manifest: Manifest
 
     @property
     def work(self) -> Path:
-        """The folder of its artifacts."""
+        """The folder of the run's artifacts."""
         return work_directory(self.dir, self.manifest.fingerprint)
 
     @property
@@ -42,10 +42,10 @@ class Input:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a body works with. All artifacts go below `work`; nothing else is written.
+    """The context in which the body of a stage runs. The body writes only below `work`.
 
-    Files below `work / "declared"` that the result names are also copied to the same place below the run directory:
-    this is how a small output that the workflow declares comes to its name.
+    Files below `work / "declared"` that the result names are also copied to the same path below the run directory,
+    where the workflow declares its small outputs.
     """
 
     stage: str
@@ -58,17 +58,17 @@ class StageContext:
     journal: Journal
     log: logging.Logger
     runtime: dict[str, Any]
-    is_main: bool  # False on ranks above 0 of a distributed job: their journal writes nothing, their result is ignored
+    is_main: bool  # False on ranks above 0 of a distributed job, whose journal and result are ignored
     kinds: Kinds = BUILTIN
 
     def settings(self, cls: type[T]) -> T:
-        """The config as a dataclass, without the `kind` that has chosen it if it has none. Raises: ConfigError."""
+        """Return the config as a `cls`; drop the key `kind` if `cls` has no such field. Raises: ConfigError."""
         dropped = {"kind"} - fill_keys(cls).keys()
         config = {key: value for key, value in self.config.items() if key not in dropped}
         return fill(cls, config, job_key(self.stage, self.name))
 
     def given(self, role: str) -> Input:
-        """The upstream run with this role. Raises: InputMissing."""
+        """Return the input with this role. Raises: InputMissing."""
         if role not in self.inputs:
             raise InputMissing(
                 f"{self.stage}/{self.name}: no input `{role}`; add its run directory to `inputs` of the identity"
@@ -83,7 +83,10 @@ class StageContext:
 
 @dataclass(frozen=True)
 class StageResult:
-    """`files`: files or directories below work (absolute, or relative to it); `summary`: a few headline numbers."""
+    """The result of a stage.
+
+    `files`: files or directories below work, absolute or relative to work. `summary`: a few main numbers.
+    """
 
     files: Sequence[Path | str]
     summary: dict[str, Any]

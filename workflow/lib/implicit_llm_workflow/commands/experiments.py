@@ -278,9 +278,9 @@ def estimate(
 ) -> None:
     """Estimate what the training of an experiment takes: FLOPs, hours, disk.
 
-    A job that ran before, or another seed of it, counts with its time. Other hours come from measured training steps,
-    or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. The GPUs
-    of each job come from the profile of the last run, or else from profiles/cluster.
+    If a job or another seed of it ran before, its hours are those of that run. Other hours come from measured training
+    steps, or else from FLOPs and an assumed share of the GPU's peak, which is marked. Evaluations have no estimate. The
+    GPUs of each job come from the profile of the last run, or else from profiles/cluster.
 
     **Example**
 

@@ -43,7 +43,7 @@ def words(help_text: str, metavar: str = "[EXPERIMENT] [TARGET]...") -> Any:
 
 
 def flag(name: str, help_text: str) -> Any:
-    """Return an option that has no value; its empty metavar prevents that Typer shows `<bool>`."""
+    """Return an option that has no value; its empty metavar keeps Typer from showing `<bool>`."""
     return typer.Option(name, help=help_text, metavar="")
 
 

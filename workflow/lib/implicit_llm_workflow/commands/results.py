@@ -237,7 +237,7 @@ def verify(
 def _check(
     what: str, files: Sequence[RecordedFile], damaged: Sequence[Broken], *, to_stderr: bool = False
 ) -> list[str]:
-    """Check the files, print what is broken, and return the jobs to which it belongs."""
+    """Check the files, print the broken ones, and return their jobs."""
     broken = [*damaged, *check_files(files)]
     size = size_text(sum(file.record.size for file in files))
     typer.echo(f"{what}, {len(files):,} files, {size}: {len(broken) or 'none'} broken", err=to_stderr)

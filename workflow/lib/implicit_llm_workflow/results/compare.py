@@ -1,4 +1,4 @@
-"""Show the numbers of finished results: the main ones of an experiment, or any results side by side.
+"""Show the numbers of finished results: the main numbers of an experiment, or any results side by side.
 
 A comparison side by side also shows the differences in settings, code and inputs.
 """
@@ -30,7 +30,7 @@ from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread
 
 CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
-SWEPT = "@"  # the names of modes that a sweep adds contain it
+SWEPT = "@"  # part of the name of each mode that a sweep adds
 MODEL_STAGES = ("train", "checkpoint")
 _DATA = "data"  # the key of a summary that has settings, not numbers
 
@@ -152,7 +152,7 @@ def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
         names = dict.fromkeys(chain(*tables))
         is_parent = {
             name for name in names if any(other.startswith(f"{name}.") for other in names)
-        }  # such as a solver, which is null in an explicit model
+        }  # for example a solver, which is null in an explicit model
         rows = {name: [table.get(name, MISSING) for table in tables] for name in names if name not in is_parent}
         for role in dict.fromkeys(chain(*(result.manifest.upstream for result in results))):
             wanted = [result.manifest.upstream.get(role) for result in results]

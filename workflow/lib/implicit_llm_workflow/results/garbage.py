@@ -57,7 +57,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 
 
 def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
-    """Return the jobs whose larger files can be deleted. Raises: NotFreeable if a target names a job without any."""
+    """Return the jobs whose larger files can be deleted. Raises: NotFreeable if a named job cannot be freed."""
     found = []
     for key, is_named in chosen_jobs(plan, targets).items():
         obstacle = _obstacle(plan, key)

@@ -1,14 +1,14 @@
-"""Checking the statements of claims.yaml against the measured numbers.
+"""Judge the claims of claims.yaml by the measured numbers.
 
-A claim names what to measure (measure.py) and a bound on it; one rule judges the numbers of all models that compete. A
-claim that the best run decides holds when all numbers of that run keep the bound, so a sweep of settings, some of
-them bad, does not refute what one of them shows; every other claim must be met by all, and the one that meets it least
-is shown.
+A claim names a measure (measure.py) and a bound on its number. One rule judges the numbers of all models that compete.
+Some claims are decided by the best run, and are reproduced if all numbers of this run meet the bound. So a sweep with
+some bad settings does not refute what a good setting shows. Every other claim must be met by all models, and the model
+with the smallest margin is shown.
 
-A number keeps its bound when every seed (or pair of seeds) does, and breaks it when none does; where they disagree the
+A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
 which may leave it undecided. A missing number never helps: the claim is then "missing", unless another model refutes
-it. The controls of a claim are judged by its bound: one that keeps it as well is named beside the verdict.
+it. The controls of a claim are judged by the same bound, and a control that meets it is named beside the verdict.
 """
 
 import operator
@@ -38,7 +38,7 @@ SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", oper
 
 @dataclass(frozen=True)
 class Control:
-    """A model without what the claim is about: `of` takes the place of the claim's own."""
+    """A model that lacks the feature of the claim. `of`: replaces the `of` of the claim's measure."""
 
     name: str
     of: Mapping[str, Any]
@@ -46,11 +46,12 @@ class Control:
 
 @dataclass(frozen=True)
 class Claim:
-    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
+    """A statement that can be tested.
 
-    holds_if: a bound on the number, ">= 0.95"; the bounds > and < are of every pair of seeds.
-    where, how: the place in the paper, and what else to know. short: the statement in the verdict table; is_headline:
-    whether the short table has it. full: training tokens and parameters of the published result.
+    origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number, such
+    as ">= 0.95"; the bounds > and < apply to every pair of seeds. where, how: the place in the paper, and remarks.
+    short: the statement in the verdict table. is_headline: whether the short table has it. full: the training tokens
+    and parameters of the published result.
     """
 
     id: str
@@ -76,7 +77,7 @@ class Claim:
 
     @property
     def speaks_for_best(self) -> bool:
-        """Whether one run that does it is enough."""
+        """Whether one run that meets the bound is enough."""
         can_be_done = self.measure.against is None and self.holds_if.startswith(">=")
         return self.measure.speaks == "best" or (self.measure.speaks is None and can_be_done)
 
@@ -87,7 +88,7 @@ class Claim:
 
     @property
     def condition(self) -> str:
-        """The bound in words."""
+        """The bound as text, such as "≥ 0.95"."""
         sign, bound = self._bound
         return f"{SIGNS[sign][0]} {bound:g}"
 
@@ -105,22 +106,22 @@ class Claim:
 
     @property
     def is_most(self) -> bool:
-        """Whether the bound is an upper one, so that the highest number is the worst."""
+        """Whether the bound is an upper bound, so that the highest number is the worst."""
         return "<" in self.holds_if
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with what was measured and what follows; without evidence there is no number.
+    """The verdict on a claim and its evidence.
 
-    num_competing: runs, or pairs of runs, that the verdict chose among; `others` are those that it did not choose.
+    num_competing: the number of runs or pairs of runs among which one decides. others: those that do not decide.
     """
 
     claim: Claim
     verdict: Verdict
     evidence: Found = field(default_factory=Found)
     num_competing: int = 0
-    is_asked: bool = True  # whether the claim can be judged at the scale of the experiment
+    is_asked: bool = True  # whether the experiment can test the claim
     others: tuple[Found, ...] = ()
     controls: tuple["Judgement", ...] = ()
 
@@ -129,7 +130,7 @@ class Judgement:
         return self.evidence.spread
 
     def to_dict(self) -> dict[str, Any]:
-        """The claim's entry in claims.json; numbers that do not exist are null."""
+        """Return the claim's entry in claims.json, in which missing numbers are null."""
         stated = ("id", "statement", "short", "origin", "where", "published", "mark", "condition", "is_headline")
         measured = ("num_seeds", "num_samples", "interval", "bounds", "run", "data", "modes")
         return {
@@ -164,12 +165,12 @@ class _Claims:
 
 
 def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]:
-    """Read the file. Raises: UserError naming file and key."""
+    """Read the claims of a file. Raises: UserError, which names file and key."""
     return read_yaml(path, _Claims).claims
 
 
 def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
-    """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
+    """Return the verdict on one claim in the experiment `scale`, by the rules at the head of this file."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
         return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)

@@ -1,10 +1,10 @@
-"""One table of everything that was measured or is missing: a row a number.
+"""Build one table of everything that was measured or is missing, with one row per number.
 
-Columns: `kind` of evaluation, `metric` and `value`; what the number is of (run, seed, phase and its solver, model,
-data, length, mode, ...); `role`, the input it comes from; `reason`, why a result is missing. A number that does not
-exist is None or NaN in a row of its own, never zero and never left out. What does not apply to a kind is None. Curves
-and other details stay in `detail`, a mapping by name. All columns have the type object, so that pandas keeps them as
-one array, which it filters and cuts in a fraction of the time.
+The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
+solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
+missing. A number that does not exist is None or NaN in its own row, never zero and never left out. A column that does
+not apply to a kind is None. Curves and other details are in `detail`, a mapping by name. All columns have the type
+object, so that pandas stores them as one array, which it filters and slices much faster.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # the numbers that a record of a kind has; one that it lacks is missing
-# Numbers that only some records of a kind have, beside COSTS.
+Metrics = Mapping[str, Sequence[str]]  # the numbers of a record, by kind; a number that a record lacks is missing
+# The numbers that only some records of a kind have, besides COSTS.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip
@@ -38,7 +38,7 @@ ABOUT = (
     "is_hard", "is_checked", "num_documents", "num_fewshot", "task_version", "task_hash", "harness_version",
     "num_questions",
 )  # fmt: skip
-# What follows from the fields of a record and of those beside it, see `_Derived`.
+# The columns that `_Derived` computes from a record and the other records of its kind.
 DERIVED = (
     "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
@@ -46,16 +46,16 @@ DERIVED = (
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
-# The columns that all values of a swept setting share; the column `extent` marks the smallest and largest value.
+# The columns in which all values of a swept setting agree; the column `extent` marks the smallest and largest value.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.
+# The order of modes in tables and legends: explicit models, the protocol of all results, then the other modes.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
-RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
-# Models within this factor are of one size: implicit ones have a few parameters more than explicit ones of their width.
+RECURRENT = ("lstm",)  # families that process a sequence token by token, without a solver
+# Models within this factor have the same size: an implicit model has a few more parameters than an explicit one.
 SAME_SIZE = 1.3
 METRIC_WORDS = {
     LAST_TEN: "accuracy on the last ten tokens",
@@ -80,7 +80,7 @@ METRIC_WORDS = {
     "f_radius": "spectral radius of ∂f/∂z at the fixed point",
 }
 
-# Metrics that are shares, which pages show in percent.
+# The metrics that are shares, which pages show in percent.
 SHARES = frozenset({
     LAST_TEN, "accuracy_sequence", "accuracy_token", "unconverged_share", "token_match_sequential", "above_chance",
     "chance_last10", "accuracy", "acc", "acc_norm", AVERAGE, "token_agreement", "settled_early", "off_diagonal_share",
@@ -88,33 +88,33 @@ SHARES = frozenset({
 
 
 def metrics_of(kinds: Kinds) -> Metrics:
-    """The metrics by kind of evaluation, also of those on validation sets."""
+    """Return the metrics by kind of evaluation, also for evaluations on validation sets."""
     kind_of = {name: name for name in kinds.evaluations} | {split: kind for kind, split in VALIDATION_KINDS.items()}
     return {name: kinds.evaluations[kind].metrics for name, kind in kind_of.items()}
 
 
 def family_of(model_type: str | None) -> str:
-    """The family's name; a type that is none of the known ones is its own name."""
+    """Return the name of a model's family; an unknown type is its own name."""
     return FAMILIES.get(model_type or "", model_type or "model")
 
 
 def kind_of(model: Any) -> str:
-    """Return the kind of a group of rows, a training run or a published number."""
+    """Return "implicit" or "explicit" for a group of rows, a training run or a published number."""
     return "implicit" if model.is_implicit else "explicit"
 
 
 def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
-    """Shares of hard tokens; several are mixed in equal parts."""
+    """Return the shares of hard tokens as a tuple; a data set mixes several shares in equal parts."""
     return hard if isinstance(hard, tuple) else (hard,)
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
-    """Whether two positive numbers differ by at most the share `tolerance` of the larger one."""
+    """Return whether two positive numbers differ by at most the share `tolerance` of the larger one."""
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
 def short_count(count: float) -> str:
-    """ "131.6M", "1.32B", "41.9k"."""
+    """Return a short text of a count, such as "131.6M", "1.32B" or "41.9k"."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.4g}{letter}"
@@ -123,7 +123,7 @@ def short_count(count: float) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over seeds: all that were measured; `num_missing` runs gave none."""
+    """The measured values of a number over the seeds. `num_missing`: the number of seeds without a value."""
 
     values: tuple[float, ...] = ()
     num_missing: int = 0
@@ -147,15 +147,18 @@ class Spread:
 
 
 def seeds_words(spread: Spread) -> str:
-    """ "3 seeds", and how many of them gave no number."""
+    """Return the number of seeds as text, such as "3 seeds", and how many of them have no number."""
     total = len(spread.values) + spread.num_missing
     words = f"{total} seed{'' if total == 1 else 's'}"
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
-    """Sorting key of a record's mode: last the released code's criterion, else by MODE_ORDER, each token's before a
-    residual over many, whatever the modes are called."""
+    """Return a sorting key of a record's mode, which depends on its settings before its name.
+
+    Modes are sorted by MODE_ORDER, and a stopping criterion of each token comes before that of a sequence. The released
+    code's criterion comes last.
+    """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
 
@@ -167,9 +170,9 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
+    """Return the rows of all records by kind: implicit models first, phases by cost, and headline modes first.
 
-    `reasons`: by role, why a result is missing. `names`: of runs, for the reader.
+    `reasons`: why a result is missing, by role. `names`: the names of runs for the reader.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
@@ -200,7 +203,7 @@ def frame_of(
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
-    """Return the kind and size of each run's model, "Mamba2, 214k–226k": that of all models of about its size."""
+    """Return a title for each run, such as "Mamba2, 214k–226k": the family and the sizes of all similar models."""
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
@@ -218,7 +221,7 @@ def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]
 def _numbers(
     record: Mapping[str, Any], kind: str, metrics: Sequence[str]
 ) -> Iterator[tuple[str | None, str, float | None]]:
-    """(task, metric, value) of a record; the task is that of one part of its numbers."""
+    """Yield task, metric and value of each number of a record; the task is None for a number of the whole record."""
     numbers = {
         **{name: record.get(name) for name in metrics},
         **(record.get("metrics") or {}),  # of lm_eval: those of its task
@@ -239,7 +242,7 @@ def _numbers(
 
 
 def serial_steps(record: Mapping[str, Any]) -> float | None:
-    """How many f-evaluations wait for one another, divided by the length: 1 for a recurrent network."""
+    """Return the number of f-evaluations that must run one after another, per token; 1 for a recurrent network."""
     work, length, mode = record.get(COST), record["length"], record.get("eval_mode")
     if work is None or family_of(record.get("model_type")) in RECURRENT or mode == "sequential":
         return work
@@ -248,15 +251,15 @@ def serial_steps(record: Mapping[str, Any]) -> float | None:
 
 
 class _Derived:
-    """What follows from the fields of a record and of the other records of its kind that sweep nothing.
+    """The columns that follow from a record and from the other records of its kind that are not part of a sweep.
 
-    `name` is the run's name for the reader, with its phase where several phases of the run have results of this kind,
-    `label` the kind of model and its phase. `is_headline` marks the mode that stands for the model in figures and
-    claims: of those that read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run
-    with the fewest iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the
-    lower the better: training loss at the end of language models, error on the validation set of CatbAbI. Language
-    models that all have a `validation_loss` are chosen by that.
-    `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
+    `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
+    `label`: the kind of model and its phase. `is_headline`: whether the mode represents the model in figures and
+    claims; this is the first mode by `mode_rank` among those with the most test sets. `budget`: "bounded" for the phase
+    of a run with the fewest iterations, "free" for its other phases. `choice`: the score by which the best of competing
+    runs is chosen, which is the lowest: the training loss at the end for language models, and the error on the
+    validation set for CatbAbI. Language models that all have a `validation_loss` are chosen by this loss instead.
+    `swept`, `at`, `base`: the setting that a record sweeps, its value, and the mode without the sweep.
     """
 
     def __init__(
@@ -312,7 +315,7 @@ class _Derived:
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:
-    """Whether a test has a larger share of hard tokens than anything in training; None where that is unknown."""
+    """Return whether a test has a larger share of hard tokens than all training data; None if this is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
 
@@ -337,13 +340,13 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """What has one headline mode: a model, for CatbAbI in each protocol."""
+    """Return the key of the records that share a headline mode: those of a model, and for CatbAbI of a protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The rows of one thing over its seeds; what they share is read as an attribute, None where it does not apply."""
+    """Rows that belong together, such as those of all seeds; a column that they share is an attribute of the group."""
 
     rows: pd.DataFrame
 
@@ -369,9 +372,9 @@ class Group:
         return list(dict.fromkeys(self.rows["metric"]))
 
     def spread(self, metric: str, over: str = "seed") -> Spread:
-        """The metric over the seeds, or over the records; one without a number is counted as missing.
+        """Return the metric over the seeds, or over the records; one without a number counts as missing.
 
-        Raises: ReportError where rows differ in more than that: they are not one thing, and have no mean.
+        Raises: ReportError if rows also differ in other columns, because they then have no meaningful mean.
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
@@ -379,19 +382,19 @@ class Group:
         return Spread.of(value for _, value in found)
 
     def mean(self, column: str) -> float | None:
-        """Return the mean of a column over the seeds, such as training FLOPs; None where a seed has none."""
+        """Return the mean of a column over the seeds, such as training FLOPs; None if a seed has no value."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
         return None if None in values else sum(values) / len(values)
 
     def by_seed(self, metric: str) -> dict[int | None, float | None]:
-        """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
+        """Return a value for each seed: the mean over its records that have a number, or None if none of them has."""
         values: defaultdict[int | None, list[float | None]] = defaultdict(list)
         for seed, value in self._numbers(metric, "seed"):
             values[seed].append(value)
         return {seed: Spread.of(mine).mean for seed, mine in values.items()}
 
     def cells(self, column: str) -> dict[Any, Group]:
-        """The rows by their value in a column, in order; a row without one is left out."""
+        """Return the rows by their value in a column, in order; rows without a value are left out."""
         cells = {cell._first[column]: cell for cell in groups(self.rows[self.rows[column].notna()], (column,))}
         return {value: cells[value] for value in in_order(cells)}
 
@@ -405,12 +408,12 @@ class Group:
 
 
 def plain(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The rows of a kind of evaluation that belong to no sweep and to models trained here."""
+    """Return the rows of a kind of evaluation for models that were trained here, without sweeps."""
     return frame[(frame["kind"] == kind) & frame["sweep"].isna() & frame["source"].isna()]
 
 
 def headlines(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows in the mode that stands for their model."""
+    """Return the rows in the mode that represents their model."""
     return rows[rows["is_headline"].astype(bool)]
 
 
@@ -419,15 +422,15 @@ def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
-    """The rows that agree in the columns `by`, in the order of the frame."""
-    places: defaultdict[tuple, list[int]] = defaultdict(list)  # by hand: pandas takes ten times as long for few rows
+    """Return groups of the rows that agree in the columns `by`, in the order of the frame."""
+    places: defaultdict[tuple, list[int]] = defaultdict(list)  # pandas' groupby takes ten times as long for few rows
     for place, key in enumerate(zip(*(rows[column] for column in by), strict=True)):
         places[tuple(None if part != part else part for part in key)].append(place)  # NaN
     return [Group(rows.iloc[mine]) for mine in places.values()]
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Numbers by size, then words as they come."""
+    """Return the different numbers by size, then the different texts in their order."""
     found = list(dict.fromkeys(values))
     numbers = sorted(value for value in found if not isinstance(value, str))
     return [*numbers, *(value for value in found if isinstance(value, str))]

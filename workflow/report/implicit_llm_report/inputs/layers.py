@@ -1,7 +1,7 @@
-"""The fewest layers that solve a group at the length they were trained on: Merrill's protocol.
+"""Find the fewest layers that solve a group at the length of their training, by Merrill's protocol.
 
-For every kind of model and training length, models of several depths are tested at that very length; the smallest depth
-whose mean accuracy over seeds reaches the threshold counts.
+For every kind of model and training length, models of several depths are tested at this length. The result is the
+smallest depth whose mean accuracy over seeds reaches the threshold.
 Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 2024.
 """
 
@@ -13,14 +13,14 @@ import pandas as pd
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.inputs.frame import COLUMNS, Group, groups, headlines, kind_of, plain, shares_of
 
-LAYERS = "layers"  # kind and metric of the rows made here
+LAYERS = "layers"  # kind and metric of the resulting rows
 
 
 def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
-    """The accuracies of each kind of model by length and depth, named by these, in the mode that stands for the model.
+    """Return the accuracies of each kind of model by length and depth, in the mode that represents each model.
 
-    Tested at the length trained on, with no more hard tokens than in training; on the hardest of the tests, and of
-    several models of one depth that of the highest mean.
+    The tests have the length of training and no more hard tokens than training; of several tests, the hardest counts,
+    and of several models of the same depth, the one with the highest mean. Rows are named by kind and depth.
     """
     rows = headlines(plain(frame, "word_problem"))
     is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
@@ -39,7 +39,7 @@ def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
 
 
 def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
-    """A row for each kind of model, length and input: the number, and in `detail` the number in words."""
+    """Return a row for each kind of model, length and input: the number, and in `detail` its text."""
     found: list[dict[str, Any]] = []
     for kind in groups(rows, ("is_implicit",)):
         name = f"{kind_of(kind)}: fewest layers"
@@ -59,10 +59,10 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 
 
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
-    """The smallest depth that reaches the threshold, with its words.
+    """Return the smallest depth that reaches the threshold, and its text.
 
-    The words are "> 16" if no depth reaches it; the number is then one more than the deepest. They are "missing" if a
-    smaller depth has no number.
+    If no depth reaches the threshold, the text is "> 16" for a largest depth of 16, and the number is one more than
+    this depth. If a smaller depth has no number, the text is "missing".
     """
     for depth, value in values.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""Make the records that missing results would have given, without numbers, so that tables and claims show the gap."""
+"""Make the records of missing results, without numbers, so that tables and claims show that they are missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# What is known of a run, and of a data set, from the records of others.
+# The fields of a run, its phase, a data set and its tests that other records can supply.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -24,7 +24,7 @@ Record = dict[str, Any]
 
 
 def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[tuple[str, Record]]:
-    """(kind, record) of each missing evaluation. `known`: the records that are there."""
+    """Yield kind and record of each missing evaluation. `known`: the records that exist."""
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
         if job.evaluation is None or kind not in KINDS:
@@ -43,13 +43,13 @@ def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[t
 
 
 def _shared(known: Sequence[Record], keys: Sequence[str], **wanted: Any) -> Record:
-    """These fields, each of the first record that agrees with `wanted` and has it."""
+    """Return the values of `keys`, each from the first record that matches `wanted` and has the key."""
     agreeing = [one for one in known if all(one.get(key) == value for key, value in wanted.items())]
     return {key: one[key] for one in reversed(agreeing) for key in keys if one.get(key) is not None}
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:
-    """Return what an evaluation reads: tasks, or data sets with lengths and protocols."""
+    """Return the tests of an evaluation: tasks, or data sets with their lengths and protocols."""
     if settings.kind == LM_EVAL:
         columns = [column for suite in load_suites() for column in suite.columns]
         metrics = {task: [column.metric for column in columns if column.task == task] for task in settings.tasks}
@@ -57,7 +57,7 @@ def _tests(item: MissingResult, settings: Any) -> list[Record]:
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
     data, asked = item.data, getattr(settings, "lengths", None)
-    if settings.kind == JACOBIAN:  # it takes the shortest rows, of these those with the most hard tokens
+    if settings.kind == JACOBIAN:  # it uses the shortest sequences with the most hard tokens
         data = dict(sorted(data.items(), key=_shortness)[:1])
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}
@@ -74,7 +74,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """Return the names by which records of a test differ: modes, swept modes, or pairs of modes."""
+    """Return the fields in which the records of a test differ: modes, swept modes, or pairs of modes."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

@@ -1,4 +1,4 @@
-"""The first page: verdicts, at most five figures with few lines, one compact table for each test, and links."""
+"""Build the first page: verdicts, at most five figures with few lines, a compact table for each test, and links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
 from implicit_llm_report.tables import Table, tables_of
 
-# In this order the first five that have something to show, the hero first.
+# The page shows the first five of these figures that have data.
 FIGURES = (
     "accuracy-by-length", "loss-by-flops", "perplexity-by-length", "minimum-layers", "accuracy-by-position",
     "jacobian", "accuracy-by-babi-task", "perplexity-by-position",
 )  # fmt: skip
-FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # of all models: they have one line a kind, or none
+FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # show all models, having few lines
 MOST_LINES, MOST_PANELS, MOST_ROWS = 6, 3, 12
 TABLES = ("accuracy", "perplexity", "downstream", "babi")
 TEST = ("kind", "group", "monoid", "data_set")
@@ -28,9 +28,10 @@ TEST = ("kind", "group", "monoid", "data_set")
 
 @dataclass(frozen=True)
 class FrontTable:
-    """A table in the mode that stands for each model; `num_left_out` rows are on the page of all numbers.
+    """A table in the mode that represents each model.
 
-    not_run: titles of the planned models that have no result.
+    num_left_out: the number of rows that only the page of all numbers has. not_run: the titles of the planned models
+    that have no result.
     """
 
     name: str
@@ -58,14 +59,14 @@ def with_few_models(given: Given) -> Given:
 
 
 def _first(test: Group) -> list[str]:
-    """The first models of a test, of implicit and of explicit ones as many where there are."""
+    """Return the first models of a test, with equally many implicit and explicit models if there are enough."""
     is_implicit, half = test.rows["is_implicit"].astype(bool), MOST_LINES // 2
     implicit, explicit = (list(dict.fromkeys(test.rows[rows]["name"])) for rows in (is_implicit, ~is_implicit))
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
-    """Yield a table of the models of each test that match a pattern and of the first others that were measured."""
+    """Yield a table for each test, with the models that match a pattern and then the first other measured models."""
     for name in TABLES:
         for table in tables_of(registry().tables[name], headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
