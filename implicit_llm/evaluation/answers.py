@@ -221,7 +221,7 @@ class SolverTally:
         self.iterations += float(stats.num_iter.double().sum()) * shape[1]
         self.unconverged_tokens += int(stats.unconverged_tokens.sum())
         residual = float(stats.residual.max())
-        self.residual_max = float(np.maximum(self.residual_max or 0.0, residual))  # keeps a NaN
+        self.residual_max = float(np.maximum(self.residual_max or 0.0, residual))  # propagates NaN
 
     @property
     def f_evaluations_per_token(self) -> float | None:

@@ -275,7 +275,7 @@ class TrainingLoop:
         return nullcontext() if precision == "fp32" else torch.autocast(self.job.device.type, _DTYPES[precision])
 
     def _read_metrics(self, step: int) -> None:
-        """Read the metrics of all closed steps, the last of which is `step`. Collective.
+        """Read the metrics of all closed steps up to `step`. Collective.
 
         Raises: NonFiniteTraining for the first step whose loss or gradient is not finite; an fp16 gradient that
             overflowed counts only after many in a row.

@@ -79,7 +79,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def question_id(dataset: TokenDataset) -> int:
-    """Return the token of "?" by the vocabulary beside the sequences."""
+    """Return the token of "?" in the data set's vocabulary file."""
     words: list[str] = json.loads((dataset.directory / VOCABULARY_NAME).read_text(encoding="utf-8"))
     return words.index(QUESTION_MARK)
 

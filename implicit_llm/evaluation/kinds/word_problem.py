@@ -160,7 +160,7 @@ def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
-    """Return the share of equal predictions over the samples of both results; None if a comparison has no meaning."""
+    """Return the share of equal predictions over the samples of both results; None if they cannot be compared."""
     if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None
     mine, theirs = result.predictions_NL, other.predictions_NL
@@ -187,7 +187,7 @@ def task_record(task: Mapping[str, Any]) -> dict[str, Any]:
 def chance_per_position(group: str, monoid: str, hard_fraction: float | Sequence[float], length: int) -> np.ndarray:
     """Return the share of the most frequent target at each position, shape (length,).
 
-    With several hard fractions, equal shares of the samples have each. The monoid part of a token is uniform.
+    Each of several hard fractions applies to an equal share of the samples. The monoid part of a token is uniform.
     Raises: UnknownGroup.
     """
     fractions = np.atleast_1d(np.asarray(hard_fraction, dtype=np.float64))
