@@ -78,7 +78,7 @@ class SolverFailures:
 def judge(
     losses_and_norms: Sequence[tuple[float, float]], first_step: int, allowed_in_a_row: int, in_a_row: int
 ) -> tuple[list[int], tuple[int, str] | None]:
-    """Check the loss and gradient norm of consecutive steps, the first of which is number `first_step`.
+    """Check the loss and gradient norm of consecutive steps, which start at number `first_step`.
 
     If only the gradient is not finite, the update counts as skipped while fewer than `allowed_in_a_row` are skipped in
     a row. `in_a_row` updates were skipped right before these steps. Returns: the skipped steps; the first bad step with

@@ -177,7 +177,7 @@ def _find_start(context: StageContext, config: TrainConfig, store: CheckpointSto
 
 
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
-    """Return the checkpoint of the input `start`: at the end of its phase, or one that it kept before."""
+    """Return the checkpoint of the input phase `start`: its final one, or an earlier one that it kept."""
     source = context.given(START_ROLE)
     phase = source.manifest.config["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]

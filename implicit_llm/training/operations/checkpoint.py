@@ -255,7 +255,7 @@ class CheckpointStore:
 
         Raises: StorageError, with all earlier checkpoints intact.
         """
-        if state.global_step in self._whole_kept:  # an earlier one was lost; later phases need this one as it is
+        if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it
             return
         started = time.monotonic()
         directory = self.kept if state.global_step in self.keep else self.directory

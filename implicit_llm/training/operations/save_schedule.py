@@ -124,7 +124,7 @@ class SaveSchedule:
         if runtime.save_every_s is not None and is_main() and self._write is None:
             interval_s = save_interval_s(runtime.save_every_s, self._stall_s, self._store.last_save_s)
             is_due = is_due or time.monotonic() - self._last_save >= interval_s
-        # Stopping implies saving, because a maximum over ranks is taken.
+        # A request to stop includes one to save, because all ranks follow the largest request.
         return _SAVE | _STOP if self._stop else _SAVE if is_due else 0
 
 

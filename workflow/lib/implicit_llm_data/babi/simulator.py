@@ -68,7 +68,7 @@ _WORDS_AT_ONCE = 64
 
 
 class Dice:
-    """A source of uniform choices from the random bits that `key` determines, a tuple of non-negative integers.
+    """A source of uniform choices, whose random bits depend only on `key`, a tuple of non-negative integers.
 
     The choices are the same in every version of numpy, because they use only the bit generator's `random_raw`, which
     numpy promises never to change.
@@ -216,10 +216,10 @@ class Carrying(Walks):
     hands = 2  # the number of things that a person can hold
     walk_percent = 50
     can_give = False
-    # The things that a person holds, in order, with the lines that prove it; and the lines that changed them.
+    # held: the things that a person holds, in order, and the lines that prove it. changes: the lines that changed it.
     held: dict[str, dict[str, int]] = field(default_factory=lambda: {person: {} for person in PERSONS})
     changes: dict[str, list[int]] = field(default_factory=lambda: {person: [] for person in PERSONS})
-    # The room of a thing that was put down; and, by room that a thing entered, its room before it last did so.
+    # lying: the room of a thing that was put down. arrivals: by thing and room, the room from which it last came.
     lying: dict[str, tuple[str, Lines]] = field(default_factory=dict)
     arrivals: dict[str, dict[str, tuple[str, Lines]]] = field(default_factory=lambda: {thing: {} for thing in THINGS})
 
@@ -306,7 +306,7 @@ class Counting(Carrying):
     question = "count"
 
     def subjects(self) -> Sequence[int]:
-        """Return numbers of things; choosing a number first avoids that most answers are zero."""
+        """Return numbers of things; the number is chosen first, as most answers would otherwise be zero."""
         return sorted({len(self.held[person]) for person in PERSONS if self.changes[person]})
 
     def ask(self, number: int) -> Question:
