@@ -1,4 +1,4 @@
-"""Run the stage `data` of kind `catbabi`: join the stories of all bAbI tasks, shuffled, to one stream of words.
+"""Run the stage `data` of kind `catbabi`: join the stories of all bAbI tasks, shuffled, into a stream of words.
 
     input   <eos> nora walked into the attic . in which room is nora ?     attic <eos> ...
     label   nora  walked ...                                         attic <eos> ...
@@ -122,7 +122,7 @@ def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
-    """Return the numbers 0..count - 1 in the random order that `key` determines, non-negative integers.
+    """Return the numbers 0..count - 1 in a random order that depends only on `key`, non-negative integers.
 
     The numbers are sorted by 64 random bits each, whose values numpy promises for every version.
     """

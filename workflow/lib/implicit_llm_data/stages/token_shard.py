@@ -169,8 +169,8 @@ def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 def may_be_cut(tokenizer: Tokenizer) -> bool:
     """Return whether the ids of a text equal those of its pieces, if it is cut before white space.
 
-    They do for a tokenizer that splits text into words like GPT-2's (GPT-NeoX, Pythia, OPT, the one trained here): it
-    never joins white space to the text before it.
+    They are equal for a tokenizer that splits text into words like GPT-2's (GPT-NeoX, Pythia, OPT, the one trained
+    here), because it never joins white space to the text before it.
     """
     cutter = tokenizer.pre_tokenizer
     if not (isinstance(cutter, pre_tokenizers.ByteLevel) and cutter.use_regex and not cutter.add_prefix_space):

@@ -1,4 +1,4 @@
-"""Run the stage `data` of kind `token_stream`: combine one split of all shards to a data set.
+"""Run the stage `data` of kind `token_stream`: combine one split of all shards into a data set.
 
 The index of the training split points to the files of the shards' jobs. If only some sequences are wanted, they are
 copied. The held-out splits are merged, so that sequences of every length can cross the borders of shards.

@@ -44,7 +44,7 @@ SECTIONS = {"evaluate": "evaluation", "data": "data"}  # other stages: accuracy.
 SUMMARY = "summary"  # one number per run, from its manifest, for tables and parallel coordinates
 METRIC_CHARS = 200  # of a metric's key
 _REFUSED = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses
-_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for; the default is its role
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data set; the default is its role
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Bridge:
             self._save(lines_written=self._journal.lines)
 
     def _log_points(self, points: Sequence[Point], model_id: str | None) -> None:
-        """Log points, also for the model if there is one; the store keeps equal points only once."""
+        """Log points for the run and, with `model_id`, for that model; the store keeps equal points once."""
         from mlflow.entities import Metric
 
         metrics = [
