@@ -76,7 +76,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
     path = sqlite_path(uri)
     if path is None:
         return
-    # Processes that create the tables of one store at the same time crash each other, so one creates them.
+    # Processes that create the tables of one store at the same time crash each other; one does, the others wait.
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f".{path.name}.lock")):

@@ -136,7 +136,7 @@ def rebuild(results: Path) -> Rebuilt:
 
 
 def late_works(experiment: Path) -> list[Path]:
-    """Return the work directories below results/<experiment> whose journals MLflow lacks at least in part."""
+    """Return the work directories below results/<experiment> whose journals are not completely in MLflow."""
     return [work for work in works_below(experiment) if not is_complete(work)]
 
 

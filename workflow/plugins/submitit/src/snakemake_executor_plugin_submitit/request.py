@@ -50,8 +50,8 @@ class Job(SubmittedJobInfo):
 
     step: the part that all its submissions share. request: options of sbatch; {} on this machine. is_small: whether it
     may be a task of a job array. is_forced: whether earlier results are ignored.
-    The other fields describe the last submission: `record`; `process`, on this machine; `slurm`, its state there;
-    `doubt`, the state in which the job seems to have ended, and since when.
+    The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
+    in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
 
     step: JobStep = field(kw_only=True)

@@ -115,7 +115,7 @@ class SlurmQueue:
 
 
 def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]:
-    """Return the answer to a query about jobs, some of which may be tasks of an array."""
+    """Return the states of jobs and of tasks of arrays, as this command prints them."""
     arrays = ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
     found: dict[str, SlurmState] = {}
     for line in ask_slurm([*command, "-j", arrays]).splitlines():

@@ -115,11 +115,11 @@ class Record:
     """The last submission of a job.
 
     key: a hash of the job's content, equal for jobs with the same outputs and parameters, whichever driver submits
-    them. wildcards: their values, as part of names. name: the unique name in Slurm. is_open: whether Snakemake does not
-    know yet how the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known
+    them. wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know
+    yet how the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known
     whether sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the
-    controller started, in clock ticks since boot. excluded: nodes to avoid. memory: the factor of the request. retries:
-    the number by failure class.
+    controller started, in clock ticks since boot. excluded: nodes to avoid. memory: the factor of the memory request.
+    retries: the number of retries by failure class.
     """
 
     key: str
@@ -269,7 +269,7 @@ class FailureClass(NamedTuple):
     """A class of failures.
 
     retries: how often the executor submits the job again; None means up to the requeue limit. advice: text for the
-    user. is_elsewhere: whether to retry on other nodes. memory: the factor of the next request.
+    user. is_elsewhere: whether to retry on other nodes. memory: the factor of the next memory request.
     """
 
     retries: int | None
