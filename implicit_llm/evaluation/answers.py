@@ -197,13 +197,13 @@ class BatchSize:
                 "batch_size where it belongs to the mode's stopping rule"
             ) from error
         self.size //= 2
-        torch.cuda.empty_cache()  # the failed attempt left memory there
+        torch.cuda.empty_cache()  # frees the memory of the failed attempt
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)
 
 
 @dataclass
 class SolverTally:
-    """A mean over tokens; an explicit model has no statistics and costs one evaluation per token."""
+    """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
 
     evaluations: float = 0.0  # evaluations of f, summed over the tokens
     iterations: float = 0.0  # the solver's share of these

@@ -250,7 +250,7 @@ class TrainingLoop:
     def _load(self, start: Checkpoint) -> None:
         load_model(self.model, start.model(), str(start.path))
         load_optimizer(self.optimizer, self.model, start.optimizer(), str(start.path))
-        if start.state["scaler"] is not None:  # a start in another precision has no scale; the initial one stays
+        if start.state["scaler"] is not None:  # a checkpoint of another precision has no scale to restore
             self.scaler.load_state_dict(start.state["scaler"])
         self.metrics.load_state(start.state["metrics"])
         if start.global_step == self.job.config.phase.start_step:

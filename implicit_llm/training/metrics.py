@@ -28,7 +28,7 @@ RECENT_STEPS = 50
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _SUMMED = ("loss", "right", "scored")  # sums over micro-batches; right and scored count positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # stays on the device
+_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # these stay on the device
 _RESIDUAL = _OF_STEP.index("residual")
 Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the model does not have this metric
 
@@ -180,7 +180,7 @@ class StepMetrics:
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Return the mean of each column that has values, and NaN for a loss or norm that has none.
 
-        Without a residual the solver did not measure, so iterations and shares are left out too.
+        A solver that measured no residual measured no iterations or shares either, so these are left out too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}

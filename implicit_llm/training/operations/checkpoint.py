@@ -212,7 +212,7 @@ class ForeignCheckpoint(UserError):
 
 
 class CheckpointStore:
-    """The checkpoints below `work` of the run with this identity; only the process with the run's lock creates it.
+    """The checkpoints below `work` of the run with this identity; only the process with the run's lock has a store.
 
     keep: the steps whose checkpoints are stored permanently. last_save_s: how long the last commit took.
     """
