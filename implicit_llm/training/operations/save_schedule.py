@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# The largest shares of time for which training may wait and for which writing may last, with saves by the clock.
+# With saves by the clock, training may wait for at most the first share of the time, and writes may run for the second.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 

@@ -306,7 +306,7 @@ class Counting(Carrying):
     question = "count"
 
     def subjects(self) -> Sequence[int]:
-        """Return numbers of things; the number is chosen first, as most answers would otherwise be zero."""
+        """Return the numbers of things that people hold; a number is chosen first, or most answers would be zero."""
         return sorted({len(self.held[person]) for person in PERSONS if self.changes[person]})
 
     def ask(self, number: int) -> Question:

@@ -49,7 +49,7 @@ _CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data 
 
 @dataclass(frozen=True)
 class BridgeState:
-    """The stored state of a run. model_id: "" if the finished run has no model; lines_written: lines of the journal."""
+    """The stored state of a run; `model_id` is "" without a model, and `lines_written` counts lines of the journal."""
 
     key: str
     run_id: str | None = None
@@ -158,7 +158,7 @@ class Bridge:
         self._client.log_batch(self._run_id, params=[*params], tags=[*starmap(RunTag, _short(tags).items())])
 
     def _bring_inputs(self) -> None:
-        """Log the run's input data sets, and the model of another run."""
+        """Log the run's inputs: data sets, and the model of another run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
         run, inputs = self.run, []

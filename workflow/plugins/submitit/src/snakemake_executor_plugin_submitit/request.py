@@ -37,7 +37,7 @@ SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "di
 NO_LIMITS: Mapping[str, int] = {}
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 UNDERSTOOD = NUMBERS | _TEXTS | _OPTIONS.keys()
-# Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
+# Options of sbatch that users might give as a resource; they belong in `slurm_extra`.
 _SBATCH = {
     "dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type",
     "mail_user", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "ntasks", "ntasks_per_node", "switches", "time",
