@@ -34,6 +34,11 @@ CLEAN = (  # grows until it covers CODE
     "implicit_llm/analysis",
     "implicit_llm/cards",
     "implicit_llm/checkpoint",
+    "implicit_llm/training",
+    "implicit_llm/evaluation",
+    "workflow/lib/implicit_llm_jobs",
+    "workflow/lib/implicit_llm_data",
+    "workflow/plugins/submitit/src",
     "tests/gpu",
 )
 INSTEAD = {

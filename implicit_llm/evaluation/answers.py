@@ -1,4 +1,4 @@
-"""Running a model over the sequences of a data set, in batches that fit, and what is counted over them.
+"""Run a model over the sequences of a data set in batches that fit into memory, and count the results.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -23,21 +23,21 @@ from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
-LOSS_TOKENS = 4096  # logits of so many tokens at a time are widened to fp32: 0.8 GB for 50,000 tokens of vocabulary
+LOSS_TOKENS = 4096  # the tokens whose logits are converted to fp32 at once: 0.8 GB at a vocabulary of 50,000
 T = TypeVar("T")
-Batch = dict[str, np.ndarray]  # the columns of some rows, by name
+Batch = dict[str, np.ndarray]  # the columns of some sequences, by name
 
 
 class UnknownToken(UserError):
-    """The data has a token that the model does not know."""
+    """The data has a token that the model does not have."""
 
 
 @dataclass
 class EvaluationJob:
-    """One model on the first `num_samples` rows of one data set, in the model's present mode.
+    """A job that evaluates one model on the first `num_samples` sequences of a data set, in the model's current mode.
 
-    `where` names data set and mode in the log. `precision` bf16 runs the model under autocast; losses are fp32 always.
-    `kept`: a folder for what a long batch has done so far; it outlives the process until all is done.
+    where: data set and mode, for the log. precision: bf16 runs the model under autocast; losses are always fp32. kept:
+    a folder for the finished parts of a long batch, which remains until the job is done.
     """
 
     model: torch.nn.Module
@@ -55,25 +55,25 @@ class EvaluationJob:
 
 @dataclass
 class EvaluationResult:
-    """One model on one data set in one mode: the record's values, and the predictions (samples, L) where kept."""
+    """The result of one model on one data set in one mode: its values and any stored predictions (samples, L)."""
 
     values: dict[str, Any]
     predictions_NL: np.ndarray | None = None
 
 
 class Tally(Protocol):
-    """Counts the answers of a model. `measures`: values that are None once an answer was not finite."""
+    """A tally of a model's results; `measures`: the values that become None after a result that is not finite."""
 
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count a batch, None where the model gave no answer; return how many of its rows are not finite."""
+        """Count a batch, with None if the model had no result; return how many sequences are not finite."""
 
     def values(self) -> dict[str, Any]:
         """Return the record's values."""
 
     def shown(self) -> str:
-        """Return the words for a line of progress."""
+        """Return the text for a line of progress."""
 
 
 def tallied(
@@ -82,9 +82,9 @@ def tallied(
     read: Callable[[Any, Batch], Any],
     ask: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
-    """The record's values: what `tally` counts of the answers that `read` finds, and the solver's cost.
+    """Return a record's values: the counts of `tally` over the results that `read` extracts, and the solver's cost.
 
-    `ask` as for `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
+    ask: see `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0
 
@@ -114,10 +114,10 @@ def answers(
     ask: Callable[..., Any] | None = None,
     start: int = 0,
 ) -> Iterator[tuple[int, Batch, T | None]]:
-    """Read from sequence `start` on; yield (sequences read so far, batch, what `read` made of the model's output).
+    """Evaluate from sequence `start` on; yield (sequences evaluated so far, batch, result of `read`).
 
-    `ask` is called with the tokens in place of the model, such as to run it in several modes. None stands for a batch
-    on which the iteration became NaN or infinite. A batch that does not fit is tried again in halves.
+    ask: called with the tokens in place of the model, for example to run several modes. The result is None for a batch
+    whose iteration became NaN or infinite. A batch that exceeds the memory is retried in halves.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
@@ -142,7 +142,7 @@ def answers(
 
 
 def check_tokens(model: Any, highest: int, where: str) -> None:
-    """Raises: UnknownToken, where the model would fail at an address or read another word's embedding."""
+    """Raise UnknownToken if a token is outside the vocabulary; the model would crash or use a wrong embedding."""
     num_known = getattr(getattr(model, "config", None), "vocab_size", None)
     if num_known is not None and highest >= num_known:
         raise UnknownToken(
@@ -152,9 +152,9 @@ def check_tokens(model: Any, highest: int, where: str) -> None:
 
 
 def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Cross entropy in nats of aligned labels, computed in fp32, shape (B, L); 0 where a label is IGNORED_LABEL.
+    """Return the fp32 cross entropy in nats for aligned labels, shape (B, L); 0 where a label is IGNORED_LABEL.
 
-    Without the model's `head` the states are its logits.
+    head: the module that computes logits from `states_BLD`; None if these already are logits.
     """
     batch, length = labels_BL.shape
     labels = torch.as_tensor(labels_BL, dtype=torch.long, device=states_BLD.device)
@@ -168,26 +168,26 @@ def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tens
 
 
 def pieces(length: int, num_rows: int) -> list[slice]:
-    """Positions 0 to `length` in pieces of about LOSS_TOKENS tokens of so many rows."""
+    """Return slices of the positions 0 to `length`, each of about LOSS_TOKENS tokens over `num_rows` sequences."""
     step = max(1, LOSS_TOKENS // num_rows)
     return [slice(start, start + step) for start in range(0, length, step)]
 
 
 class EvaluationOutOfMemory(UserError):
-    """The smallest allowed batch does not fit."""
+    """The smallest allowed batch does not fit into memory."""
 
 
 @dataclass
 class BatchSize:
-    """Sequences per batch: halved and remembered when memory runs out, unless the number belongs to the result."""
+    """The number of sequences per batch, which is halved when memory runs out unless results depend on it."""
 
     size: int
     is_fixed: bool = False
 
     def halve(self, error: RuntimeError, where: str) -> None:
-        """Halve the size after an accelerator's refusal, or that of the CPU's allocator, which is a plain RuntimeError.
+        """Halve the size after an out-of-memory error of an accelerator, or of the CPU's allocator (a RuntimeError).
 
-        Raises: EvaluationOutOfMemory when there is nothing left to halve; every other `error`.
+        Raises: EvaluationOutOfMemory if the size cannot be halved; `error` if it has another cause.
         """
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise error
@@ -197,16 +197,16 @@ class BatchSize:
                 "batch_size where it belongs to the mode's stopping rule"
             ) from error
         self.size //= 2
-        torch.cuda.empty_cache()  # of what the failed attempt left there
+        torch.cuda.empty_cache()  # frees the memory of the failed attempt
         log.warning("%s: out of memory, going on with batches of %d sequences", where, self.size)
 
 
 @dataclass
 class SolverTally:
-    """A mean over tokens; an explicit model has no statistics and costs one evaluation a token."""
+    """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
 
-    evaluations: float = 0.0  # of f, summed over the tokens
-    iterations: float = 0.0  # of them, those of the solver
+    evaluations: float = 0.0  # evaluations of f, summed over the tokens
+    iterations: float = 0.0  # the solver's share of these
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0
@@ -221,14 +221,14 @@ class SolverTally:
         self.iterations += float(stats.num_iter.double().sum()) * shape[1]
         self.unconverged_tokens += int(stats.unconverged_tokens.sum())
         residual = float(stats.residual.max())
-        self.residual_max = float(np.maximum(self.residual_max or 0.0, residual))  # both pass a NaN on
+        self.residual_max = float(np.maximum(self.residual_max or 0.0, residual))  # propagates NaN
 
     @property
     def f_evaluations_per_token(self) -> float | None:
         return finite(self.evaluations / self.num_tokens) if self.num_tokens else None
 
     def values(self) -> dict[str, float | None]:
-        """The solver's part of a record of metrics.json, `residual` the largest; None where there is no number."""
+        """Return the solver's part of a record of metrics.json; `residual` is the largest; unknown values are None."""
         residual, num_tokens = self.residual_max, self.num_tokens
         is_unknown = residual is None or math.isnan(residual)
         return {
@@ -240,16 +240,16 @@ class SolverTally:
 
 
 def finite(value: float) -> float | None:
-    """Six significant digits; None for what is no number."""
+    """Return the value with six significant digits, or None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-BINS_PER_OCTAVE = 4  # of positions: 52 bins for rows of 16,384 tokens
+BINS_PER_OCTAVE = 4  # position bins per doubling; 52 bins for sequences of 16,384 tokens
 
 
 @dataclass
 class LossTally:
-    """Sum of losses over tokens, in fp64: a mean over all tokens alike, however they were cut into batches."""
+    """The fp64 sum of losses over tokens; the mean over all tokens does not depend on the batches."""
 
     total: float = 0.0
     num_tokens: int = 0
@@ -260,7 +260,7 @@ class LossTally:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss in nats a token; None without tokens, or when a token's loss was not finite."""
+        """The mean loss in nats per token; None without tokens, or if a token's loss was not finite."""
         return self.total / self.num_tokens if self.num_tokens and math.isfinite(self.total) else None
 
     @property
@@ -270,22 +270,23 @@ class LossTally:
 
 
 class PositionTally:
-    """Sum of losses and number of tokens at each position of rows of `length` tokens."""
+    """The sum of losses and the number of tokens at each position of sequences of `length` tokens."""
 
     def __init__(self, length: int) -> None:
         self.total_L = np.zeros(length)
         self.num_tokens_L = np.zeros(length, dtype=np.int64)
 
     def add(self, losses_BL: np.ndarray, counted_BL: np.ndarray) -> None:
-        """Count a batch of rows, which may be shorter than `length`; losses are 0 where not counted."""
+        """Count a batch of sequences, which may be shorter than `length`; losses are 0 where not counted."""
         length = losses_BL.shape[1]
         self.total_L[:length] += losses_BL.sum(axis=0)
         self.num_tokens_L[:length] += counted_BL.sum(axis=0)
 
     def values(self) -> dict[str, list[Any]]:
-        """The curve: for each bin its first and last position, from 1, its mean loss and its number of tokens.
+        """Return the curve: each bin's first and last position, counted from 1, its mean loss and its number of tokens.
 
-        A token at position p has p tokens before it. The bins are the same for every length, but for where they end.
+        A token at position p has p tokens before it. The bins are the same for every length, except for the last bin's
+        end.
         """
         starts = position_bins(len(self.total_L))
         totals, counts = (np.add.reduceat(values_L, starts - 1) for values_L in (self.total_L, self.num_tokens_L))
@@ -295,7 +296,7 @@ class PositionTally:
 
 
 def position_bins(length: int) -> np.ndarray:
-    """First positions of the bins: 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16, ..., so many to each doubling."""
+    """Return the first positions of the bins: 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16, ..., four per doubling."""
     octaves = math.log2(length)
     powers = 2.0 ** (np.arange(math.floor(octaves * BINS_PER_OCTAVE) + 1) / BINS_PER_OCTAVE)
     return np.unique(np.rint(powers).astype(np.int64))

@@ -1,4 +1,4 @@
-"""What the kinds of evaluation share: one trained model, test sets under other roles, modes, and metrics.json."""
+"""Evaluate one trained model on test sets in every mode and write metrics.json, for all kinds of evaluation."""
 
 import json
 import logging
@@ -34,10 +34,11 @@ Place = Callable[[Record], tuple[str, str]]
 
 
 class ModelEvaluation:
-    """One trained model in each of its modes, and the records of metrics.json made so far.
+    """An evaluation of one trained model in each of its modes, with the records of metrics.json so far.
 
-    modes: an explicit model has the one mode "parallel". place: data set and mode of a record, as the journal and the
-    headline name them. tracked: the fields of a record that the journal gets, besides what its field `metrics` holds.
+    modes: an explicit model has only the mode "parallel". place: returns data set and mode of a record, as the journal
+    and the headline name them. tracked: the fields of a record that the journal gets, besides those in its field
+    `metrics`.
     Runtime option: batch_size (sequences).
     """
 
@@ -69,9 +70,9 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> dict[str, EvaluationResult]:
-        """The result in each mode, taken from before a restart where it is there; the model's solver stays as it was.
+        """Return the result in each mode, stored before a restart or computed now; the model's solver is restored.
 
-        `data` names the data set in the log and among what is kept; the rest as for `job`.
+        data: the name of the data set in the log and in stored results. The other arguments are those of `job`.
         """
         found = {}
         for mode in self.modes:
@@ -100,8 +101,11 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> EvaluationJob:
-        """The rows that all of `modes` are evaluated on, in batches of `batch_size` unless a mode or the runtime
-        asks for another. Raises: EvaluateConfigError where modes ask for different ones."""
+        """Return the job over the sequences on which all of `modes` are evaluated.
+
+        batch_size: the default, unless a mode or the runtime sets another one. Raises: EvaluateConfigError if modes set
+        different ones.
+        """
         solver = self.solver  # the sequences of an explicit model are never coupled
         sizes = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
         fixed = {size for size in sizes.values() if size is not None}
@@ -115,7 +119,7 @@ class ModelEvaluation:
         return EvaluationJob(self.model, dataset, min([len(dataset), *limits]), size, where, self.precision)
 
     def kept(self, data: str, mode: str) -> EvaluationResult | None:
-        """What was kept of `data`, the name of a data set, in a mode; None when it was not finished."""
+        """Return the stored result on the data set `data` in a mode, or None if there is no finished one."""
         values = self._path(data, mode, "json")
         if not values.exists():
             return None
@@ -124,7 +128,7 @@ class ModelEvaluation:
         return EvaluationResult(json.loads(values.read_text()), predictions_NL)
 
     def keep(self, data: str, mode: str, result: EvaluationResult) -> None:
-        """Keep a finished result for a restart; its values are written last and say that all is whole."""
+        """Store a finished result for a restart; its values are written last and mark it as complete."""
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
         write_json(self._path(data, mode, "json"), result.values)
@@ -134,11 +138,11 @@ class ModelEvaluation:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
 
     def add(self, described: Record, results: Mapping[str, EvaluationResult]) -> None:
-        """Record the results by mode; `described` says on which data they are."""
+        """Record the results by mode; `described` names their data."""
         self.add_records([described | {"mode": mode} | result.values for mode, result in results.items()])
 
     def add_records(self, records: Iterable[Record]) -> None:
-        """Add records, which get what is known of the model, and write all tracked metrics to the journal."""
+        """Add records with the model's description, and write all tracked metrics to the journal."""
         self.records += [self.about | record for record in records]
         values = {
             tracked_name(key, *self.place(record)): value
@@ -149,7 +153,7 @@ class ModelEvaluation:
         self._context.journal.metrics(len(self.records), values)
 
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """A number by data set and mode; with `best`, max or min, also the best of the modes by data set."""
+        """Return one field by data set and mode; with `best`, max or min, also the best mode's value by data set."""
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:
             data, mode = self.place(record)
@@ -160,35 +164,35 @@ class ModelEvaluation:
         return {key: by_data, f"best_{key}": {data: best(values, default=None) for data, values in known.items()}}
 
     def finish(self, summary: dict[str, Any]) -> StageResult:
-        """Write metrics.json, which holds everything that is reported."""
+        """Write metrics.json, which contains everything that the report uses."""
         path = write_metrics(self._context.work, self.records)
         shutil.rmtree(self._partial, ignore_errors=True)
         return StageResult([path], summary)
 
 
 def rows_of(tokens: int | None, length: int) -> int:
-    """Rows of `length` tokens in so many tokens, at least one; None is no limit."""
+    """Return how many sequences of `length` tokens `tokens` contain, at least one; None means no limit."""
     return sys.maxsize if tokens is None else max(1, tokens // length)
 
 
 def write_metrics(work: Path, records: Sequence[Record]) -> Path:
-    """Write metrics.json below `work`, equal bytes for equal records."""
+    """Write metrics.json below `work`; equal records give equal bytes."""
     path = work / METRICS
     write_atomic(path, json.dumps({"records": records}, sort_keys=True, indent=1, allow_nan=False) + "\n")
     return path
 
 
 def tracked_name(*parts: str) -> str:
-    """A name with the few signs that MLflow takes: the mode "blockwise@eval_tol=0.2" is "blockwise.eval_tol-0.2"."""
+    """Return a name in MLflow's character set: the mode "blockwise@eval_tol=0.2" becomes "blockwise.eval_tol-0.2"."""
     return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
 
 
 class EvaluateInputError(UserError):
-    """An input directory is not what an evaluation needs."""
+    """An input directory does not have what the evaluation needs."""
 
 
 def data_inputs(context: StageContext) -> dict[str, Input]:
-    """Every input but the model, by role. Raises: EvaluateInputError when there is none."""
+    """Return all inputs except the model, by role. Raises: EvaluateInputError if there are none."""
     found = {role: context.inputs[role] for role in sorted(context.inputs) if role != MODEL_ROLE}
     if not found:
         raise EvaluateInputError(
@@ -201,7 +205,7 @@ CHECKPOINT = "checkpoint"  # the stage that imports models
 
 
 def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
-    """The trained model on its device, in fp32 however it was saved; nothing is downloaded or unpickled.
+    """Return the trained model on its device, always in fp32; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (auto, torch, triton).
     Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
@@ -219,9 +223,9 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
 
 
 def model_directory(trained: Input) -> Path:
-    """The folder `model` of a training phase or an imported checkpoint.
+    """Return the folder `model` of a training phase or an imported checkpoint.
 
-    Raises: EvaluateInputError when its manifest names none.
+    Raises: EvaluateInputError if its manifest names none.
     """
     folder = trained.manifest.model_folder
     if folder is not None:
@@ -233,9 +237,9 @@ def model_directory(trained: Input) -> Path:
 
 
 def about_model(model: Any, trained: Input) -> dict[str, Any]:
-    """What the report must know of the model to put a number in its place; None where it is not known.
+    """Return what the report needs to know about the model; unknown values are None.
 
-    A model that was trained elsewhere has no seed and the phase "checkpoint"; `source` says where it comes from.
+    A model that was trained elsewhere has no seed and the phase "checkpoint"; `source` names its origin.
     """
     summary = trained.manifest.summary
     run, phase = run_and_phase(trained.manifest.name, trained.manifest.config)

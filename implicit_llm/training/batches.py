@@ -24,7 +24,7 @@ class BatchSizeError(UserError):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the samples of one step are spread: micro-step by micro-step, within each of them rank by rank."""
+    """The distribution of a step's samples: micro-step by micro-step, and rank by rank within each."""
 
     batch_size: int
     world_size: int
@@ -40,7 +40,7 @@ class BatchLayout:
 
     @classmethod
     def choose(cls, batch_size: int, world_size: int, rank: int, micro_batch_size: int | None) -> BatchLayout:
-        """The layout for a wanted micro-batch size; None takes all of a process's samples at once."""
+        """Return the layout for this micro-batch size; None processes all samples of a process at once."""
         micro = micro_batch_size or max(1, batch_size // world_size)
         return cls(batch_size, world_size, rank, min(micro, batch_size))
 
@@ -49,7 +49,7 @@ class BatchLayout:
         return self.batch_size // (self.world_size * self.micro_batch_size)
 
     def own(self, indices: np.ndarray) -> np.ndarray:
-        """This rank's part of the indices of a step, in the order of its micro-steps."""
+        """Return this rank's part of the indices of a step, in the order of its micro-steps."""
         by_micro_step = indices.reshape(self.accumulation_steps, self.world_size, self.micro_batch_size)
         return by_micro_step[:, self.rank].reshape(-1)
 
@@ -57,10 +57,10 @@ class BatchLayout:
 def micro_batches(
     dataset: Sequences, indices: np.ndarray, layout: BatchLayout, labels: str, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """This rank's part of the step with the samples `indices`: input_ids (B, L), labels (B, L), num_labels.
+    """Yield this rank's micro-batches of the samples `indices`: input_ids (B, L), labels (B, L), num_labels.
 
-    Labels stand at the position whose logits they score: with `labels="next_token"` they are moved by one here, so that
-    the loss is computed in one way. No DataLoader: it would draw from the random state that a checkpoint restores.
+    Each label is at the position whose logits it scores: with `labels="next_token"` the labels are moved by one here,
+    so all losses are computed alike. A DataLoader would draw from the random state that a checkpoint restores.
     """
     rows = dataset.fetch(layout.own(indices))
     labels_BL = rows["labels"] if labels == "aligned" else _next_token(rows["labels"])
@@ -75,7 +75,7 @@ def micro_batches(
 
 def _on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(values)
-    # From pageable memory the copy to a GPU would wait for all work that is queued on it.
+    # From pageable memory, the copy to a GPU would wait for all work in its queue.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
@@ -86,14 +86,14 @@ def _next_token(labels_BL: np.ndarray) -> np.ndarray:
 
 
 _ROUNDS = 4
-_CACHED_SAMPLES = 4096  # permuted at once: numpy's cost per call would otherwise show in steps of a few milliseconds
+_CACHED_SAMPLES = 4096  # permuted at once; otherwise numpy's cost per call would be visible in steps of milliseconds
 
 
 def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Images of `indices` (int64, any shape, each in 0..size - 1) under a seeded permutation, in constant memory.
+    """Return the images of `indices` (int64, any shape, in 0..size - 1) under a seeded permutation, in constant memory.
 
-    A Feistel network on Z_a x Z_b with a * b a little above `size`; images that fall outside walk on until they are
-    inside. `key` is any tuple of integers.
+    The permutation is a Feistel network on Z_a x Z_b, with a * b slightly above `size`; an image outside the range is
+    encrypted again until it is inside. `key` is any tuple of integers.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -113,14 +113,14 @@ def _encrypted(indices: np.ndarray, rows: np.uint64, columns: np.uint64, keys: n
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64: every bit of the result depends on every bit of the value."""
+    """Apply the finaliser of splitmix64: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 class StepSampler:
-    """Shuffled epochs without replacement, one after another; a batch may span two of them."""
+    """A sampler of shuffled epochs without replacement, one after another; a batch may span two epochs."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
         self.num_samples, self.batch_size, self._seed = num_samples, batch_size, seed
@@ -128,7 +128,7 @@ class StepSampler:
         self._chunk = lru_cache(maxsize=1)(self._chunk_of_steps)
 
     def indices(self, step: int) -> np.ndarray:
-        """Samples of the update that follows `step` finished ones: int64 of shape (batch_size,)."""
+        """Return the samples of the update after `step` finished updates: int64 of shape (batch_size,)."""
         chunk, number = divmod(step, self._steps_at_once)
         return self._chunk(chunk)[number * self.batch_size : (number + 1) * self.batch_size]
 

@@ -1,4 +1,4 @@
-"""What the processes of one job must agree on; with a single process all of it is free."""
+"""Synchronise the processes of one job; with a single process this costs nothing."""
 
 import os
 from collections.abc import Mapping
@@ -12,36 +12,36 @@ from torch import distributed as dist
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 
-JOIN_TIMEOUT = timedelta(seconds=300)  # from the first process's start to the last one's: each has to import torch
+JOIN_TIMEOUT = timedelta(seconds=300)  # from the first process's start to the last one's; each must import torch
 
 
 class WrongWorld(UserError):
-    """The processes, or their GPUs, are not those that the job asked for."""
+    """The processes or their GPUs differ from those that the job requested."""
 
     failure_class = "env"
 
 
 def world_size() -> int:
-    """Number of processes that train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Number of this process among those that train together."""
+    """Return the number of this process among those that train together."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes results."""
+    """Return whether this process writes the results."""
     return rank() == 0
 
 
 def join_world(device_type: str) -> torch.device:
-    """Join the process group if several processes were started, by the launcher or torchrun; return this one's device.
+    """Join the process group if the launcher or torchrun started several processes; return the device of this process.
 
-    Numbers in host memory are exchanged by gloo: by NCCL each would make the host wait for all work of its GPU.
-    Raises: WrongWorld when the processes do not come together in time, when they are another number than the launcher
-        was asked for, or more than the GPUs that they can see on this node.
+    Gloo exchanges numbers in host memory; with NCCL, the host would wait for all work of its GPU each time.
+    Raises: WrongWorld if the processes do not join in time, if their number is not the requested one, or if a node
+        has more processes than visible GPUs.
     """
     has_gpu = device_type == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device(device_type)
@@ -86,27 +86,27 @@ def _reduced(tensor: Tensor, op: Any) -> Tensor:
 
 
 def mean_over_ranks(tensor: Tensor) -> Tensor:
-    """Mean of the tensors of all ranks. Collective."""
+    """Return the mean of the tensors of all ranks. Collective."""
     return _reduced(tensor, dist.ReduceOp.SUM) / world_size()
 
 
 def max_tensor_over_ranks(tensor: Tensor) -> Tensor:
-    """Largest of the tensors of all ranks, element by element, left on the device. Collective."""
+    """Return the elementwise maximum of the tensors of all ranks, on the device. Collective."""
     return _reduced(tensor, dist.ReduceOp.MAX)
 
 
 def total_over_ranks(number: int) -> int:
-    """Sum of the numbers of all ranks. Collective."""
+    """Return the sum of the numbers of all ranks. Collective."""
     return int(_reduced(torch.tensor(number), dist.ReduceOp.SUM))
 
 
 def max_over_ranks(number: int) -> int:
-    """Largest of the numbers of all ranks, so that one rank's wish is known to all at the same step. Collective."""
+    """Return the largest number of all ranks, so that one rank's request reaches all at the same step. Collective."""
     return int(max_tensor_over_ranks(torch.tensor(number)))
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """The values of all ranks, in their order. Collective."""
+    """Return the values of all ranks, in their order. Collective."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -115,9 +115,9 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors of all ranks by name, on rank 0 alone: its own and, in host memory, those of others. Collective.
+    """Return the tensors of all ranks by name, on rank 0 only; those of other ranks are in host memory. Collective.
 
-    One tensor at a time is on rank 0's `device`, by which ranks send.
+    Tensors are sent one at a time through `device`.
     """
     found = dict(own)
     layouts = gather_objects({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
@@ -133,19 +133,19 @@ def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str,
 
 
 def wait_for_all() -> None:
-    """Return when every rank has come here. Collective."""
+    """Wait until every rank has called this function. Collective."""
     if world_size() > 1:
         dist.barrier()
 
 
 class ReplicasDiffer(UserError):
-    """The weights of the ranks are not the same any more."""
+    """The weights of the ranks differ."""
 
     failure_class = "node_fail"
 
 
 def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
-    """Compare a checksum of the weights over all ranks, before a commit of `step`. Collective.
+    """Compare a checksum of the weights over all ranks before `step` is committed. Collective.
 
     Raises: ReplicasDiffer on every rank.
     """
@@ -161,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Sum of the bits of all parameters as integers; any single change of a weight changes it."""
+    """Return the sum of the bits of all parameters as integers; any single change of a weight changes it."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

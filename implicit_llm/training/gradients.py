@@ -92,7 +92,7 @@ class _Backward:
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in bucket]
         flat = torch.cat([gradient.flatten() for gradient in gradients]).to(self._dtype)
         for leaf in bucket:
-            leaf.grad = None  # frees its memory
+            leaf.grad = None  # this frees its memory
         self._sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
 

@@ -1,4 +1,4 @@
-"""The training loop of a curriculum phase: data, forward, backward, clipping, update, metrics, checkpoint, stop.
+"""Train a curriculum phase: data, forward, backward, clipping, update, metrics, checkpoint, stop.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -53,16 +53,16 @@ from implicit_llm_jobs.progress import ProgressLog
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The scale starts at 2**16 and halves with each overflow. After so many in a row it is below any that could help.
+# The scale starts at 2**16 and halves with each overflow. After this many in a row it is too small to help.
 MAX_SKIPPED_IN_A_ROW = 24
 NON_FINITE_REPORT = "non_finite.json"
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A phase ready to go on from `start` (None: from nothing); a request to `stop` ends it early.
+    """A phase that is ready to resume from `start` (None: from nothing); a request to `stop` ends it early.
 
-    Rank 0 alone writes to the context's journal, which gets the metrics of the steps since the last report, and alarms.
+    Only rank 0 writes to the context's journal, which gets alarms and the metrics of the steps since the last report.
     """
 
     context: StageContext
@@ -78,7 +78,7 @@ class TrainingJob:
 
     @property
     def first_step(self) -> int:
-        """Finished steps of the whole curriculum before this job."""
+        """The finished steps of the whole curriculum before this job."""
         return 0 if self.start is None else self.start.global_step
 
     @cached_property
@@ -92,7 +92,7 @@ class TrainingJob:
 
 
 class TrainingLoop:
-    """Trains the job's model to the end of the phase.
+    """A loop that trains the job's model to the end of the phase.
 
     `global_step` counts the finished steps of the whole curriculum.
     """
@@ -104,7 +104,7 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else it does nothing
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # or does nothing
         task, length = job.context.kinds.tasks[config.task], job.dataset.length
         self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:
@@ -126,7 +126,7 @@ class TrainingLoop:
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
-        """Train; return the global step reached, less than the end of the phase after a stop request."""
+        """Train; return the global step reached, which is less than the end of the phase after a stop request."""
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
         self.speed.start(self.metrics.totals)
@@ -151,7 +151,7 @@ class TrainingLoop:
         return self.global_step
 
     def train_step(self, batches: list[dict[str, Any]]) -> None:
-        """Make one update from the micro-batches of a global batch.
+        """Update the weights once from the micro-batches of a global batch.
 
         Raises: NonFiniteTraining.
         """
@@ -183,16 +183,16 @@ class TrainingLoop:
         self.global_step = step + 1
 
     def compute_loss(self, batch: dict[str, Any], num_labels: int) -> tuple[Tensor, Any]:
-        """Cross entropy in fp32 of the logits at each position against the label at that position; the model's outputs.
+        """Return the fp32 cross entropy of the logits and the labels at the same positions, and the model's outputs.
 
-        The sum over a micro-batch is divided by the labels of the global batch, so that accumulation and world size
-        change nothing. A batch without any label has the loss zero.
+        The sum over a micro-batch is divided by the number of labels of the global batch, so accumulation and world
+        size do not change the loss. A batch without any label has the loss zero.
         """
         labels_BL = batch["labels"]
         with self._autocast():
             outputs = self.model(input_ids=batch["input_ids"], **self._model_options(batch))
         loss = outputs.loss
-        if loss is None:  # another package's model, or one whose solver failed
+        if loss is None:  # a model of another package, or one whose solver failed
             logits_BV = outputs.logits.flatten(0, 1).float()
             loss = F.cross_entropy(logits_BV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
         loss = loss / num_labels
@@ -204,7 +204,7 @@ class TrainingLoop:
         return loss, outputs
 
     def probe(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Measure the fixed point of an implicit model whose sequences start, as in evaluation, in the empty state."""
+        """Measure the fixed point of an implicit model if its sequences start in the empty state, as in evaluation."""
         if solver_of(self.model) is not None and self._passing is None:
             self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
 
@@ -230,7 +230,7 @@ class TrainingLoop:
         self.job.watchdog.beat()
 
     def save(self) -> None:
-        """Commit the training state, or begin to. Collective. Raises: ReplicasDiffer, StorageError."""
+        """Commit the training state, or start to. Collective. Raises: ReplicasDiffer, StorageError."""
         self._read_metrics(self.global_step)
         require_equal_replicas(self.model, self.job.context.name, self.global_step)
         random, optimizer = gather_objects(random_state()), optimizer_tensors(self.optimizer, self.model)
@@ -250,7 +250,7 @@ class TrainingLoop:
     def _load(self, start: Checkpoint) -> None:
         load_model(self.model, start.model(), str(start.path))
         load_optimizer(self.optimizer, self.model, start.optimizer(), str(start.path))
-        if start.state["scaler"] is not None:  # one of another precision leaves the initial scale
+        if start.state["scaler"] is not None:  # a checkpoint of another precision has no scale to restore
             self.scaler.load_state_dict(start.state["scaler"])
         self.metrics.load_state(start.state["metrics"])
         if start.global_step == self.job.config.phase.start_step:
@@ -260,7 +260,7 @@ class TrainingLoop:
             set_random_state(*found)
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Ask our models for the summed loss, without the large logits unless accuracy is measured."""
+        """Return options that request the summed loss from our models, and the large logits only for an accuracy."""
         options = {} if self._passing is None else {"past_key_values": batch["rows"].cache}
         if isinstance(self.model, ImplicitForCausalLM):
             options |= {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
@@ -270,14 +270,14 @@ class TrainingLoop:
         return options
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Context in which matrix products are done in the config's precision."""
+        """Return a context that computes matrix products in the config's precision."""
         precision = self.job.config.precision
         return nullcontext() if precision == "fp32" else torch.autocast(self.job.device.type, _DTYPES[precision])
 
     def _read_metrics(self, step: int) -> None:
-        """Bring the metrics of all closed steps, the last of them `step`, to the host. Collective.
+        """Read the metrics of all closed steps up to `step`. Collective.
 
-        Raises: NonFiniteTraining for the first of them whose loss or gradient is not finite; an fp16 gradient that
+        Raises: NonFiniteTraining for the first step whose loss or gradient is not finite; an fp16 gradient that
             overflowed counts only after many in a row.
         """
         in_a_row = self.metrics.totals.skipped_in_a_row
@@ -296,14 +296,14 @@ class TrainingLoop:
                 self.journal.event("update_skipped", steps=skipped)
 
     def _reason(self, what: str) -> str:
-        """The first failure message of a rank's solver, by default `what`. Collective."""
+        """Return the first failure message of a rank's solver, or `what` if none failed. Collective."""
         if self._solver_failures is None:
             return what
         messages = gather_objects(self._solver_failures.message)
         return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
     def _non_finite(self, step: int, what: str) -> NonFiniteTraining:
-        """The error of `step` (its number once finished), after a report of the batch and the last steps."""
+        """Write a report of the batch and the last steps; return the error for `step` (its number once finished)."""
         context, samples = self.job.context, self.sampler.indices(step - 1).tolist()
         report = {"step": step, "what": what, "sample_indices": samples, "recent": self.metrics.recent_rows()}
         write_json(context.work / NON_FINITE_REPORT, report)

@@ -1,4 +1,4 @@
-"""Training metrics, gathered on the device without waiting for it, read when they are logged or saved.
+"""Collect training metrics on the device without waiting for it; read them when they are logged or saved.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -24,18 +24,18 @@ from implicit_llm_contracts.config.tasks import TaskKind
 from implicit_llm_data.shards import IGNORED_LABEL
 
 RECENT_STEPS = 50
-# Measured about ten times in a curriculum, by `look_at_fixed_point`.
+# These are measured about ten times in a curriculum, by `look_at_fixed_point`.
 OCCASIONAL = ("mode_gap", "spectral_radius")
-_SUMMED = ("loss", "right", "scored")  # over micro-batches; right and scored are positions
+_SUMMED = ("loss", "right", "scored")  # sums over micro-batches; right and scored count positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # on the device
+_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # these stay on the device
 _RESIDUAL = _OF_STEP.index("residual")
-Row = dict[str, float]  # a step by column; NaN, or nothing, where a model has no such number
+Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the model does not have this metric
 
 
 @dataclass
 class Totals:
-    """Up to a step; part of every checkpoint. skipped_*: updates left out because fp16 gradients overflowed."""
+    """The totals up to a step, part of every checkpoint; skipped_*: updates skipped after fp16 gradients overflowed."""
 
     tokens: int = 0
     flops: float = 0.0
@@ -43,27 +43,27 @@ class Totals:
     skipped_in_a_row: int = 0
 
 
-Cost = Callable[[float], float]  # FLOPs of a token by evaluations of f, NaN where none were counted
+Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if none were counted
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """The cost of training, counted from the model's configuration (config.flops)."""
+    """Return the cost of training, computed from the model's configuration (config.flops)."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
 
 class StepMetrics:
-    """One row of `columns` a step.
+    """The metrics of a phase, one row of `columns` per step.
 
-    loss: over the labels of the global batch. accuracy: that of the task, on the training batch. num_iter: solver
-    iterations a token, f_evaluations: with phantom and unrolled steps; both are means over sequences. residual: the
-    largest of the batch. unconverged_share: of the tokens. carried_share: of the sequences, those that start in a
-    carried state (state passing). mode_gap, spectral_radius: see OCCASIONAL.
-    totals: up to the last row that was pulled.
+    loss: the mean over the labels of the global batch. accuracy: the task's accuracy on the training batch. num_iter:
+    solver iterations per token; f_evaluations: the same with phantom and unrolled steps; both are means over sequences.
+    residual: the largest of the batch. unconverged_share: the share of tokens. carried_share: the share of sequences
+    that start in a carried state (state passing). mode_gap, spectral_radius: see OCCASIONAL.
+    totals: the totals up to the last row that was pulled.
     """
 
     def __init__(self, task: TaskKind, tokens: int = 0, cost: Cost = lambda number: 0.0) -> None:
-        """tokens: of a step."""
+        """Create empty metrics; `tokens` is the number of tokens per step."""
         self.totals = Totals()
         self._accuracy, self._last_tokens = task.accuracy or ("accuracy", 0)
         self.columns = ("loss", "grad_norm", self._accuracy, *_SOLVER, "carried_share", *OCCASIONAL)
@@ -76,7 +76,7 @@ class StepMetrics:
 
     @property
     def measures_accuracy(self) -> bool:
-        """Whether the task has one; without it no logits are needed."""
+        """Whether the task has an accuracy; without one no logits are needed."""
         return self._last_tokens != 0
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class StepMetrics:
     ) -> None:
         """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None.
 
-        Logits are only needed where an accuracy is measured, `carried_share` where states are passed.
+        Logits are needed only to measure an accuracy, `carried_share` only with state passing.
         """
         row = [loss.detach().float(), *self._right_and_scored(logits_BLV, labels_BL)]
         if stats is None:
@@ -103,7 +103,7 @@ class StepMetrics:
         self._micro.append(torch.stack(row))
 
     def add_occasional(self, values: Mapping[str, Tensor]) -> None:
-        """Put numbers of OCCASIONAL into the row of the open step."""
+        """Add metrics of OCCASIONAL to the row of the open step."""
         self._occasional |= {name: value.detach().float() for name, value in values.items()}
 
     def close_step(self, grad_norm: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class StepMetrics:
         return torch.stack((row[0], norm))
 
     def pull(self) -> list[Row]:
-        """Read the rows closed since the last pull; waits for the device, and with several ranks is collective."""
+        """Read the rows closed since the last pull; waits for the device, and is collective with several ranks."""
         if not self._pending:
             return []
         pending, totals = torch.stack(self._pending), self.totals
@@ -140,35 +140,35 @@ class StepMetrics:
         return rows
 
     def drain(self) -> dict[str, float]:
-        """Means over the rows pulled since the last drain."""
+        """Return the means over the rows pulled since the last drain, and start a new window."""
         rows, self._window = self._window, []
         return self._means(rows)
 
     def recent(self) -> dict[str, float]:
-        """Means over the last RECENT_STEPS steps, however often they were logged; not of the occasional numbers."""
+        """Return the means over the last RECENT_STEPS steps, logged or not, without the occasional metrics."""
         return {key: value for key, value in self._means(self._recent).items() if key not in OCCASIONAL}
 
     def recent_rows(self) -> list[Row]:
-        """The last steps one by one, without what is not finite."""
+        """Return the rows of the last steps without non-finite values."""
         return _finite(self._recent)
 
     def state(self) -> dict[str, Any]:
-        """Totals, rows not yet logged and the recent ones, as JSON values; call `pull` first."""
+        """Return totals, rows not yet logged and recent rows as JSON values; call `pull` first."""
         return {"window": _finite(self._window), "recent": self.recent_rows(), "totals": asdict(self.totals)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Resume from `state`."""
         self._window = list(state["window"])
         self._recent.extend(state["recent"])
         self.totals = Totals(**state["totals"])
 
     def start_phase(self) -> None:
-        """Forget the steps of an earlier phase, but for what adds up."""
+        """Drop the rows of an earlier phase, but keep the totals."""
         self._window = []
         self._recent.clear()
 
     def _right_and_scored(self, logits_BLV: Tensor | None, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions whose most likely token is the label, and positions with a label: of those that count."""
+        """Count the scored positions whose most likely token is the label, and all scored positions with a label."""
         if not self.measures_accuracy:
             return _nan(labels_BL.device), _nan(labels_BL.device)
         assert logits_BLV is not None
@@ -178,9 +178,9 @@ class StepMetrics:
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
-        """Mean of each column that has numbers, and NaN for a loss or norm that has none.
+        """Return the mean of each column that has values, and NaN for a loss or norm that has none.
 
-        A solver that measured no residual measured no iterations or shares either.
+        A solver that measured no residual measured no iterations or shares either, so these are left out too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}
@@ -202,17 +202,18 @@ def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
 
 
-# An evaluation takes up to four times max_iter iterations for every block of tokens, so both look at few: in a phase
-# without fixed points yet, more would cost minutes. Models are causal: what follows a token does not change its loss.
+# An evaluation needs up to four times max_iter iterations for every block of tokens, so both metrics use few sequences.
+# In a phase without fixed points yet, more would cost minutes. In a causal model, later tokens do not change a token's
+# loss.
 SEQUENCES, POSITIONS = 8, 512
 RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
-RADIUS_PRODUCTS = 40  # each a backward pass; within a few percent of the limit on trained models
-POINTS = 10  # over a curriculum
+RADIUS_PRODUCTS = 40  # a backward pass each; within a few percent of the limit on trained models
+POINTS = 10  # measurements in a curriculum
 _MIN_INTERVAL_STEPS = 5
 
 
 def is_due(step: int, total_steps: int) -> bool:
-    """Whether to measure in the step that will be number `step`: every tenth part of the curriculum."""
+    """Return whether to measure in step number `step`: about every tenth part of the curriculum."""
     return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
 
 
@@ -220,13 +221,13 @@ def is_due(step: int, total_steps: int) -> bool:
 def look_at_fixed_point(
     model: Any, inputs: dict[str, Any], outputs: Any, context: AbstractContextManager[Any]
 ) -> dict[str, Tensor]:
-    """mode_gap and spectral_radius of an implicit language model, on the first tokens of a micro-batch; not yet read.
+    """Return mode_gap and spectral_radius of an implicit language model on the first tokens of a micro-batch.
 
-    mode_gap: loss in evaluation mode minus that of the training pass with these `outputs`: what the model loses, or
-    gains, when its fixed point is found the way it is in evaluation. spectral_radius: of df/dz at
-    the fixed point that evaluation finds, the largest over the tokens of a sequence, as a mean over sequences.
-    Takes nothing from the random state, leaves gradients as they were and the model in training mode. NaN where the
-    evaluation is not finite.
+    mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
+    that of df/dz at the fixed point found in evaluation mode, the maximum over the tokens of a sequence, averaged over
+    sequences.
+    Both are NaN where the evaluation is not finite, and stay on the device. The random state, the gradients and the
+    training mode do not change.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
@@ -235,11 +236,11 @@ def look_at_fixed_point(
     model.eval()
     try:
         with context, suppress(FloatingPointError):
-            # A pass without accuracy made no logits.
+            # A pass without accuracy returned no logits.
             trained_BLV = model.lm_head(outputs.last_hidden_state[part]) if outputs.logits is None else outputs.logits
             evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
             found["mode_gap"] = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)
-            del trained_BLV, evaluated_BLV  # large
+            del trained_BLV, evaluated_BLV  # they are large
             z_BLD = base(some_ids, use_cache=False).last_hidden_state
             x = base.stack_input(base.get_input_embeddings()(some_ids), None, None, None)
             found["spectral_radius"] = spectral_radius(base, x, z_BLD, num_products=RADIUS_PRODUCTS).float().mean()

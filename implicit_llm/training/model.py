@@ -1,4 +1,4 @@
-"""The model of a training job, from its config."""
+"""Build the model of a training job from its config."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -24,13 +24,14 @@ SEE = "see the documentation of transformers"
 
 
 class ModelError(UserError):
-    """The model of the config cannot be made, or does not fit the data."""
+    """The model of the config cannot be built, or does not fit the data."""
 
 
 def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedModel:
-    """The model in fp32 with the phase's solver, its parameters drawn from the config's seed.
+    """Return the model in fp32 with the phase's solver; the config's seed determines its initial parameters.
 
-    Raises: ModelError that starts with `where`; FetchedFilesError for a model of the hub that is not there.
+    Raises: ModelError, whose message starts with `where`; FetchedFilesError for a model of the hub that was not
+    fetched.
     """
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
@@ -44,7 +45,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    # Such a model starts in the states of a cache, which do not grow with the sequence, and advances them.
+    # Such a model starts from the states of a cache, whose size does not depend on the sequence, and advances them.
     passes_states = isinstance(model, LstmForCausalLM) or (
         isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
     )
@@ -62,7 +63,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Switch on what costs no accuracy. Raises: ModelError for what the model cannot do."""
+    """Apply the runtime settings to the model. Raises: ModelError for settings that the model does not support."""
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:
@@ -72,19 +73,18 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
             f"{where}: {type(model).__name__} cannot compute its activations again; leave out gradient_checkpointing "
             "and choose a smaller micro_batch_size"
         )
-    how = {"use_reentrant": False}  # the one of torch's two ways that completes each gradient once
+    how = {"use_reentrant": False}  # of torch's two modes, this one completes each gradient once
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        model.disable_input_require_grads()  # a hook for the other way, which would rule out fused products and graphs
+        model.disable_input_require_grads()  # its hook is for the other mode and prevents fused products and graphs
 
 
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
-    """The model in a folder, or that commit of one of the hub as prefetch fetched it; never from the network.
+    """Return the model in a folder, or the commit of a hub model that prefetch fetched; never use the network.
 
-    An implicit model gets the phase's solver in place of the one that it was saved with, and an explicit one becomes
-    implicit with it.
+    An implicit model gets the phase's solver in place of its saved one; an explicit model becomes implicit with it.
     """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None

@@ -1,4 +1,4 @@
-"""Loss or gradient became NaN or infinite: nothing of it reaches the weights, and training stops."""
+"""Stop training when the loss or a gradient becomes NaN or infinite, before it reaches the weights."""
 
 import functools
 import math
@@ -15,17 +15,17 @@ from implicit_llm_contracts.errors import UserError
 
 
 class NonFiniteTraining(UserError):
-    """The loss, the gradient or the solver's state is not finite; starting again would end the same way."""
+    """The loss, the gradient or the solver's state is not finite; a restart would end the same way."""
 
     failure_class = "non_finite"
 
 
 class UpdateGuard:
-    """Keeps non-finite gradients from the weights, on all ranks alike.
+    """A guard that keeps non-finite gradients from the weights, on all ranks alike.
 
-    On the CPU it looks at every step. On an accelerator looking would mean to wait for it in every step: there the
-    fused optimizer skips this update and all later ones by itself, and the step is found when metrics are read.
-    may_overflow: an infinite gradient is the business of the gradient scaler, which leaves out the update by itself.
+    On the CPU the guard checks every step. On an accelerator, a check would wait for the device in every step; instead,
+    the fused optimizer skips this update and all later ones, and reading the metrics finds the step.
+    may_overflow: whether a gradient scaler handles infinite gradients; it skips their updates by itself.
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, may_overflow: bool) -> None:
@@ -35,10 +35,10 @@ class UpdateGuard:
         self._is_bad = torch.zeros((), device=device)
 
     def is_good(self, loss_and_norm: Tensor) -> bool:
-        """Look at loss and gradient norm before the update; always true where the look is put off. Collective."""
+        """Check loss and gradient norm before the update; always return True if the check is deferred. Collective."""
         watched = loss_and_norm[:1] if self._may_overflow else loss_and_norm
         is_bad = 1 - torch.isfinite(watched).all().float()
-        self._is_bad = torch.maximum(self._is_bad, max_tensor_over_ranks(is_bad))  # the loss is of one rank only
+        self._is_bad = torch.maximum(self._is_bad, max_tensor_over_ranks(is_bad))  # only one rank has this loss
         if self.is_immediate:
             return not bool(self._is_bad)
         if not self._may_overflow:
@@ -47,10 +47,11 @@ class UpdateGuard:
 
 
 class SolverFailures:
-    """Let a rank whose own solver failed continue with a loss of NaN, since others wait for its gradients.
+    """A patch of `forward` that lets a rank whose solver failed continue with a loss of NaN: others need its gradients.
 
-    So the step ends on every rank, the guard leaves out the update on every rank, and all of them say why. A failure in
-    evaluation mode is raised: the probes of a training step are of one rank alone, and no failure of the step.
+    The step then ends on every rank, and on every rank the guard skips the update and the error gives the reason. A
+    failure in evaluation mode is raised: only one rank runs the probes of a training step, and their failure is not one
+    of the step.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -66,7 +67,7 @@ class SolverFailures:
                 if not model.training:
                     raise
                 self.message = self.message or str(error)
-            # Every parameter takes part: all sums over ranks become NaN.
+            # Every parameter contributes, so all sums over ranks become NaN.
             touched = torch.stack([parameter.float().sum() for parameter in model.parameters()]).sum()
             shape = (*options["input_ids"].shape, vocab_size)
             return CausalLMOutput(logits=(touched * math.nan).expand(shape))
@@ -77,10 +78,11 @@ class SolverFailures:
 def judge(
     losses_and_norms: Sequence[tuple[float, float]], first_step: int, allowed_in_a_row: int, in_a_row: int
 ) -> tuple[list[int], tuple[int, str] | None]:
-    """Look at the loss and gradient norm of consecutive steps, the first of which is number `first_step`.
+    """Check the loss and gradient norm of consecutive steps, which start at number `first_step`.
 
-    A gradient alone that is not finite is a skipped update, as long as there are fewer than `allowed_in_a_row` of them;
-    `in_a_row` were skipped right before. Returns: the skipped steps; the first bad one and what is wrong with it.
+    If only the gradient is not finite, the update counts as skipped while fewer than `allowed_in_a_row` are skipped in
+    a row. `in_a_row` updates were skipped right before these steps. Returns: the skipped steps; the first bad step with
+    the reason, or None.
     """
     skipped: list[int] = []
     for step, (loss, norm) in enumerate(losses_and_norms, start=first_step):

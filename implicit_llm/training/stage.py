@@ -1,4 +1,4 @@
-"""The stage `train`: one phase of a curriculum, from nothing or from the phase before to model and training state."""
+"""Run the stage `train`: train one phase of a curriculum, from nothing or from an earlier phase."""
 
 import shlex
 import shutil
@@ -44,13 +44,13 @@ DATA_ROLE, START_ROLE = "data", "start"
 
 
 class TrainInputError(UserError):
-    """An input, or the state that training left, is not what is needed."""
+    """An input, or the state after training, is missing or damaged."""
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm train`: leaves model/, checkpoint/ and training.json below work.
+    """Run `implicit-llm train`: write model/, checkpoint/ and training.json below work.
 
-    Raises: UserError; Preempted once the state is committed after a stop request.
+    Raises: UserError; Preempted after a stop request, once the state is committed.
     """
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     with StopRequest() as stop, Watchdog(runtime.hang_s, context.work) as watchdog:
@@ -83,7 +83,7 @@ def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdo
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
         path, step = context.journal.path, job.first_step
         if path is not None and any(point.step > step for point in journal.read(path)):
-            context.journal.rewind(step)  # the steps after the checkpoint are made again, and must not count twice
+            context.journal.rewind(step)  # the steps after the checkpoint are repeated, and must not count twice
     return job
 
 
@@ -106,10 +106,10 @@ def _train(job: TrainingJob) -> None:
 
 
 def _finish(job: TrainingJob) -> StageResult:
-    """Model, final training state and summary, from the checkpoint at the end of the phase."""
+    """Write the model, the final training state and the summary from the checkpoint at the end of the phase."""
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
-    # With the configuration beside the manifest, `from_pretrained` takes the run directory.
+    # With the configuration beside the manifest, `from_pretrained` accepts the run directory.
     beside = [f"{DECLARED}/{CONFIG_FILE}"] if isinstance(job.model, ImplicitPreTrainedModel) else []
     files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE, *beside]
     if not context.is_main:
@@ -141,7 +141,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
-    """Nothing in it depends on the runtime. metrics: means over the last steps."""
+    """Return the summary, which does not depend on the runtime; `metrics` has means over the last steps."""
     metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {
@@ -168,7 +168,7 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """The newest of this run's own checkpoints; else where an earlier phase left off."""
+    """Return the newest of this run's own checkpoints, or else the checkpoint of an earlier phase to start from."""
     own = store.newest()
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)
@@ -177,7 +177,7 @@ def _find_start(context: StageContext, config: TrainConfig, store: CheckpointSto
 
 
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
-    """The state at the end of the phase that is the input `start`, or one that it kept on the way."""
+    """Return the checkpoint of the input phase `start`: its final one, or an earlier one that it kept."""
     source = context.given(START_ROLE)
     phase = source.manifest.config["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]

@@ -1,12 +1,12 @@
-"""CatbAbI: one model answers questions and predicts words, in every mode, by one or both of two protocols.
+"""Evaluate a model on CatbAbI in every mode, by one or both protocols: accuracy at questions and over all words.
 
-windowed: each row of the data set is read from an empty state. A row is a window of the concatenated stories, so that a
-question near its start may lack the facts before it; all models read the same windows.
+windowed: the model evaluates each sequence of the data set from an empty state. A sequence is a window of the
+concatenated stories, so a question near its start may lack the facts before it. All models evaluate the same windows.
 
-carried: the published protocol, batch 1. The stories are read in the order of the file as one long row, and the state
-goes on over the ends of windows and stories, never reset. What is read at a time is still a window, in which an
-implicit model is solved in its mode, after the converged state of all that went before. A model with attention has no
-state of fixed size, its cache would hold the whole test set: it has no number here.
+carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the file, and the
+state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
+an implicit model is solved in its mode, from the converged state of all earlier windows. This protocol has no result
+for a model with attention, whose state grows: its cache would contain the whole test set.
 """
 
 import itertools
@@ -51,7 +51,7 @@ CARRIED = "carried"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json. Raises: UserError."""
     config = context.settings(CatbabiEvaluation)
     datasets = {role: open_dataset(source.work) for role, source in data_inputs(context).items()}
     questions = {role: question_id(dataset) for role, dataset in datasets.items()}
@@ -79,7 +79,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def question_id(dataset: TokenDataset) -> int:
-    """The token of "?" by the vocabulary beside the rows."""
+    """Return the token of "?" in the data set's vocabulary file."""
     words: list[str] = json.loads((dataset.directory / VOCABULARY_NAME).read_text(encoding="utf-8"))
     return words.index(QUESTION_MARK)
 
@@ -90,23 +90,26 @@ def _place(record: Record) -> tuple[str, str]:
 
 
 def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> EvaluationResult:
-    """Accuracy at every "?" and over all words, by argmax over the whole vocabulary. Raises: EvaluationOutOfMemory."""
+    """Compute the accuracy at every "?" and over all words, by argmax over the whole vocabulary.
+
+    Raises: EvaluationOutOfMemory.
+    """
     return EvaluationResult(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 
 
 def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions and losses (B, L)."""
+    """Return predictions and losses, both (B, L)."""
     losses_BL = token_losses(out.logits, batch["labels"]).double()
     return out.logits.argmax(dim=-1).cpu().numpy(), losses_BL.cpu().numpy()
 
 
 def carries_state(model: nn.Module) -> bool:
-    """Whether the model has a state of fixed size, however much it has read."""
+    """Return whether the model has a state whose size does not depend on the sequence length."""
     return isinstance(model, ImplicitMamba2ForCausalLM)
 
 
 class StoriesInOrder:
-    """The rows of a data set one at a time, each of which goes on where the one before it ends."""
+    """The sequences of a data set one at a time; each continues the previous one."""
 
     def __init__(self, dataset: Sequences) -> None:
         self.length = dataset.length
@@ -117,20 +120,20 @@ class StoriesInOrder:
         return len(self._dataset)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """The first row that is asked for, (1, length); the last row without its padding."""
+        """Return the first sequence of `indices`, (1, length); the last sequence has no padding."""
         batch = self._dataset.fetch(indices[:1])
         end = np.count_nonzero(batch["input_ids"] != PAD_ID)
         return {name: values_BL[:, :end] for name, values_BL in batch.items()}
 
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
-    """Work like `evaluate_catbabi`, over windows in their order, one at a time. Raises: EvaluationOutOfMemory."""
+    """Evaluate the windows one at a time in their order, with a carried state. Raises: EvaluationOutOfMemory."""
     one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
 class AnswerTally(Tally):
-    """Count by task: questions, right answers among them, words, right ones among them, and the losses of the words."""
+    """A tally by task: questions, correct answers, words, correct words, and the losses of the words."""
 
     measures = (
         "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",
@@ -141,7 +144,7 @@ class AnswerTally(Tally):
         self._sums: dict[int, np.ndarray] = {}
 
     def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
-        """Count a batch; the label at a "?" is its answer, and that of a word counts to the story it is read in.
+        """Count a batch; the label at a "?" is the answer, and a word counts for the task of its story.
 
         Raises: KeyError for a batch without the column `task`.
         """

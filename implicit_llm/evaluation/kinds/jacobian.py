@@ -1,7 +1,7 @@
-"""Theorem 1 on a trained Mamba2 model and on random layers of its kind: the Jacobian of the state at single tokens.
+"""Check Theorem 1 on a trained Mamba2 model and on random layers: the Jacobian of the state at single tokens.
 
-It measures how far the Jacobian is from diagonal, and how the fixed point contracts there. Everything is in fp64.
-Shapes: `B` rows of the test set, `L` length, `S` entries of a layer's state, `D` model.
+The evaluation measures how far the Jacobian is from diagonal, and how the fixed point contracts there. It uses fp64.
+Shapes: `B` sequences of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
 import logging
@@ -50,16 +50,16 @@ MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_dif
 SHOWN = 48  # entries of the state in a heat map
 NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
 MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
-# Derivatives converge at the pace of the iterates, so as many iterations again and half as many leave no error.
+# Derivatives converge as fast as the iterates, so half as many iterations again make their error negligible.
 UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
 
-# The paper's own check: one random layer with one state entry for each channel.
+# The paper itself checks one random layer with one state entry for each channel.
 RANDOM_LAYER = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1, "num_hidden_layers": 1}
 RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
     trained = context.given(MODEL_ROLE)
@@ -70,7 +70,7 @@ def run(context: StageContext) -> StageResult:
             f"{where}.positions: {positions[-1]} is beyond the {dataset.length} tokens of a row of {role}; "
             "name earlier positions"
         )
-    # No fused kernel computes in fp64, nor forward derivatives.
+    # The fused kernels support neither fp64 nor forward derivatives.
     model = load_model(trained, {**context.runtime, "kernels": "reference"})
     if not isinstance(model, ImplicitMamba2ForCausalLM) or config.layer >= model.config.num_hidden_layers:
         raise EvaluateInputError(
@@ -84,7 +84,7 @@ def run(context: StageContext) -> StageResult:
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = ProgressLog(where, "matrix", len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
     data = context.inputs[role].manifest.config
-    # Which tokens of a word problem are not the identity of the group.
+    # The hard tokens of a word problem are those that are not the identity of the group.
     is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
     records: list[Record] = []
 
@@ -99,7 +99,7 @@ def run(context: StageContext) -> StageResult:
     ids = torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)
     place = {"setting": TRAINED, "data": role, "length": dataset.length}
     add(place, prepare(model.backbone), ids, positions, config.layer)
-    for seed in RANDOM_SEEDS:  # the paper's own check, on a few untrained layers; `seed` is that of their weights
+    for seed in RANDOM_SEEDS:  # as in the paper, with a few untrained layers; `seed` is that of their weights
         layer, ids_L = random_layer(seed, is_implicit=about["is_implicit"])
         place = {"setting": RANDOM, "data": None, "length": None, "seed": seed}
         place |= {"num_layers": 1, "num_parameters": layer.num_parameters()}
@@ -110,7 +110,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _shortest(context: StageContext) -> tuple[str, Any]:
-    """Role and data of the test set with the shortest rows; among several, the one with the most hard tokens."""
+    """Return role and data of the test set with the shortest sequences; of several, that with the most hard tokens."""
     sources = data_inputs(context)
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
     hard = {role: float(np.max(source.manifest.config.get("hard_fraction", 0))) for role, source in sources.items()}
@@ -118,7 +118,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Mean of each measure by setting and, for word problems, kind of token; measures without values are left out."""
+    """Return the mean of each measure by setting and, for word problems, by kind of token, if it has values."""
     trained = [r for r in records if r["setting"] == TRAINED]
     groups = {
         TRAINED: trained,
@@ -135,7 +135,7 @@ def _means(records: list[Record]) -> dict[str, float]:
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:
-    """Keep `entries` of one token per setting only, a hard one if possible: all of them would be megabytes."""
+    """Keep `entries` for one token per setting only, a hard one if possible; all of them would be megabytes."""
     drawn = []
     for setting in (TRAINED, RANDOM):
         pictured = [r for r in records if r["setting"] == setting and r["entries"] is not None]
@@ -144,13 +144,13 @@ def _with_one_picture_each(records: list[Record]) -> list[Record]:
 
 
 def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:
-    """The positions in a row of `length` tokens, in order."""
+    """Return the positions in a sequence of `length` tokens, in order."""
     spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
     return tuple(sorted(set(config.positions or spread)))
 
 
 def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
-    """The model in fp64 and evaluation mode, its states found token by token to a tight tolerance; in place."""
+    """Change the model in place to fp64 and evaluation mode, with states found token by token to a tight tolerance."""
     model = model.double().eval()
     if model.solver is not None:
         model.solver = replace(model.solver, tol=TOL, eval_mode="sequential", eval_stop="sequence", eval_max_iter=512)
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield row, position and step of each token, position by position; the step is None once a state is not finite."""
+    """Yield sequence, position and step of each token by position; the step is None once a state is not finite."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:
@@ -178,9 +178,9 @@ def steps(
 
 
 def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
-    """The measures of one token; None where there is no state before it or the fixed point was not reached.
+    """Return the measures of one token; None if it has no state before it or its fixed point was not reached.
 
-    `entries` are absolute values between SHOWN entries of the state, for a picture.
+    `entries` are absolute values between SHOWN entries of the state, for a figure.
     """
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:
@@ -210,14 +210,14 @@ def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
 
 
 def draw_entries(step: JacobianStep, count: int) -> Tensor:
-    """Entries of the state, in order: all of them, or `count` drawn with a fixed seed."""
+    """Return indices of the state's entries, in order: all of them, or `count` drawn with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randperm(len(step.state_S), generator=generator)[:count]
     return drawn.sort().values.to(step.state_S.device)
 
 
 def random_layer(seed: int, *, is_implicit: bool) -> tuple[ImplicitMamba2Model, Tensor]:
-    """One random layer in the paper's setting, and tokens for it; leaves the random state as it was."""
+    """Return one random layer in the paper's setting, and tokens for it; the random state does not change."""
     name = f"mamba2-state-tracking-{'implicit' if is_implicit else 'explicit'}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

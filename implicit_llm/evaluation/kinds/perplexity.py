@@ -1,19 +1,18 @@
-"""Perplexity: one language model on test sets at several lengths, in every mode.
+"""Compute the perplexity of one language model on test sets at several lengths, in every mode.
 
-The test text is cut into rows in which every token is predicted once.
+The test text is cut into sequences so that the model predicts every token once.
 
-    stream      t0 t1 t2 t3 t4 t5 t6 t7 t8 t9          rows of 4
+    stream      t0 t1 t2 t3 t4 t5 t6 t7 t8 t9          sequences of 4
     inputs      t0 t1 t2 t3 | t4 t5 t6 t7 | t8
     targets     t1 t2 t3 t4 | t5 t6 t7 t8 | t9
 
-A row reads its tokens from an empty state and predicts after each of them the next one, the first token of the row that
-follows included. So every token of the stream but the first is a target exactly once at every length, and perplexities
-at several lengths are over the same tokens: only what is known of the text before them differs. The last row is as
-short as it comes out.
+From an empty state, the model predicts after each token the next one, including the first token of the following
+sequence. Every token of the stream except the first is therefore a target exactly once at every length. Perplexities at
+several lengths are over the same tokens and differ only in the context before them. The last sequence may be shorter.
 
-Documents stand in the stream one after another, each with end-of-text behind it. Nothing is reset between them, as in
-training. End-of-text is a target like any other token. So is the first token of a document, whose row has only other
-documents before it; `is_document_start` marks these targets.
+The stream contains the documents one after another, each followed by end-of-text. As in training, nothing is reset
+between them. End-of-text is a target like any other token. The first token of a document is a target too, although its
+sequence has only other documents before it; `is_document_start` marks these targets.
 """
 
 import logging
@@ -43,11 +42,11 @@ from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 32768  # the default batch; another library's model makes 6.6 GB of fp32 logits of it for 50,000 words
+BATCH_TOKENS = 32768  # the default batch: 6.6 GB of fp32 logits at a vocabulary of 50,000 in another library's model
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json. Raises: UserError."""
     config = context.settings(PerplexityConfig)
     test_sets = data_inputs(context)
     evaluation = ModelEvaluation(
@@ -74,12 +73,12 @@ def run(context: StageContext) -> StageResult:
     return evaluation.finish(evaluation.headline("perplexity", min))
 
 
-# What is not known of a stream that does not say which token ends a document.
+# These values are None for a stream that does not define which token ends a document.
 OF_DOCUMENTS = ("loss_within_documents", "perplexity_within_documents", "num_document_starts")
 
 
 class PerplexityTally(Tally):
-    """Losses of all targets, of those that do not start a document, and by position."""
+    """A tally of the losses of all targets, of those that do not start a document, and by position."""
 
     measures = ("loss", "perplexity", "loss_within_documents", "perplexity_within_documents", "loss_by_position")
 
@@ -117,33 +116,33 @@ class PerplexityTally(Tally):
 
 
 def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
-    """Loss and perplexity over the targets of the rows (columns input_ids, labels, is_document_start).
+    """Compute loss and perplexity over the targets of the sequences (columns input_ids, labels, is_document_start).
 
     Raises: EvaluationOutOfMemory.
     """
     knows_documents = getattr(job.dataset, "end_of_text", None) is not None
     tally = PerplexityTally(job.dataset.length, knows_documents=knows_documents)
-    # The logits of a whole batch are never held where the model's parts are known: for 16,384 tokens of a vocabulary of
-    # 50,000 they take 3.3 GB in fp32. Other models make them by themselves.
+    # If the model's parts are known, the logits of a whole batch are never stored: for 16,384 tokens and a vocabulary
+    # of 50,000 they need 3.3 GB in fp32. Other models return the logits of the whole batch.
     if isinstance(job.model, ImplicitForCausalLM):
         return EvaluationResult(tallied(job, tally, partial(_read, head=job.model.lm_head), job.model.base))
     return EvaluationResult(tallied(job, tally, _read))
 
 
 def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
-    """The loss of every target in fp64, shape (B, L)."""
+    """Return the loss of every target in fp64, shape (B, L)."""
     states_BLD = out.logits if head is None else out.last_hidden_state
     return token_losses(states_BLD, batch["labels"], head).double().cpu().numpy()
 
 
 class TextRows:
-    """The rows of `length` tokens of the stream in `directory`; the short one at the end, if there is one, is the last.
+    """The sequences of `length` tokens of the stream in `directory`; the last one may be shorter.
 
-    end_of_text: its token, None when the stream does not say.
+    end_of_text: the token that ends a document, or None if the stream does not define it.
     """
 
     def __init__(self, directory: Path, length: int) -> None:
-        self._tokens = open_dataset(directory, length=1)  # any token by its number, over the borders of files
+        self._tokens = open_dataset(directory, length=1)  # any token by its number, across the borders of files
         self.length = length
         self.vocab_size = self._tokens.vocab_size
         self.end_of_text: int | None = self._tokens.source.get("end_of_text")
@@ -154,10 +153,10 @@ class TextRows:
         return -(-self.num_targets // self.length)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """input_ids, labels (the next tokens) and is_document_start, each (B, length).
+        """Return input_ids, labels (the next tokens) and is_document_start, each (B, length).
 
-        `indices` are consecutive. A short row is given by itself: of rows that end with it only those before it are
-        given, and it comes when it is asked for first.
+        `indices` are consecutive. The short sequence is returned only by itself: if `indices` end with it, the result
+        contains the sequences before it, and it needs a call of its own.
         Raises: IndexError outside 0..len-1.
         """
         first, last = int(indices[0]), int(indices[-1])

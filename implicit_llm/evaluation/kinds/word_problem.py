@@ -1,9 +1,9 @@
-"""Accuracy on word problems: one trained model on every test set it is given, in every mode.
+"""Compute the accuracy of one trained model on all given word-problem test sets, in every mode.
 
 A model that tracks no state scores the share of the most frequent answer at each position, its chance level. A token's
-group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise, so after t
-tokens the product is the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|: above 1 / |G| when the sequence
-is short or h small.
+group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise. After t
+tokens the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which exceeds 1 / |G|
+for a short sequence or a small h.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from implicit_llm_data.shards import open_dataset
 
 log = logging.getLogger(__name__)
 
-# Tokens of a batch. A model of the published size takes 15 KiB for each that it reads at a time, most of it for its
-# injection, however small its blocks are: 1 GiB on a CPU, which has no second try, and 15 GiB on a card, which has.
+# The tokens of a batch. A model of the published size needs 15 KiB per token, mostly for its injection, whatever its
+# block length is. A batch needs 1 GiB on a CPU, which does not retry smaller batches, and 15 GiB on a GPU, which does.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
-PIECE = 2**11  # tokens of longer sequences that are read at a time
+PIECE = 2**11  # longer sequences are evaluated in pieces of this many tokens
 SAVE_EVERY_S = 60.0
 TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of the stage evaluate: writes metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json. Raises: UserError."""
     config = context.settings(EvaluateConfig)
     test_sets = _test_sets(context, config.lengths)
     evaluation = ModelEvaluation(context, config, tracked=("accuracy_last10", *COSTS))
@@ -61,7 +61,7 @@ def run(context: StageContext) -> StageResult:
         dataset = open_dataset(source.work)
         size = default_batch_size(dataset.length, evaluation.model.device.type)
         results = evaluation.in_each_mode(role, dataset, evaluate_word_problem, batch_size=size)
-        # Token by token, every mode against the sequential one.
+        # Compare every mode with the sequential one, token by token.
         reference = next((m.name for m in evaluation.modes if m.eval_mode == SEQUENTIAL and m.name != PARALLEL), None)
         for result in results.values():
             result.values["token_match_sequential"] = match(result, results.get(reference or ""))
@@ -71,9 +71,9 @@ def run(context: StageContext) -> StageResult:
 
 
 def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[tuple[str, Input]]:
-    """The test sets of these lengths by role, shortest sequences first.
+    """Return the test sets of these lengths with their roles, the shortest sequences first.
 
-    Raises: EvaluateInputError for a length that none has.
+    Raises: EvaluateInputError for a length that no test set has.
     """
     by_length = sorted(
         (source.manifest.config["length"], role, source) for role, source in data_inputs(context).items()
@@ -89,20 +89,20 @@ def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[t
 
 
 def default_batch_size(length: int, device_type: str) -> int:
-    """Sequences of `length` tokens in a batch, at least one."""
+    """Return the number of sequences of `length` tokens in a batch, at least one."""
     tokens = BATCH_TOKENS if device_type == "cpu" else BATCH_TOKENS_ON_DEVICE
     return min(MAX_BATCH_SIZE, rows_of(tokens, length))
 
 
 def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
-    """Answer the problems; the predictions are kept for comparing modes. Raises: EvaluationOutOfMemory."""
+    """Evaluate the sequences; the predictions are stored to compare modes. Raises: EvaluationOutOfMemory."""
     tally = AccuracyTally(job)
     return EvaluationResult(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
 
 
 @dataclass
 class Answers:
-    """A batch's answers: predictions (B, L), which sequences have finite logits (B), and the solver's statistics."""
+    """The predictions (B, L) of a batch, whether a sequence's logits are finite (B), and the solver's statistics."""
 
     predictions_BL: Tensor
     is_finite_B: Tensor
@@ -110,14 +110,14 @@ class Answers:
 
     @classmethod
     def of(cls, out: Any) -> Answers:
-        """The answers in a model's output."""
+        """Return the predictions for a model's output."""
         kind = torch.uint8 if out.logits.shape[-1] <= 256 else torch.int32
         is_finite_B = torch.isfinite(out.logits).all(dim=-1).all(dim=-1)
         return cls(out.logits.argmax(dim=-1).to(kind), is_finite_B, getattr(out, "solver_stats", None))
 
     @classmethod
     def joined(cls, pieces: Sequence[Answers]) -> Answers:
-        """The answers of a batch that was read in pieces."""
+        """Join the predictions of a batch that was evaluated in pieces."""
         return cls(
             torch.cat([piece.predictions_BL for piece in pieces], dim=1),
             torch.stack([piece.is_finite_B for piece in pieces]).all(0),
@@ -126,9 +126,9 @@ class Answers:
 
 
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
-    """The model's answers. A long sequence that is solved in blocks is read in pieces, each from the state before it.
+    """Return the model's predictions; blockwise evaluation splits a long sequence into pieces, which pass on the state.
 
-    What has been read is kept every SAVE_EVERY_S seconds, for a restart.
+    The finished pieces are stored every SAVE_EVERY_S seconds, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
@@ -152,15 +152,15 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 
 
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
-    """Write what `_answers` goes on from, atomically; without the state where no piece is left."""
+    """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece."""
     raw = BytesIO()
-    # A view would be written with all of the tensor that it shows a part of.
+    # A view would be written with the whole tensor that it is a part of.
     torch.save((pieces, None if is_read else cache.prefix.map(torch.clone), cache.made_by), raw)
     write_atomic(path, raw.getvalue())
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
-    """Share of tokens with the same prediction, over the samples both have; None where that says nothing."""
+    """Return the share of equal predictions over the samples of both results; None if they cannot be compared."""
     if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None
     mine, theirs = result.predictions_NL, other.predictions_NL
@@ -170,12 +170,12 @@ def match(result: EvaluationResult, other: EvaluationResult | None) -> float | N
 
 
 def _read(answers: Answers, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions (B, L), and which sequences have finite logits (B)."""
+    """Return predictions (B, L), and whether each sequence has finite logits (B)."""
     return answers.predictions_BL.cpu().numpy(), answers.is_finite_B.cpu().numpy()
 
 
 def task_record(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's part of a record of metrics.json, with what a model without state would score."""
+    """Return the task's part of a record of metrics.json, with the chance level of a model without state."""
     described = {key: task[key] for key in TASK_FIELDS}
     chance = chance_per_position(**described)
     return described | {
@@ -185,9 +185,9 @@ def task_record(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chance_per_position(group: str, monoid: str, hard_fraction: float | Sequence[float], length: int) -> np.ndarray:
-    """Share of the most frequent target at each position, shape (length,).
+    """Return the share of the most frequent target at each position, shape (length,).
 
-    Several hard fractions mean samples mixed from them in equal shares. The monoid part of a token is uniform.
+    Each of several hard fractions applies to an equal share of the samples. The monoid part of a token is uniform.
     Raises: UnknownGroup.
     """
     fractions = np.atleast_1d(np.asarray(hard_fraction, dtype=np.float64))
@@ -197,7 +197,7 @@ def chance_per_position(group: str, monoid: str, hard_fraction: float | Sequence
 
 
 def _most_frequent_product(table: np.ndarray, length: int) -> np.ndarray:
-    """Share of the most frequent product of t uniform elements, for t = 1 .. length."""
+    """Return the share of the most frequent product of t uniform elements, for t = 1 .. length."""
     order = len(table)
     share = np.full(order, 1.0 / order)
     largest = np.empty(length)
@@ -210,7 +210,7 @@ def _most_frequent_product(table: np.ndarray, length: int) -> np.ndarray:
 
 
 class AccuracyTally(Tally):
-    """Right answers by position and by sequence, and all predictions (samples, L)."""
+    """A tally of correct predictions by position and by sequence, with all predictions (samples, L)."""
 
     measures = ("accuracy_last10", "accuracy_sequence", "accuracy_token", "accuracy_per_position")
 
@@ -233,7 +233,7 @@ class AccuracyTally(Tally):
         return int((~is_finite_B).sum())
 
     def values(self) -> dict[str, Any]:
-        """The accuracies; accuracy_last10 is over all tokens of shorter sequences."""
+        """Return the accuracies; for short sequences, accuracy_last10 is over all tokens."""
         shares_L = self.right_L / self.num_samples
         return {
             "accuracy_last10": float(shares_L[-LAST_TOKENS:].mean()),

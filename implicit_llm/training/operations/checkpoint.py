@@ -1,10 +1,10 @@
-"""The checkpoints of one run: which one to go on from, committing new ones, pruning old ones.
+"""Find the checkpoint from which a run resumes, commit new checkpoints and delete old ones.
 
 work/checkpoints/step-00001200/    while the phase runs, the last two
-work/kept/step-00001000/           at the steps of `phase.keep`, for good: other phases start there
-work/checkpoint/                   the state at the end of the phase, from which the next one starts
+work/kept/step-00001000/           at the steps of `phase.keep`, permanently: other phases start from them
+work/checkpoint/                   the state at the end of the phase, from which the next phase starts
 
-Each is a directory that appears whole, by rename, with digests of all it holds. Nothing is pickled.
+Each is a directory that a rename creates complete, with digests of all its files. Nothing is pickled.
 
 model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
@@ -44,21 +44,21 @@ MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random
 STATE, DIGESTS = "state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 ROLLING = 2
-SPACE_FACTOR = 3.2  # two stay while a third is written, so that pruning never leaves less than one
+SPACE_FACTOR = 3.2  # two exist while a third is written, so that pruning always leaves one
 KEPT_DIR = "kept"
 _STEP_NAME = re.compile(r"step-\d{8}")
 
 
 class CorruptCheckpoint(Exception):
-    """A file of a committed checkpoint is not the one that was written."""
+    """A file of a committed checkpoint differs from the one that was written."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that a checkpoint holds; `random` has one (values, tensors) for each rank.
+    """The content of a checkpoint; `random` has one (values, tensors) for each rank.
 
-    identity: {"stage", "fingerprint", "config"} of the run. metrics: see StepMetrics.state. scaler: state of the
-    gradient scaler, None without one.
+    identity: {"stage", "fingerprint", "config"} of the run. metrics: see StepMetrics.state. scaler: the state of the
+    gradient scaler, or None without one.
     """
 
     global_step: int
@@ -71,22 +71,22 @@ class TrainingState:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors."""
+        """The size of the tensors."""
         return sum(tensor.nbytes for tensors in (self.model, self.optimizer) for tensor in tensors.values())
 
 
 class Staging:
-    """Host memory for a copy of a training state, so that training goes on while the copy is written.
+    """Host memory for a copy of a training state, so that training continues while the copy is written.
 
-    Pinned for a GPU, whose copies are then several times as fast; one piece, as pinned pieces are rounded up to powers
-    of two. The next copy overwrites the last.
+    The memory is pinned for a GPU, which makes copies several times as fast. It is one block, because pinned blocks are
+    rounded up to powers of two. Each copy overwrites the previous one.
     """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, state: TrainingState) -> TrainingState:
-        """The state with its model and optimizer in this memory."""
+        """Return the state with its model and optimizer in this memory."""
         tensors = [*state.model.values(), *state.optimizer.values()]
         sizes = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # each aligned to 8 bytes
         if len(self._memory) != sum(sizes):
@@ -105,9 +105,9 @@ class Staging:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint whose digests were right when it was read.
+    """A committed checkpoint whose digests were correct when it was read.
 
-    state: what state.json holds, of `TrainingState`: global_step, identity, metrics and scaler.
+    state: the fields of `TrainingState` in state.json: global_step, identity, metrics and scaler.
     """
 
     path: Path
@@ -124,7 +124,7 @@ class Checkpoint:
         return load_file(self.path / OPTIMIZER)
 
     def random(self, rank: int) -> tuple[Mapping[str, Any], dict[str, Tensor]] | None:
-        """Random states of a rank, None when the checkpoint was written by fewer of them."""
+        """Return the random states of a rank, or None if fewer ranks wrote the checkpoint."""
         if rank >= len(self.state["random"]):
             return None
         prefix, found = f"{rank}.", load_file(self.path / RANDOM)
@@ -133,9 +133,9 @@ class Checkpoint:
 
 
 def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
-    """Write beside `final_dir`, then commit by rename.
+    """Write the checkpoint beside `final_dir`, then commit it by a rename.
 
-    Raises: StorageError for a full or unwritable disk, with nothing left behind.
+    Raises: StorageError for a full or unwritable disk; the partial checkpoint is then deleted.
     """
     random = {f"{rank}.{name}": tensor for rank, (_, part) in enumerate(state.random) for name, tensor in part.items()}
     values = {
@@ -160,7 +160,7 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and check every digest.
 
-    Raises: CorruptCheckpoint that names the file, what was expected and what was found.
+    Raises: CorruptCheckpoint, which names the file and the expected and found values.
     """
     try:
         digests = fill(_Digests, json.loads((path / DIGESTS).read_bytes()), DIGESTS)
@@ -174,7 +174,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Digests:
-    """checkpoint.json."""
+    """The content of checkpoint.json."""
 
     global_step: int
     files: tuple[FileRecord, ...]
@@ -186,7 +186,7 @@ class _Digests:
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     faults.point("checkpoint.before_file")
-    # No metadata: with more than one key its order, and so the digest, would differ from run to run.
+    # No metadata: with more than one key its order, and with it the digest, would differ from run to run.
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -197,7 +197,7 @@ def _write_json(values: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def _safetensors_errors(path: Path) -> Iterator[None]:
-    """safetensors reports a full disk in words of its own."""
+    """Turn an error of safetensors, which reports a full disk in its own format, into an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -212,9 +212,9 @@ class ForeignCheckpoint(UserError):
 
 
 class CheckpointStore:
-    """Checkpoints below `work` of the run with this identity; only the process that holds the run's lock makes one.
+    """The checkpoints below `work` of the run with this identity; only the process with the run's lock has a store.
 
-    keep: steps whose checkpoints stay. last_save_s: how long the last commit took.
+    keep: the steps whose checkpoints are stored permanently. last_save_s: how long the last commit took.
     """
 
     def __init__(self, work: Path, identity: Mapping[str, Any], journal: Journal, keep: Sequence[int] = ()) -> None:
@@ -228,11 +228,11 @@ class CheckpointStore:
         self._whole_kept: set[int] = set()
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole and right, with all kept ones before it.
+        """Return the newest intact checkpoint that has all kept checkpoints before it.
 
-        Damaged ones are set aside as `*.bad`, and where a kept one was lost, those after it too: training goes back and
-        makes them again.
-        Raises: ForeignCheckpoint when one of another identity was put here.
+        Damaged checkpoints are renamed to `*.bad`. If a kept one was lost, all later ones are renamed too: training
+        resumes before it and writes them again.
+        Raises: ForeignCheckpoint if a checkpoint has another identity.
         """
         kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
         self._whole_kept = set(kept)
@@ -251,11 +251,11 @@ class CheckpointStore:
         return max(usable, key=lambda checkpoint: checkpoint.global_step, default=None)
 
     def commit(self, state: TrainingState) -> None:
-        """Write, rename, then prune to the last two; errors that may pass are given some seconds.
+        """Write, rename, then prune to the last two checkpoints; retry transient errors for some seconds.
 
         Raises: StorageError, with all earlier checkpoints intact.
         """
-        if state.global_step in self._whole_kept:  # only an earlier one was lost; who started from this one keeps it
+        if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it
             return
         started = time.monotonic()
         directory = self.kept if state.global_step in self.keep else self.directory
@@ -264,13 +264,13 @@ class CheckpointStore:
         self.last_save_s = time.monotonic() - started
         for old in [path for path in self._committed() if path != self.final][ROLLING:]:
             faults.point("checkpoint.before_prune")
-            # Renamed first: a half deleted directory must not pass for a damaged checkpoint.
+            # Rename first: a half-deleted directory must not look like a damaged checkpoint.
             doomed = old.rename(temporary_name(old))
             faults.point("checkpoint.mid_prune")
             shutil.rmtree(doomed, ignore_errors=True)
 
     def finish(self, checkpoint: Checkpoint) -> None:
-        """Make `checkpoint` the final one and drop all but the kept ones; again is harmless."""
+        """Make `checkpoint` the final one and delete all others except the kept ones; you can repeat the call."""
         if checkpoint.path != self.final:
             faults.point("checkpoint.before_finish")
             if checkpoint.path.parent == self.kept:
@@ -286,7 +286,7 @@ class CheckpointStore:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def require_space(self, checkpoint_bytes: int) -> None:
-        """Raises: StorageError, with the numbers, when the file system cannot take this run's checkpoints."""
+        """Raise StorageError, with the numbers, if the file system has no space for this run's checkpoints."""
         there = [*self._committed(), *(path for step in self.keep if (path := self.kept / step_name(step)).is_dir())]
         held = sum(file.stat().st_size for path in there for file in path.iterdir())
         needed = int((SPACE_FACTOR + len(self.keep)) * checkpoint_bytes) - held
@@ -294,7 +294,7 @@ class CheckpointStore:
         require_space(self.directory, needed, f"checkpoints of {checkpoint_bytes / 2**20:.1f} MiB{kept}")
 
     def _read(self, path: Path) -> Checkpoint | None:
-        """The checkpoint at `path` if it is whole and right, with a report if it is there and is not."""
+        """Return the checkpoint at `path` if it is intact; report a damaged one and return None."""
         if not path.is_dir():
             return None
         try:
@@ -306,14 +306,14 @@ class CheckpointStore:
         return checkpoint
 
     def _committed(self) -> Iterator[Path]:
-        """Directories with the name of a checkpoint, the newest first, without the kept ones."""
+        """Yield the directories that are named like a checkpoint, the newest first, without the kept ones."""
         if self.final.is_dir():
             yield self.final
         found = [path for path in self.directory.glob("step-*") if _STEP_NAME.fullmatch(path.name) and path.is_dir()]
         yield from sorted(found, reverse=True)
 
     def _set_aside(self, event: str, path: Path, why: str) -> None:
-        """Report a checkpoint that is not to be used, and keep it as `*.bad` to the end of the phase."""
+        """Report a checkpoint that must not be used, and rename it to `*.bad` until the end of the phase."""
         log.warning("%s is left out: %s", path.name, why)
         self._journal.event(event, path=path.name, why=why)
         faults.point("checkpoint.before_set_aside")
@@ -324,12 +324,12 @@ class CheckpointStore:
 
 
 def step_name(step: int) -> str:
-    """Name of the directory of the checkpoint after `step` steps."""
+    """Return the directory name of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
-    """Raises: ForeignCheckpoint with the difference of the configs, in one line."""
+    """Raise ForeignCheckpoint, which names the differences of the configs, if the checkpoint has another identity."""
     found = checkpoint.state["identity"]
     if found["fingerprint"] == identity["fingerprint"]:
         return

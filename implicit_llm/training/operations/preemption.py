@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 LEAVE_LAST_S = 10.0
-LEAVE_LAST_LAUNCHED_S = 60.0  # other nodes see a new file late
+LEAVE_LAST_LAUNCHED_S = 60.0  # other nodes see a new file with a delay
 
 
 class StopRequest:
@@ -36,7 +36,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # the only thread with signal handlers
-            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not for it
+            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is meant for the foreground
             heard = [number for number in SIGNALS if not (number == signal.SIGINT and is_in_background)]
             self._previous = {number: signals.handle(number, self._receive) for number in heard}
             folder = LaunchFolder.of_this_process()

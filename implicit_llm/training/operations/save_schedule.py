@@ -1,4 +1,4 @@
-"""Decide when a training state is committed, what follows if the disk refuses it, and when training stops."""
+"""Decide when to commit a training state and when to stop; handle a disk that refuses a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# With saves by the clock: the largest share of the time that training may wait, and that writing may take.
+# With saves by the clock, training may wait for at most the first share of the time, and writes may run for the second.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 
 class SaveSchedule:
-    """Commits at the runtime's intervals, at steps to keep, at the end of the phase, and at once on a stop request.
+    """A schedule that saves at the runtime's intervals, at kept steps, at the end of the phase, and on a stop request.
 
-    A state is copied to host memory and written by a thread while training goes on; one write ends before the next
-    begins. All ranks save at the same step, whichever of them was asked to stop; rank 0 has the clock and the disk.
-    A save that the disk refuses is left out once, as the next one is due soon; a second one in a row, or one that must
-    not be lost, stops training. As a context it waits for the last write, unless a second Ctrl-C ends the process.
+    A state is copied to host memory and written by a thread while training continues; one write ends before the next
+    starts. All ranks save at the same step, whichever rank got the stop request; rank 0 checks the clock and writes. If
+    the disk refuses a save, training continues once, as the next save is due soon; a second refusal in a row, or one of
+    a state that must not be lost, stops training. As a context, the schedule waits for the last write, unless a second
+    Ctrl-C ends the process.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class SaveSchedule:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
-            with suppress(StorageError):  # the error that ends training counts
+            with suppress(StorageError):  # the error that ends training has priority
                 self._finish_write()
 
     def after_step(self, step: int) -> tuple[bool, bool]:
-        """Say whether to save the state after `step`, and whether to stop then. Collective. Raises: StorageError."""
+        """Return whether to save the state after `step`, and whether to stop then. Collective. Raises: StorageError."""
         faults.point("train.after_step")
         if self._write is not None and self._write.done():
             self._finish_write()
@@ -70,9 +71,9 @@ class SaveSchedule:
         return bool(wish) or self._must_save, must_stop
 
     def commit(self, state: TrainingState) -> None:
-        """Begin to put a state on disk, the journal before it, so that no point is older than the state and missing.
+        """Start to write a state, after the journal, so that no metrics before a committed state are missing.
 
-        A state that must not be lost is there when the call returns. Raises: StorageError.
+        A state that must not be lost is committed when the call returns. Raises: StorageError.
         """
         self._finish_write()
         self._is_last_try |= self._must_save
@@ -89,7 +90,7 @@ class SaveSchedule:
         self._stall_s = self._last_save - self._due_at
 
     def _finish_write(self) -> None:
-        """Wait for the write under way, if any, and report how it ended. Raises: StorageError."""
+        """Wait for the current write, if any, and report how it ended. Raises: StorageError."""
         if self._write is None:
             return
         write, self._write = self._write, None
@@ -123,17 +124,17 @@ class SaveSchedule:
         if runtime.save_every_s is not None and is_main() and self._write is None:
             interval_s = save_interval_s(runtime.save_every_s, self._stall_s, self._store.last_save_s)
             is_due = is_due or time.monotonic() - self._last_save >= interval_s
-        # As a maximum over ranks is taken, stopping implies saving.
+        # A request to stop includes one to save, because all ranks follow the largest request.
         return _SAVE | _STOP if self._stop else _SAVE if is_due else 0
 
 
 def save_interval_s(wanted_s: float, stall_s: float, write_s: float) -> float:
-    """Seconds between two saves by the clock: as wanted, or more where the last one took long; 0 is at once."""
+    """Return the seconds between two saves by the clock: `wanted_s`, or more after a slow save; 0 is at once."""
     return wanted_s and max(wanted_s, stall_s / _STALL_SHARE, write_s / _WRITE_SHARE)
 
 
 def in_background(work: Callable[[], object]) -> Future[object]:
-    """Run `work` in a thread that ends with the process; the future has its exception."""
+    """Run `work` in a daemon thread; the future has its result or exception."""
     future: Future[object] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The end of a process that hangs: in a collective whose other side is gone, in a read that never returns."""
+"""End a process that hangs, for example in a collective without its peer or in a read that never returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 1
 _FOR_EVER_S = 1e9  # thirty years
-# The thread below needs the interpreter; a call that never gives it back is ended from outside of it, without a word.
+# The thread below needs the interpreter. If a call never releases it, faulthandler ends the process without a message.
 _LAST_RESORT = 1.5
 _STDERR = 2
 
@@ -30,9 +30,9 @@ class Hang(UserError):
 
 
 class Watchdog:
-    """Context that ends the process when there is no `beat` for `limit_s`: it leaves the stacks of all threads.
+    """A context that ends the process without a `beat` for `limit_s`, after it wrote the stacks of all threads.
 
-    The training loop beats after every micro-batch, step, save and report. A limit of 0 waits for ever.
+    The training loop calls `beat` after every micro-batch, step, save and report. A limit of 0 waits for ever.
     """
 
     def __init__(self, limit_s: float, directory: Path) -> None:
@@ -53,7 +53,7 @@ class Watchdog:
         self._thread.join()
 
     def beat(self) -> None:
-        """Progress was made."""
+        """Record that the process made progress."""
         self._beat_s = time.monotonic()
         faulthandler.dump_traceback_later(self._limit_s * _LAST_RESORT, exit=True, file=_STDERR)
 
@@ -73,4 +73,4 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
             launched.report_failure(error)
         finally:
-            os._exit(EXIT_CODE)  # the main thread hangs: nothing else ends it
+            os._exit(EXIT_CODE)  # the main thread hangs, and only this ends it

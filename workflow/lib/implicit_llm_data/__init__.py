@@ -1,1 +1,1 @@
-"""Data sets: how they are made, their format on disk, how training and evaluation read them. Imports no torch."""
+"""Build data sets, store them, and provide them to training and evaluation. This package does not import torch."""

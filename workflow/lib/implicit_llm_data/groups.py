@@ -1,8 +1,8 @@
-"""Finite groups and monoids as multiplication tables: S_n, A_n, Z_n, the aperiodic monoid and direct products.
+"""Define finite groups and monoids by multiplication tables: S_n, A_n, Z_n, the aperiodic monoid, direct products.
 
-Element order is part of the data format, since a token is an element's index:
-S_n lists the permutations of 1..n lexicographically, A_n its even ones in the same order, Z_n the powers e, a, a^2;
-in a direct product the index is `right.order * left_index + right_index`. The identity is always index 0.
+The order of elements is part of the data format, because a token is an element's index. S_n has the permutations of
+1..n in lexicographic order, A_n has its even permutations in the same order, and Z_n has the powers e, a, a^2, ... In a
+direct product, the index is `right.order * left_index + right_index`. The identity always has index 0.
 """
 
 import itertools
@@ -24,26 +24,26 @@ from implicit_llm_contracts.errors import UserError
 
 
 class InvalidTable(UserError, ValueError):
-    """A table is not that of a finite monoid."""
+    """A table does not define a finite monoid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Algebra:
     """A finite group or monoid whose identity is element 0.
 
-    table: (order, order), read-only, the smallest unsigned type that holds an index; table[a, b] is a*b.
+    table: (order, order), read-only, of the smallest unsigned type that fits an index; table[a, b] is a*b.
     """
 
     table: np.ndarray
 
     @property
     def order(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return len(self.table)
 
 
 def register_group(name: str, table: ArrayLike) -> Algebra:
-    """Make `name` a group of word problems: any finite monoid, given by its multiplication table.
+    """Register `name` as a group of word problems: any finite monoid, given by its multiplication table.
 
     Args: table[a][b] is the index of a*b, and element 0 is the identity.
     Raises: NameTaken for the name of a built-in group; InvalidTable.
@@ -72,13 +72,13 @@ def _check_table(name: str, table: np.ndarray) -> None:
 
 
 def load_group(name: str) -> Algebra:
-    """Build the group called `name`, for example "S5", "A5" or "Z60", or take the one that was registered.
+    """Return the group called `name`, for example "S5", "A5" or "Z60", or a registered one.
 
-    Raises: UnknownGroup, naming the valid forms.
+    Raises: UnknownGroup, which names the valid forms.
     """
     if name in GROUPS:
         return GROUPS[name]
-    group_order(name)  # for its errors
+    group_order(name)  # raises errors for invalid names
     return _build_group(name[0], int(name[1:]))
 
 
@@ -86,7 +86,7 @@ def load_monoid(name: str) -> Algebra:
     """Build the monoid called `name`: "aperiodic" (four elements) or "none" (the trivial one).
 
     Source: the published A5 x aperiodic monoid task. E is the identity and X absorbs everything.
-    Raises: UnknownGroup, naming the valid forms.
+    Raises: UnknownGroup, which names the valid forms.
     """
     if name == "none":
         return _algebra(np.zeros((1, 1)))
@@ -98,18 +98,18 @@ def load_monoid(name: str) -> Algebra:
 
 @lru_cache(maxsize=8)
 def load_product(group: str, monoid: str) -> Algebra:
-    """Build the direct product of a group and a monoid, both by name; monoid "none" gives the group itself.
+    """Build the direct product of a group and a monoid, both by name; with the monoid "none", return the group itself.
 
-    Raises: UnknownGroup, for an unknown name and for a product whose table would be too large.
+    Raises: UnknownGroup for an unknown name, and for a product whose table would be too large.
     """
     right = load_monoid(monoid)
-    product_order(group, monoid)  # for its errors
+    product_order(group, monoid)  # raises errors for invalid names
     left = load_group(group)
     return left if monoid == "none" else direct_product(left, right)
 
 
 def direct_product(left: Algebra, right: Algebra) -> Algebra:
-    """Multiply componentwise; the element (i, j) has index `right.order * i + j`."""
+    """Build the direct product of two algebras; the element (i, j) has the index `right.order * i + j`."""
     order = left.order * right.order
     pairs = left.table.astype(np.int64)[:, None, :, None] * right.order + right.table[None, :, None, :]
     return _algebra(pairs.reshape(order, order))
@@ -121,26 +121,26 @@ def _build_group(family: str, n: int) -> Algebra:
         exponents = np.arange(n)
         return _algebra((exponents[:, None] + exponents) % n)
     permutations = np.array(list(itertools.permutations(range(n))), dtype=np.uint8)
-    if family == "A":  # the even ones
+    if family == "A":  # the even permutations
         permutations = permutations[np.linalg.det(np.eye(n)[permutations]) > 0]
     return _algebra(_composition_table(permutations))
 
 
 def _composition_table(permutations: np.ndarray) -> np.ndarray:
-    """Tabulate (a*b)(i) = a(b(i)) over rows of images, shape (order, n), closed under composition."""
+    """Return the table of (a*b)(i) = a(b(i)) for rows of images, shape (order, n), closed under composition."""
     order, n = permutations.shape
-    # A permutation is found by its images read as digits in base n.
+    # The images of a permutation, as digits in base n, give its key.
     place_values = n ** np.arange(n - 1, -1, -1)
     index_of = np.zeros(n**n, dtype=np.uint16)
     index_of[permutations @ place_values] = np.arange(order)
     table = np.empty((order, order), dtype=np.uint16)
-    for a, images in enumerate(permutations):  # one row at a time: all rows at once would take 1.4 GB for S7
+    for a, images in enumerate(permutations):  # one row at a time: all rows at once would need 1.4 GB for S7
         table[a] = index_of[images[permutations] @ place_values]
     return table
 
 
 def _algebra(table: np.ndarray) -> Algebra:
-    """Store the table in the smallest type that holds an index, and read-only, since it is shared by a cache."""
+    """Return an algebra with a compact table, which is read-only because a cache shares it."""
     compact = np.ascontiguousarray(table, dtype=np.uint8 if len(table) <= 256 else np.uint16)
     compact.setflags(write=False)
     return Algebra(compact)

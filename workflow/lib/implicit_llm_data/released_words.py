@@ -1,7 +1,8 @@
-"""Word problems in the files of the authors' generator, read without torch and without running what a pickle names.
+"""Read word problems from files of the authors' generator, without torch and without executing a pickle's code.
 
-A file is what `torch.save` makes of {"inputs": [N, L], "targets": [N, L], "vocab_size": [1]}, mostly as int64. It is
-called {train or test}_{group}_L{length}_P{percent of identities}.bin, such as train_A5_L256_P090.bin.
+A file is the result of `torch.save` for {"inputs": [N, L], "targets": [N, L], "vocab_size": [1]}, mostly as int64. Its
+name is {train or test}_{group}_L{length}_P{percent of identities}.bin, such as train_A5_L256_P090.bin.
+
 Source of the format: microsoft/implicit_languagemodels, state_tracking/dataset.py.
 """
 
@@ -19,15 +20,15 @@ import numpy as np
 from implicit_llm_contracts.errors import UserError
 
 DTYPES = {"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "ByteStorage": "|u1"}
-LOCAL_HEADER = struct.Struct("<26x2H")  # of a file in a zip archive: its end has the lengths of name and extra field
+LOCAL_HEADER = struct.Struct("<26x2H")  # of a file in a zip archive; its end has the lengths of name and extra field
 
 
 class ReleasedWordsError(UserError):
-    """A file is missing, damaged, or holds something else than word problems of the wanted kind."""
+    """A file is missing, damaged, or does not contain word problems of the wanted kind."""
 
 
 def read_words(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Inputs and targets of shape (N, L), mapped from the file, and the size of the vocabulary.
+    """Return inputs and targets of shape (N, L), mapped from the file, and the size of the vocabulary.
 
     Raises: ReleasedWordsError.
     """
@@ -42,7 +43,7 @@ def read_words(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
         return inputs_NL, targets_NL, int(found["vocab_size"].ravel()[0])
     except FileNotFoundError as error:
         raise ReleasedWordsError(f"{path}: is missing; put it there, or correct `folder`") from error
-    except Exception as error:  # whatever damaged bytes happen to mean
+    except Exception as error:  # damaged bytes can raise any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ReleasedWordsError(
             f"{path}: is no file of word problems of torch.save ({reason}); fetch it again"
@@ -50,7 +51,7 @@ def read_words(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 class _Tensors(pickle.Unpickler):
-    """Unpickles tensors alone, as arrays that map the file; every other name in the pickle is refused."""
+    """An unpickler that returns tensors as arrays mapped from the file, and refuses every other name in the pickle."""
 
     def __init__(self, file: Any, path: Path, archive: zipfile.ZipFile, prefix: str) -> None:
         super().__init__(file)
@@ -78,7 +79,7 @@ class _Tensors(pickle.Unpickler):
 
 
 def _tensor(storage: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> np.ndarray:
-    """The array of a contiguous tensor."""
+    """Return the array of a contiguous tensor."""
     count = math.prod(size)
     if stride != tuple(math.prod(size[place + 1 :]) for place in range(len(size))) or offset + count > storage.size:
         raise pickle.UnpicklingError("a tensor is not contiguous")

@@ -1,4 +1,4 @@
-"""Writing a data set so that a killed job loses at most the shard that it was writing."""
+"""Write a data set so that a killed job loses at most its current shard."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write_shards(
 ) -> list[Path]:
     """Write a data set into `context.work`, shard by shard; return all its files, the index first.
 
-    `columns_of(shard)` gives the columns of a shard, each (samples, length) of the vocabulary's token type. Shards that
-    an earlier attempt finished are kept if their files still have their digests.
+    `columns_of(shard)` returns the columns of a shard, each (samples, length) of the vocabulary's token type. Finished
+    shards of an earlier attempt are used if their files still have their digests.
     """
     records = {shard: kept for shard in range(num_shards) if (kept := _kept(context.work, shard)) is not None}
     if records:
@@ -80,13 +80,13 @@ def write_array(path: Path, array: np.ndarray) -> bytes:
 
 
 def write_index(directory: Path, index: Index) -> Path:
-    """Write the index of a data set, its paths being relative to `directory`; return its path."""
+    """Write the index of a data set, with paths relative to `directory`; return its path."""
     write_json(directory / INDEX_NAME, index)
     return directory / INDEX_NAME
 
 
 class HashedFile:
-    """Writes to an open file, and counts and digests what it writes."""
+    """A writer to an open file that counts and digests the bytes."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name, self._size, self._digest = file, name, 0, hashlib.sha256()
@@ -99,5 +99,5 @@ class HashedFile:
 
     @property
     def record(self) -> FileRecord:
-        """Return the record of what is written so far, with the path relative to the file's directory."""
+        """The record of the bytes written so far, with the path relative to the file's directory."""
         return FileRecord(self._name, self._size, self._digest.hexdigest())

@@ -1,13 +1,13 @@
-"""A data set on disk, memory-mapped: shards of equally long rows, or a stream of tokens cut into rows of any length.
+"""Read a memory-mapped data set: shards of equally long sequences, or a stream of tokens cut to any length.
 
-    index.json                      what is there, written last: readers start here
-    shards/<column>-00000.npy       (samples of the shard, length), in the smallest type that holds the vocabulary
-    shards/00000.json               record of a finished shard, so that a restart keeps it
+    index.json                      the list of all files, written last: readers start here
+    shards/<column>-00000.npy       (samples of the shard, length), in the smallest type that fits the vocabulary
+    shards/00000.json               record of a finished shard, so that a restart uses it
 
-The index of a stream lists parts. A part is a file of little-endian uint16, named relative
-to the index, which may point into other run directories: a copy of the whole results folder works like the original.
-Each part is cut into rows of its own, and what is left at its end is dropped, so that another length needs no copy and
-a part is never waited for by its neighbour.
+The index of a stream lists parts. A part is a file of little-endian uint16, with a path relative to the index. The path
+may lead to other run directories; a copy of the whole results folder works like the original. Each part is cut into its
+own sequences, and the rest at its end is dropped. Another length therefore needs no copy, and no part waits for
+another.
 
 Every file appears atomically, and equal data sets are equal byte for byte.
 """
@@ -29,8 +29,8 @@ from implicit_llm_contracts.runs.manifest import FileRecord
 
 INDEX_NAME = "index.json"
 FORMAT = 2
-IGNORED_LABEL = -100  # of a position that does not count, as in torch's cross entropy
-TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, whatever the vocabulary
+IGNORED_LABEL = -100  # the label of a position that does not count, as in torch's cross entropy
+TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, for every vocabulary
 
 
 class DatasetError(UserError):
@@ -38,7 +38,7 @@ class DatasetError(UserError):
 
 
 class LengthError(UserError, ValueError):
-    """The data set has no rows of the wanted length."""
+    """The data set has no sequences of the wanted length."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -47,9 +47,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class Sequences(Protocol):
-    """What training and evaluation need of a data set: rows of at most `length` tokens, as columns of integers (B, L).
+    """The data set of training and evaluation: sequences of at most `length` tokens, as integer columns (B, L).
 
-    `fetch` may give fewer rows than it was asked for, the first ones, where those after them have another length.
+    If later sequences have another length, `fetch` may return only the first ones of those requested.
     """
 
     vocab_size: int
@@ -62,9 +62,9 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a data set holds; `source` (plain JSON values) says what it was made from.
+    """The description of a data set; `source` (plain JSON values) describes its origin.
 
-    ignored_id: the token that stands in the column `labels` where there is nothing to learn, None if there is none.
+    ignored_id: the token in the column `labels` at positions without a target; None if every position has a target.
     """
 
     vocab_size: int
@@ -76,7 +76,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A finished shard; `files` has one entry per column, with paths relative to the data set's directory."""
+    """A finished shard; `files` has one entry per column, whose path is relative to the data set's directory."""
 
     num_samples: int
     files: Mapping[str, FileRecord]
@@ -84,7 +84,7 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of the index: `shards` of rows, or `parts` of a stream, whose spec has the one column input_ids."""
+    """The content of the index: `shards` of sequences, or `parts` of a stream, whose only column is input_ids."""
 
     spec: DatasetSpec
     shards: tuple[ShardRecord, ...] = ()
@@ -97,10 +97,10 @@ class Index:
 
 
 class TokenDataset:
-    """A finished data set of rows, or a stream cut into rows; files are mapped when first read.
+    """A finished data set of sequences, or a stream cut into sequences; files are mapped at their first use.
 
-    The rows of a stream have the column `input_ids`, and `labels` equal to it.
-    source: what the data set was made from, as its writer gave it.
+    The sequences of a stream have the column `input_ids`, and `labels` equal to it.
+    source: the origin of the data set, as its writer described it.
     """
 
     def __init__(self, directory: Path, index: Index) -> None:
@@ -122,10 +122,9 @@ class TokenDataset:
         return open_dataset, (self.directory, self.length)  # a worker process maps the files itself
 
     def fetch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `indices` (B,), in the order asked for: one int64 array (B, length) for each column.
+        """Return the sequences at `indices` (B,) in this order, as one int64 array (B, length) per column.
 
-        In the column `labels` the data set's `ignored_id` becomes -100.
-
+        In the column `labels`, the data set's `ignored_id` becomes -100.
         Raises: IndexError outside 0..len-1; DatasetError for a shard that cannot be read.
         """
         indices = np.asarray(indices, dtype=np.int64)
@@ -175,7 +174,7 @@ class TokenDataset:
 
     def _error(self, shard: int, file: FileRecord, damage: str) -> DatasetError:
         path = self._path(file)
-        # A part of a stream is made by a job of its own. When that has made it anew, the index is out of date.
+        # A separate job writes each part of a stream. After it has written a part again, the index is out of date.
         directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
         return DatasetError(f"{path}: shard {shard}: {damage}; {rebuild_hint(*directories)}")
 
@@ -183,9 +182,9 @@ class TokenDataset:
 def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
     """Open a finished data set and check the sizes of its files.
 
-    length: of the rows of a stream, which can be cut anew; a data set of rows has the length it was made with.
-    Raises: DatasetError when the index or a shard is missing or damaged; LengthError for a length that cannot be had;
-    ValueError for a length below 1.
+    length: the sequence length for a stream, which can be cut to any; other data sets have a fixed length.
+    Raises: DatasetError if the index or a shard is missing or damaged; LengthError for a length that the data set
+    cannot have; ValueError for a length below 1.
     """
     path = directory / INDEX_NAME
     try:
@@ -207,7 +206,7 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
 
 
 def rebuild_hint(*directories: Path) -> str:
-    """Name the command that makes what is missing and keeps the rest."""
+    """Return the command that rebuilds missing files and keeps the others."""
     if any(directory.parent.name != "work" for directory in directories):  # not below a run directory
         return "write the data set again"
     manifests = shlex.join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)

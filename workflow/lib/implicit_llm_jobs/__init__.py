@@ -1,1 +1,1 @@
-"""The frame in which every job runs, and its tracking. Imports no torch."""
+"""Run every job in a common frame and track it. This package does not import torch."""

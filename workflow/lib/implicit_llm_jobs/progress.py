@@ -1,4 +1,4 @@
-"""Progress of a job: a bar on a terminal, lines in the log."""
+"""Report the progress of a job: a bar on a terminal, lines in the log."""
 
 import logging
 import time
@@ -11,14 +11,14 @@ from implicit_llm_contracts.runs.logs import FILE_ONLY, wants_bar
 log = logging.getLogger(__name__)
 
 FIRST_LINE_S, LAST_INTERVAL_S = 5.0, 600.0
-INTERVAL_SHARE = 0.1  # of the time so far: a line every 6 s after a minute, every 6 minutes after an hour
+INTERVAL_SHARE = 0.1  # of the elapsed time: a line every 6 s after a minute, every 6 minutes after an hour
 LINE = "{desc}: {unit} {n}/{total}{postfix}, {rate_fmt}, {remaining} left"
 
 
 class ProgressLog:
-    """Lines at growing intervals, and one at the end; beside a bar only the last of them goes to the terminal.
+    """A log of progress at growing intervals and at the end; beside a bar, the terminal shows only the last line.
 
-    `unit`: what is counted to `total`, from `first` on; `shown`: the runtime's `progress`.
+    unit: the unit that is counted to `total`, starting from `first`. shown: the runtime's `progress`.
     """
 
     def __init__(self, where: str, unit: str, total: int, first: int = 0, shown: str = "auto") -> None:
@@ -28,7 +28,7 @@ class ProgressLog:
         self._began_s = self._told_s = time.monotonic()
 
     def tell(self, done: int, words: Callable[[], str]) -> None:
-        """`words` says how it stands after `done` units; it is called only when a line is due."""
+        """Report that `done` units are finished; `words` returns the state as text, and is called only for a line."""
         self._bar.update(done - self._bar.n)
         now, is_last = time.monotonic(), done >= self._total
         elapsed_s = now - self._began_s

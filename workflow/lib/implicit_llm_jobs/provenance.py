@@ -1,4 +1,4 @@
-"""What differs between two equal runs: when, where and with what a result was made."""
+"""Record how a result was produced: times, hosts, commit, versions and command, which may differ between equal runs."""
 
 import os
 import platform
@@ -22,14 +22,14 @@ PACKAGES = (
     "implicit-llm", "torch", "transformers", "accelerate", "safetensors", "numpy", "datasets", "lm-eval", "mlflow",
     "snakemake", "submitit", "triton", "mamba-ssm", "causal-conv1d",
 )  # fmt: skip
-# What went wrong on the way and was made good, in the journal's words.
+# Events in the journal for problems that a later step or attempt corrected.
 INCIDENTS = ("stage_failed", "checkpoint_corrupt", "checkpoint_failed", "kept_checkpoint_lost")
 COMMIT_VARIABLE = "IMPLICIT_LLM_COMMIT"
 SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_PARTITION", "JOB_NODELIST", "RESTART_COUNT")
 
 
 def write(path: Path, fingerprint: str, journal: Path) -> None:
-    """Write what is worth knowing about this process and, from the journal, about the attempts before it."""
+    """Write the facts about this process and, from the journal, about all attempts and incidents."""
     now = datetime.now(UTC)
     about = {
         "fingerprint": fingerprint,
@@ -52,9 +52,9 @@ def write(path: Path, fingerprint: str, journal: Path) -> None:
 
 
 def attempts(journal: Path, now: datetime) -> list[dict[str, Any]]:
-    """Each start of the stage with its time and host, and the seconds to its last sign of life in the journal.
+    """Return each start of the stage with its time and host, and the seconds until its last record in the journal.
 
-    The last attempt is the one that asks, so it lasts until `now`.
+    The last attempt is the current one, which lasts until `now`.
     """
     found: list[dict[str, Any]] = []
     for record in read_records(journal):
@@ -72,10 +72,10 @@ def _seconds(started: str, end: datetime) -> float:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the source tree and whether it has uncommitted changes; None where the commit is not known.
+    """Return the commit of the source tree and whether it has uncommitted changes, or None if the commit is unknown.
 
-    Where git does not know it, as in a copy of the tree on another machine, COMMIT_VARIABLE names the commit.
-    Raises: UserError for a value of the variable that is no commit.
+    If git does not know it, as in a copy of the tree on another host, COMMIT_VARIABLE names the commit.
+    Raises: UserError if the variable's value is not a commit.
     """
     commit = _git("rev-parse", "HEAD") if (PROJECT_DIR / ".git").exists() else None
     if commit is not None:
@@ -88,13 +88,13 @@ def git_state() -> dict[str, Any] | None:
 
 
 def device() -> str:
-    """The accelerator's name as torch knows it, if torch is in use, else cpu."""
+    """Return the accelerator's name from torch if torch is imported, else "cpu"."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else "cpu"
 
 
 def versions() -> dict[str, str]:
-    """Versions of those packages that are installed."""
+    """Return the versions of the packages that are installed."""
     found = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""The frame in which every stage runs: from an identity and input directories to a published manifest."""
+"""Run every stage in the same frame: from an identity and input directories to a published manifest."""
 
 import logging
 import os
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What the command line hands to a stage.
+    """A request of the command line to run a stage.
 
-    `reads`: which files of its inputs the stage reads, so that no others are checked or need be there; None for all.
+    reads: the input files that the stage reads; only these are checked and must exist. None means all.
     """
 
     run_dir: Path
@@ -57,10 +57,10 @@ Body = Callable[[StageContext], StageResult]
 
 
 def run_stage(request: StageRequest, body: Body) -> Manifest | None:
-    """Run `body` unless its result is already there, and publish the manifest; ranks above 0 return None.
+    """Run `body` unless its result exists, and publish the manifest; ranks above 0 return None.
 
-    Raises: UserError for a wrong input or config, or a run directory in use; whatever `body` raises, with
-    nothing under a final name. SIGTERM ends the stage as SystemExit(143), unless the process or the body handles it.
+    Raises: UserError for a wrong input or config, or a run directory in use; any exception of `body`. No incomplete
+        result gets its final name. SIGTERM becomes SystemExit(143), unless the process or the body handles it.
     """
     is_ours = request.log is not None and request.log.parent.parent == request.run_dir / WORK
     shown = request.run_dir / request.log.name if request.log is not None and is_ours else None
@@ -68,7 +68,7 @@ def run_stage(request: StageRequest, body: Body) -> Manifest | None:
         try:
             return _run(request, body)
         except BaseException as error:
-            # The console shows the error; the log file needs it too, with the traceback of what is not the user's.
+            # The console shows the error. The log file also needs it, with a traceback unless the user caused it.
             is_bug = not isinstance(error, UserError | Preempted | SystemExit | KeyboardInterrupt)
             log.error("%s", _reason(error), exc_info=is_bug, extra=logs.FILE_ONLY)
             launched.report_failure(error)
@@ -91,7 +91,7 @@ def _run(request: StageRequest, body: Body) -> Manifest | None:
                 mlflow_writer.catch_up(TrackedRun(run.work, **_known_by(identity)))
             return done
         inputs = _open_inputs(request, identity)
-        run.work.mkdir(parents=True, exist_ok=True)  # for a rank that is here before rank 0
+        run.work.mkdir(parents=True, exist_ok=True)  # for a rank that arrives before rank 0
         if is_main:
             return _run_and_publish(request, run, inputs, body)
         body(_context(request, run, inputs, Journal(None), is_main=False))
@@ -116,7 +116,7 @@ def _run_and_publish(request: StageRequest, run: RunDirectory, inputs: dict[str,
 
 
 def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowWriter) -> NoReturn:
-    """Record how the stage ended, as far as that is still possible, and go on raising."""
+    """Record how the stage ended, as far as that is still possible, and raise the error again."""
     failure_class = failure_class_of(error)
     event = {None: "stage_stopped", "preempted": "stage_preempted"}.get(failure_class, "stage_failed")
     is_stopped = event != "stage_failed"
@@ -128,7 +128,7 @@ def _stop(error: BaseException, journal: Journal, tracker: mlflow_writer.MlflowW
 
 
 def _reason(error: BaseException) -> str:
-    """The message of an error, or a sentence for a process that was told to end."""
+    """Return the message of an error, or a sentence for a process that was interrupted."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "interrupted before the end; the same command goes on from what was committed"
     return str(error) or type(error).__name__
@@ -159,7 +159,7 @@ def _known_by(identity: Identity) -> dict[str, Any]:
 
 
 def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
-    """What the journal tells of the run, so that MLflow can be told even of one that has no manifest yet."""
+    """Return the journal's description of the run, from which MLflow is filled even before the run has a manifest."""
     return {
         "identity": _known_by(run.identity),
         "inputs": {role: os.path.relpath(given.work, run.work) for role, given in inputs.items()},
@@ -169,7 +169,7 @@ def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
 
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
-    """The upstream runs, checked. Raises: IdentityError, ManifestError."""
+    """Wait for the upstream runs and check them. Raises: IdentityError, ManifestError."""
     if identity.upstream.keys() != request.inputs.keys():
         wanted, told = (", ".join(sorted(roles)) or "none" for roles in (identity.upstream, request.inputs))
         raise IdentityError(
@@ -192,7 +192,7 @@ def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
 def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
     manifest = given.manifest
     made = compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream)
-    for found in (manifest.fingerprint, made):  # what the manifest says, and what its identity gives
+    for found in (manifest.fingerprint, made):  # in the manifest, and computed from its identity
         if found != wanted:
             raise ManifestError(
                 f"{path}: as input '{role}' expected fingerprint {wanted[:16]}, found {found[:16]}; "
@@ -203,7 +203,7 @@ def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that temporary files go and MLflow learns of it."""
+    """Let SIGTERM unwind the stack, so that temporary files are deleted and MLflow is updated."""
     is_main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

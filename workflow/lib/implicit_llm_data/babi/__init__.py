@@ -1,1 +1,1 @@
-"""CatbAbI: bAbI's stories, fetched or simulated, written and read as one stream of tokens."""
+"""Build CatbAbI: download or simulate bAbI's stories, and write and read them as one stream of tokens."""

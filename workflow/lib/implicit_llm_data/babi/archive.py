@@ -1,6 +1,6 @@
-"""The official bAbI v1.2 text, read from its archive: only the files that are known, and each checked by its digest.
+"""Read the official bAbI v1.2 text from its archive: only the known files, each checked by its digest.
 
-The digests are in `babi_files.sha256`, in the format of sha256sum; of one file only the identity in git is known.
+The digests are in `babi_files.sha256`, in the format of sha256sum; for one file only its git blob id is known.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from pathlib import Path
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH
 
-# The first is the one that bAbI's authors published; the second holds the two collections in use, without one file.
+# bAbI's authors published the first archive; the second has the two collections in use, without one file.
 ARCHIVES = ("tasks_1-20_v1-2.tar.gz", "babi_en_valid_10k.tar.gz")
 FOLDER = "tasks_1-20_v1-2"
 _SHA256_FILE = Path(__file__).with_name("babi_files.sha256")
 _GIT_BLOBS = {"en-valid-10k/qa3_train.txt": "458387a5aeb1aa11fd075d6a2f1c2bb13a1b08b4"}
-_LARGEST_FILE_BYTES = 1 << 24  # four times the largest official file: a damaged header must not fill the memory
+_LARGEST_FILE_BYTES = 1 << 24  # four times the largest official file, so that a damaged header cannot fill the memory
 
 
 class BabiArchiveError(UserError):
@@ -27,14 +27,14 @@ class BabiArchiveError(UserError):
 
 @cache
 def official_files() -> dict[str, str]:
-    """Digest of each of the 120 files by its name, for example "en-valid/qa1_train.txt"; "git:" marks a git blob id."""
+    """Return the digests of the 120 files by name, for example "en-valid/qa1_train.txt"; "git:" marks a git blob id."""
     pairs = (line.split() for line in _SHA256_FILE.read_text(encoding="ascii").splitlines())
     digests = {name: digest for digest, name in pairs}
     return digests | {name: f"git:{blob}" for name, blob in _GIT_BLOBS.items()}
 
 
 def find_archive(downloads: Path) -> Path:
-    """The archive in the folder `downloads`. Raises: BabiArchiveError when there is none."""
+    """Return the archive in the folder `downloads`. Raises: BabiArchiveError if there is none."""
     for name in ARCHIVES:
         if (downloads / name).is_file():
             return downloads / name
@@ -44,10 +44,10 @@ def find_archive(downloads: Path) -> Path:
 
 
 def read_archive(archive: Path, missing_files: Collection[str] = ()) -> dict[str, bytes]:
-    """The content of every official file but `missing_files`, by name, checked.
+    """Return the checked content of every official file except `missing_files`, by name.
 
-    Nothing is extracted: members are read by their names, others are passed over.
-    Raises: BabiArchiveError for a truncated archive, and for a file that is absent or has another digest.
+    Nothing is extracted to disk, and unknown members are ignored.
+    Raises: BabiArchiveError for a truncated archive, and for a file that is missing or has another digest.
     """
     wanted, again = official_files().keys() - set(missing_files), f"remove {archive.name} and {FETCH}"
     try:
@@ -77,7 +77,7 @@ def _read_members(archive: Path, wanted: Collection[str]) -> dict[str, bytes]:
 
 
 def _digest(content: bytes, *, is_git: bool) -> str:
-    """The sha256, or the blob id of git."""
+    """Return the sha256 or git's blob id."""
     if is_git:
         return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     return hashlib.sha256(content).hexdigest()

@@ -1,8 +1,8 @@
-"""Simulated bAbI files: eleven families of stories of any length, with the task numbers and the format of bAbI.
+"""Simulate bAbI files: eleven families of stories of any length, with the task numbers and the format of bAbI.
 
-A family is a class: `tell` lets something happen, `subjects` are what can be asked about then, and `ask` asks.
-Written from the description of the tasks in Weston et al. 2015 (arXiv:1502.05698). Words and sentences are the
-simulator's own; only the kinds of questions are those of bAbI.
+A family is a class. Its `tell` adds an event to the story, `subjects` returns possible subjects of a question, and
+`ask` returns a question about one of them. The families follow the description of the tasks in Weston et al. 2015
+(arXiv:1502.05698). Words and sentences are the simulator's own; only the kinds of questions are those of bAbI.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from implicit_llm_contracts.config.text import SimulatedText
 from implicit_llm_data.babi.stories import SPLITS, Story, StoryLine
 
 T = TypeVar("T")
-Lines = tuple[int, ...]  # numbers of statements
-Question = tuple[str, str, Iterable[int]]  # its text, its answer, and the lines that prove it
+Lines = tuple[int, ...]  # line numbers of statements
+Question = tuple[str, str, Iterable[int]]  # text, answer, and the lines that prove the answer
 
 PRONOUNS = {"Nora": "she", "Pavel": "he", "Iris": "she", "Tomas": "he"}
 PERSONS = tuple(PRONOUNS)
@@ -26,7 +26,7 @@ ROOMS = ("attic", "cellar", "library", "workshop", "balcony", "pantry")
 THINGS = ("lantern", "compass", "kettle", "scarf")
 COUNTS = ("none", "one", "two", "three")
 NOTHING, MOST_LISTED = "nothing", 2
-YES_NO = ("no", "yes")  # by whether it is true
+YES_NO = ("no", "yes")  # indexed by the truth of the question
 MEMBERS = ("Pip", "Quill", "Rusk", "Sorrel", "Tansy", "Umber", "Vesper", "Wren")
 KINDS = ("baker", "miner", "tailor", "sailor", "painter", "farmer", "piper", "weaver")
 CONTAINERS = ("crate", "flask", "basket", "barrel", "drawer", "pouch", "trunk", "jar", "wagon", "purse", "tub", "vase")
@@ -34,7 +34,7 @@ SITES = (
     *("mill", "inn", "chapel", "market", "harbour", "bakery", "school", "fountain"),
     *("stable", "tower", "bridge", "orchard"),
 )
-# By the step on the map, on which a place is a complex number.
+# Directions by step on the map, where a place is a complex number.
 DIRECTIONS: Mapping[complex, str] = {1j: "north", 1: "east", -1j: "south", -1: "west"}
 STATEMENTS = {
     "walks": [f"{{who}} {verb} into the {{room}}." for verb in ("walked", "hurried", "stepped", "strolled")],
@@ -68,10 +68,10 @@ _WORDS_AT_ONCE = 64
 
 
 class Dice:
-    """Uniform choices from the stream of random bits that `key`, a tuple of integers of at least 0, names.
+    """A source of uniform choices, whose random bits depend only on `key`, a tuple of non-negative integers.
 
-    They are the same in every version of numpy: of the bit generator only `random_raw` is used, which numpy promises
-    never to change.
+    The choices are the same in every version of numpy, because they use only the bit generator's `random_raw`, which
+    numpy promises never to change.
     """
 
     def __init__(self, *key: int) -> None:
@@ -79,8 +79,8 @@ class Dice:
         self._words: list[int] = []
 
     def below(self, count: int) -> int:
-        """One of 0..count - 1."""
-        accepted = (1 << 64) // count * count  # above it some numbers would be more likely than others
+        """Return one of 0..count - 1."""
+        accepted = (1 << 64) // count * count  # larger words are rejected, as they would make some numbers more likely
         while True:
             if not self._words:
                 self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
@@ -89,22 +89,22 @@ class Dice:
                 return word % count
 
     def chance(self, percent: int) -> bool:
-        """True with a probability of `percent` / 100."""
+        """Return True with a probability of `percent` / 100."""
         return self.below(100) < percent
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of `items`."""
+        """Return one of `items`."""
         return items[self.below(len(items))]
 
     def draw(self, items: Iterable[T], count: int | None = None) -> list[T]:
-        """`count` of `items`, by default all, in random order, none twice."""
+        """Return `count` different `items` in random order, by default all."""
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(len(left) if count is None else count)]
 
 
 @dataclass
 class Family:
-    """A story of one family: its lines so far and, in the classes below, what they are about."""
+    """A story of one family: its lines so far and, in the subclasses, the state that they describe."""
 
     dice: Dice
     length: int
@@ -112,25 +112,25 @@ class Family:
     num_statements: int = 0
 
     def tell(self) -> None:
-        """Let something happen, or tell of something: one or two statements."""
+        """Add one or two statements about an event or a fact."""
         raise NotImplementedError
 
     def subjects(self) -> Sequence[Any]:
-        """What the story so far can be asked about; `ask` gets one of them."""
+        """Return the possible subjects of a question about the story so far; `ask` gets one of them."""
         raise NotImplementedError
 
     def ask(self, subject: Any) -> Question:
-        """A question that the story so far answers."""
+        """Return a question that the story so far answers."""
         raise NotImplementedError
 
     def state(self, statement: str, **words: str) -> int:
-        """Add one of the STATEMENTS of this name; return the number of its line, by which questions name it."""
+        """Add a statement of this kind from STATEMENTS; return its line number, by which questions refer to it."""
         self.lines.append(StoryLine(len(self.lines) + 1, self.dice.pick(STATEMENTS[statement]).format(**words)))
         self.num_statements += 1
         return len(self.lines)
 
     def story(self) -> Story:
-        """A story of `length` statements, and a few more where the family needs them for its first question."""
+        """Return a story of `length` statements, or slightly more if the family needs them for its first question."""
         left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
         while self.num_statements < self.length or self.lines[-1].answer is None:
             self.tell()
@@ -145,10 +145,10 @@ class Family:
 
 @dataclass
 class Walks(Family):
-    """Family 1: one person walks at a time; the last statement about a person tells the room."""
+    """Family 1: one person walks at a time; the last statement about a person names the room."""
 
     rooms: dict[str, str] = field(default_factory=dict)
-    proofs: dict[str, Lines] = field(default_factory=dict)  # the lines that tell the room
+    proofs: dict[str, Lines] = field(default_factory=dict)  # the lines that name the room
     visited: dict[str, set[str]] = field(default_factory=lambda: {person: set() for person in PERSONS})
 
     def tell(self) -> None:
@@ -162,12 +162,12 @@ class Walks(Family):
         return QUESTIONS["room"].format(who=who), self.rooms[who], self.proofs[who]
 
     def other_room(self, *people: str) -> str:
-        """A room in which none of these people is."""
+        """Return a room that contains none of these people."""
         taken = {self.rooms.get(who) for who in people}
         return self.dice.pick([room for room in ROOMS if room not in taken])
 
     def walk(self, kind: str, room: str, *people: str, named: Lines = ()) -> Lines:
-        """Let people walk into a room; return the lines that tell it, with those that have `named` them."""
+        """Let people walk into a room; return the lines that prove it, including those that `named` them."""
         who = people[0]
         lines = (*named, self.state(kind, room=room, who=who, to=people[-1], pronoun=PRONOUNS[who]))
         for person in people:
@@ -177,7 +177,7 @@ class Walks(Family):
 
 
 class YesOrNo(Walks):
-    """Family 6: is this person in that room? Half of the answers are yes, half of the others ask for a former room."""
+    """Family 6: is this person in that room? Half of the answers are yes; half of the others are on a former room."""
 
     def ask(self, who: str) -> Question:
         is_there = self.dice.chance(50)
@@ -190,7 +190,7 @@ class YesOrNo(Walks):
 
 
 class Coreference(Walks):
-    """Family 11: a person is named, then meant by a pronoun; both statements are needed."""
+    """Family 11: a person is named, and then a pronoun refers to the person; both statements are needed."""
 
     def tell(self) -> None:
         who = self.dice.pick(PERSONS)
@@ -206,20 +206,20 @@ class Conjunction(Walks):
         self.walk("walk together", self.other_room(*people), *people)
 
 
-Handover = tuple[str, str, str, str]  # the kind of statement, who lets go of a thing, who gets it ("": nobody), and it
+Handover = tuple[str, str, str, str]  # the kind of statement, giver and taker ("": none), and thing
 
 
 @dataclass
 class Carrying(Walks):
-    """People carry things. Everybody who takes, gives or puts down a thing is in a room that the story has told."""
+    """Families 2, 3, 7 and 8: people carry things; the story has named the room of everybody who handles a thing."""
 
-    hands = 2  # a person holds at most so many things
+    hands = 2  # the number of things that a person can hold
     walk_percent = 50
     can_give = False
-    # What a person holds, in the order of taking, with the line that tells it; and the lines that changed it.
+    # held: the things that a person holds, in order, and the lines that prove it. changes: the lines that changed it.
     held: dict[str, dict[str, int]] = field(default_factory=lambda: {person: {} for person in PERSONS})
     changes: dict[str, list[int]] = field(default_factory=lambda: {person: [] for person in PERSONS})
-    # The room of a thing put down. By the room that a thing came into: where it was until then, the last time.
+    # lying: the room of a thing that was put down. arrivals: by thing and room, the room from which it last came.
     lying: dict[str, tuple[str, Lines]] = field(default_factory=dict)
     arrivals: dict[str, dict[str, tuple[str, Lines]]] = field(default_factory=lambda: {thing: {} for thing in THINGS})
 
@@ -241,7 +241,7 @@ class Carrying(Walks):
             self.lying[thing] = self.rooms[giver], (*self.proofs[giver], line)
 
     def _handovers(self) -> list[list[Handover]]:
-        """All that is possible, by its kind. Taking stands twice, so that hands fill up."""
+        """Return all possible handovers by their kind; taking occurs twice, so that hands fill up."""
         present = [person for person in PERSONS if person in self.rooms]
         takers = [person for person in present if len(self.held[person]) < self.hands]
         free = [thing for thing in THINGS if not any(thing in held for held in self.held.values())]
@@ -272,10 +272,10 @@ class Carrying(Walks):
 
 
 class RoomOfThing(Carrying):
-    """Family 2: a thing is where it was put down, or where the one who holds it is."""
+    """Family 2: a thing is where it was put down, or with the person who holds it."""
 
     def subjects(self) -> Sequence[tuple[str, str, Lines]]:
-        """Return the things of which the story tells the room, with the room and the proof."""
+        """Return the things whose room the story determines, with the room and the proof."""
         known = dict(self.lying)
         for who, held in self.held.items():
             known |= {thing: (self.rooms[who], (line, *self.proofs[who])) for thing, line in held.items()}
@@ -287,7 +287,7 @@ class RoomOfThing(Carrying):
 
 
 class RoomBefore(Carrying):
-    """Family 3: where a thing was until it came, the last time, into a room."""
+    """Family 3: where was a thing before it entered a room for the last time?"""
 
     def subjects(self) -> Sequence[str]:
         return [thing for thing in THINGS if self.arrivals[thing]]
@@ -298,7 +298,7 @@ class RoomBefore(Carrying):
 
 
 class Counting(Carrying):
-    """Family 7: how many things a person holds. Asked are people whose hands the story has told of."""
+    """Family 7: how many things does a person hold? Questions are about people whose hands the story has mentioned."""
 
     hands = len(COUNTS) - 1
     walk_percent = 35
@@ -306,7 +306,7 @@ class Counting(Carrying):
     question = "count"
 
     def subjects(self) -> Sequence[int]:
-        """Return numbers of things, one of which is chosen first: otherwise most people would hold nothing."""
+        """Return the numbers of things that people hold; a number is chosen first, or most answers would be zero."""
         return sorted({len(self.held[person]) for person in PERSONS if self.changes[person]})
 
     def ask(self, number: int) -> Question:
@@ -318,7 +318,7 @@ class Counting(Carrying):
 
 
 class Lists(Counting):
-    """Family 8: what a person holds, in the order in which it came into the hands."""
+    """Family 8: which things does a person hold, in the order of receipt?"""
 
     hands = MOST_LISTED
     question = "list"
@@ -327,8 +327,8 @@ class Lists(Counting):
         return ",".join(held) or NOTHING
 
 
-# What the families below will tell is fixed at the start and told in random order. Stories longer than what there is to
-# say repeat themselves; in family 15 people take up other work instead.
+# The families below determine their facts at the start and state them in random order. Longer stories repeat them; in
+# family 15 people change their work instead.
 
 
 class Deduction(Family):
@@ -338,7 +338,7 @@ class Deduction(Family):
         super().__init__(dice, length)
         num_rules = max(1, min(len(KINDS), (length + 1) // 2))
         self._kinds, self._new_members = dice.draw(KINDS, num_rules), dice.draw(MEMBERS)
-        self._plan = dice.draw([*self._kinds, *[""] * max(1, length - num_rules)])  # "": a member
+        self._plan = dice.draw([*self._kinds, *[""] * max(1, length - num_rules)])  # "": a statement about a member
         self._rules: dict[str, tuple[str, int]] = {}
         self._members: dict[str, tuple[str, int]] = {}
 
@@ -369,10 +369,10 @@ class Sizes(Family):
         count = max(3, min(len(CONTAINERS), length // 2 + 2))
         self._by_size = dice.draw(CONTAINERS, count)  # the largest first
         pairs = [(rank, rank + 1) for rank in range(count - 1)]
-        # With three containers, (0, 2) is the only pair to ask for.
+        # With three containers, (0, 2) is the only pair for a question.
         more = [*pairs, *((rank, rank + 2) for rank in range(count - 2))] if count > 3 else pairs
         self._plan = dice.draw([*pairs, *(dice.pick(more) for _ in range(length - len(pairs)))])
-        self._told: dict[tuple[int, int], int] = {}  # line of each pair, the larger one first
+        self._told: dict[tuple[int, int], int] = {}  # the line of each pair, the larger one first
 
     def tell(self) -> None:
         pair = self._plan.pop()
@@ -388,10 +388,10 @@ class Sizes(Family):
         return {"larger": self._by_size[pair[0]], "smaller": self._by_size[pair[1]]}
 
     def subjects(self) -> Sequence[tuple[tuple[int, int], Lines]]:
-        """Return the pairs of which no line alone tells, with the lines that prove them, as few as possible."""
+        """Return the pairs that no single line compares, with the fewest lines that prove them."""
         found: dict[tuple[int, int], Lines] = {pair: (line,) for pair, line in self._told.items()}
         newest = found
-        while newest:  # each round adds the pairs that need one line more
+        while newest:  # each round adds the pairs that need one more line
             newest = {
                 (larger, smallest): (*lines, line)
                 for (larger, smaller), lines in newest.items()
@@ -403,10 +403,10 @@ class Sizes(Family):
 
 
 class Village(Family):
-    """Family 19: sites on a map, each told with a neighbour; paths of two steps, of which there is never a second.
+    """Family 19: sites on a map, each stated with a neighbour; questions are about unique paths of two steps.
 
-    The sites form a tree, and those that are neighbours on the map are neighbours in it, so that no other path follows
-    from the statements either.
+    The sites form a tree, and neighbours on the map are always neighbours in the tree. No other path follows from the
+    statements.
     """
 
     def __init__(self, dice: Dice, length: int) -> None:
@@ -414,7 +414,7 @@ class Village(Family):
         sites = dice.draw(SITES, max(3, min(len(SITES), length + 1)))
         self._place_of = {sites[0]: 0j}
         roads: list[tuple[str, str]] = []
-        while len(self._place_of) < len(sites):  # each site but the first gets one neighbour
+        while len(self._place_of) < len(sites):  # each site except the first gets one neighbour
             neighbour, place = dice.pick(list(self._place_of.items()))
             place += dice.pick(list(DIRECTIONS))
             taken = self._place_of.values()
@@ -423,7 +423,7 @@ class Village(Family):
                 self._place_of[site] = place
                 roads.append((neighbour, site))
         self._plan = dice.draw([*roads, *(dice.pick(roads) for _ in range(length - len(roads)))])
-        self._told: dict[tuple[str, str], int] = {}  # line of each road, in both directions
+        self._told: dict[tuple[str, str], int] = {}  # the line of each road, in both directions
 
     def tell(self) -> None:
         first, second = self.dice.draw(self._plan.pop())
@@ -432,7 +432,7 @@ class Village(Family):
         self._told.setdefault((second, first), line)
 
     def subjects(self) -> Sequence[tuple[str, str, str]]:
-        """Return the paths: start, middle and end."""
+        """Return the paths as start, middle and end."""
         roads = itertools.permutations(self._told, 2)
         return [(start, middle, end) for (start, middle), (also, end) in roads if middle == also and start != end]
 
@@ -462,16 +462,16 @@ FAMILIES: Mapping[int, type[Family]] = {
 
 
 def simulate(config: SimulatedText, family: int, split: str) -> list[Story]:
-    """The stories of one file."""
+    """Return the stories of one file."""
     numbers = range(getattr(config.stories, split))
     all_dice = (Dice(config.seed, family, SPLITS.index(split), number) for number in numbers)
     return [FAMILIES[family](dice, config.story_length).story() for dice in all_dice]
 
 
 def all_words() -> set[str]:
-    """Every word that a story can hold, in lower case, with the marks "." and "?".
+    """Return all words that a story can contain, in lower case, with the marks "." and "?".
 
-    They are the same for every seed, family and story length.
+    The words are the same for every seed, family and story length.
     """
     texts = [
         *(*PERSONS, *PRONOUNS.values(), *ROOMS, *THINGS, *COUNTS, NOTHING, *YES_NO),

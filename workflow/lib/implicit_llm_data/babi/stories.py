@@ -1,10 +1,10 @@
-"""The file format of bAbI: stories of statements and questions, one a line.
+"""Define the file format of bAbI: stories of statements and questions, one per line.
 
     1 Nora walked into the attic.
     2 In which room is Nora?<tab>attic<tab>1
 
-A line numbered 1 begins a story. A question has an answer and the numbers of the statements that prove it. A file is
-called qa<task>_<split>.txt. Downloaded and simulated files are read by the functions of this module.
+A line with number 1 starts a story. A question has an answer and the numbers of the statements that prove it. A file is
+called qa<task>_<split>.txt. This module reads both downloaded and simulated files.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SPLITS = ("train", "valid", "test")
-VOCABULARY_NAME = "vocabulary.json"  # the list of words by id, beside a text and beside every data set made of it
+VOCABULARY_NAME = "vocabulary.json"  # the list of words by id, beside a text and every data set built from it
 PAD, EOS = "<pad>", "<eos>"
 PAD_ID, EOS_ID = 0, 1  # in every vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
-    """One line of a story; `text` is without its number, `answer` is None for a statement.
+    """A line of a story; `text` does not contain the number, and `answer` is None for a statement.
 
     supports: the lines that prove the answer, in the file's order.
     """
@@ -36,12 +36,12 @@ Story = list[StoryLine]
 
 
 def file_name(task: int, split: str) -> str:
-    """The name of a task's file."""
+    """Return the name of a task's file."""
     return f"qa{task}_{split}.txt"
 
 
 def find_files(directory: Path, split: str) -> dict[int, Path]:
-    """The files of a split below `directory`, by task in ascending order."""
+    """Return the files of a split below `directory`, by task in ascending order."""
     found = {
         int(match[1]): path
         for path in directory.iterdir()
@@ -51,7 +51,7 @@ def find_files(directory: Path, split: str) -> dict[int, Path]:
 
 
 def parse_stories(data: bytes) -> list[Story]:
-    """Read the stories of one file, which the simulator wrote or whose digest is that of the official file."""
+    """Parse the stories of one file, which the simulator wrote or whose digest is that of the official file."""
     stories: list[list[StoryLine]] = []
     for raw in data.decode("utf-8").removesuffix("\n").split("\n"):
         number, _, rest = raw.partition(" ")
@@ -64,7 +64,7 @@ def parse_stories(data: bytes) -> list[Story]:
 
 
 def format_stories(stories: Iterable[Story]) -> str:
-    """Write stories in the format that `parse_stories` reads."""
+    """Return stories as text in the format that `parse_stories` parses."""
     text = ""
     for line in itertools.chain.from_iterable(stories):
         proof = "" if line.answer is None else f"\t{line.answer}\t{' '.join(map(str, line.supports))}"
@@ -73,9 +73,9 @@ def format_stories(stories: Iterable[Story]) -> str:
 
 
 def words_of(story: Story) -> list[str]:
-    """The story as lower-case words, each sentence followed by its full stop or question mark, then the answer.
+    """Return the story as lower-case words: each sentence, its full stop or question mark, and then the answer.
 
-    An answer is one word, also a list with commas. Supports are left out.
+    An answer is always one word, even a list with commas. Supports are omitted.
     Source: the preprocessing of catbAbI (ischlag/Fast-Weight-Memory-public).
     """
     words: list[str] = []
@@ -89,5 +89,5 @@ def words_of(story: Story) -> list[str]:
 
 
 def vocabulary_of(words: Iterable[str]) -> list[str]:
-    """The vocabulary of `words`, whose ids are their places: <pad>, <eos>, then the words in alphabetical order."""
+    """Return the vocabulary, whose ids are positions: <pad>, <eos>, then `words` in alphabetical order."""
     return [PAD, EOS, *sorted(set(words))]

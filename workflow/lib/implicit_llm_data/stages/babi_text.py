@@ -1,4 +1,4 @@
-"""The stage `data` of kind `babi_text`: bAbI's text files, from the simulator or the official archive."""
+"""Run the stage `data` of kind `babi_text`: write bAbI's text files from the simulator or the official archive."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ from implicit_llm_data.babi.stories import (
     words_of,
 )
 
-SIMULATED = "simulated"  # the collection that the simulator makes
+SIMULATED = "simulated"  # the collection of the simulator
 
 
 def run(context: StageContext) -> StageResult:

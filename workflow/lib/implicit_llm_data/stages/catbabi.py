@@ -1,15 +1,14 @@
-"""The stage `data` of kind `catbabi`: the stories of all bAbI tasks in one shuffled list, as one stream of words.
+"""Run the stage `data` of kind `catbabi`: join the stories of all bAbI tasks, shuffled, into a stream of words.
 
     input   <eos> nora walked into the attic . in which room is nora ?     attic <eos> ...
     label   nora  walked ...                                         attic <eos> ...
 
-The label of a position is the next word. In the mode `lm` every position has one, in the mode `qa` only those whose
-input is "?": the others are `<pad>`, which training ignores.
+The label of a position is the next word. In the mode `lm` every position has a label; in the mode `qa` only the
+positions with the input "?" do. Other labels are `<pad>`, which training ignores.
 
-Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Other than there,
-the shuffle is seeded and the vocabulary is in a fixed order without the task numbers.
-
-Dimensions: T tokens of the stream, S stories, N rows, L their length.
+Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Unlike there, the
+shuffle is seeded, and the vocabulary has a fixed order and no task numbers.
+Dimensions: T tokens of the stream, S stories, N sequences, L their length.
 """
 
 import json
@@ -41,7 +40,7 @@ COLUMNS = ("input_ids", "labels", "task")
 
 
 class InvalidCatbabi(UserError, ValueError):
-    """A CatbAbI configuration does not fit, by itself or to the text; the message names the key."""
+    """A CatbAbI configuration is invalid or does not fit the text; the message names the key."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class TaskStory:
 
 
 def run(context: StageContext) -> StageResult:
-    """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
+    """Build the data set that the configuration describes; finished shards of an interrupted attempt are used.
 
     Raises: ConfigError for a wrong configuration; InvalidCatbabi.
     """
@@ -92,7 +91,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
-    """Words are without the <eos> of each story."""
+    """Return the counts for these stories; words do not include the <eos> of each story."""
     return {
         "num_stories": len(stories),
         "num_words": sum(len(story.words) for story in stories),
@@ -102,9 +101,9 @@ def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
 
 
 def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
-    """The stories of a split in shuffled order; `text` is the folder of the collections.
+    """Return the stories of a split in shuffled order; `text` is the folder of the collections.
 
-    Raises: InvalidCatbabi when there is no such collection, or no story in it.
+    Raises: InvalidCatbabi if the collection does not exist or has no story.
     """
     collections = sorted(path.name for path in text.iterdir())
     if config.collection not in collections:
@@ -123,16 +122,16 @@ def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
-    """The numbers 0..count - 1 in the random order that `key`, integers of at least 0, names.
+    """Return the numbers 0..count - 1 in a random order that depends only on `key`, non-negative integers.
 
-    They are sorted by random bits of 64 each, whose values numpy promises for every version.
+    The numbers are sorted by 64 random bits each, whose values numpy promises for every version.
     """
     bits = np.random.PCG64(np.random.SeedSequence(key[0], spawn_key=key[1:])).random_raw(count)
     return np.argsort(bits, kind="stable")
 
 
 def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode the stories one after another, each after <eos>; a word's id is its place in the vocabulary.
+    """Encode the stories one after another, each after <eos>; a word's id is its position in the vocabulary.
 
     Returns: the tokens (T,) and the task of each (T,).
     """
@@ -143,9 +142,9 @@ def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.nd
 
 
 def rows(tokens_T: np.ndarray, task_T: np.ndarray, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
-    """Cut the stream into rows: input_ids, labels and task, each (N, L) in the vocabulary's token type.
+    """Cut the stream into sequences: input_ids, labels and task, each (N, L) in the vocabulary's token type.
 
-    The last label is <eos>. The last row is filled up with <pad>, and with 0 as its task.
+    The last label is <eos>. The last sequence is padded with <pad>, and with 0 as its task.
     """
     labels_T = np.append(tokens_T[1:], EOS_ID)
     if config.mode == "qa":

@@ -1,8 +1,8 @@
-"""The stage `data` of kind `token_shard`: some files of a corpus as one stream of tokens a split, and a record of them.
+"""Run the stage `data` of kind `token_shard`: encode some files of a corpus as one stream of tokens per split.
 
 train.bin, test.bin      little-endian uint16, every document followed by end-of-text
-validation.bin           likewise, where the data set has that split
-shard.json               what they were made of and their digests, written last
+validation.bin           the same, if the data set has that split
+shard.json               the sources and digests of these files, written last
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
 from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, Split, open_share
 
 RECORD_NAME = "shard.json"
-BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small beside the memory of one core
-# A text is encoded in pieces of so many characters, and as many more as come before the next white space: a long one
-# would take a hundred times its size.
+BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small compared with the memory per core
+# Texts are encoded in pieces of this many characters, plus those before the next white space. A long text at once would
+# need a hundred times its size in memory.
 PIECE_CHARACTERS = 1 << 20
 REPORT_S = 10.0  # between two points in the journal
 
 
 def run(context: StageContext) -> StageResult:
-    """Encode the documents of the shard's files; what it writes depends on configuration and text alone.
+    """Encode the documents of the shard's files; the output depends only on the configuration and the text.
 
     Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
     """
@@ -71,12 +71,12 @@ def run(context: StageContext) -> StageResult:
 
 
 def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Split, FileRecord]:
-    """Write the streams and tell how far they are; nothing has a final name before all documents are encoded."""
+    """Write the streams and report progress; no file has its final name before all documents are encoded."""
     context.journal.rewind(0)  # points of an interrupted attempt do not count
     reported_s = 0.0
     with ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=share.size, desc=context.name, unit="B", unit_scale=True, disable=None))
-        paths = {split: context.work / f"{split}.bin" for split in reversed(shard.split.names)}  # the largest ends
+        paths = {split: context.work / f"{split}.bin" for split in reversed(shard.split.names)}  # train commits first
         files = {split: HashedFile(stack.enter_context(new_file(path)), path.name) for split, path in paths.items()}
         for batch in _batches(share.documents()):
             faults.point("token_shard.before_batch")
@@ -100,7 +100,7 @@ def _write(context: StageContext, share: CorpusShare, shard: _Shard) -> dict[Spl
 
 
 class _Shard:
-    """Encodes documents, and counts them and their tokens."""
+    """An encoder of documents, which counts them and their tokens."""
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, split: DocumentSplit) -> None:
         self._tokenizer = tokenizer
@@ -150,9 +150,9 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """The tokenizer's own ids of each text, on all cores, as little-endian uint16; they must be below 65,536.
+    """Return the tokenizer's ids of each text, on all cores, as little-endian uint16; ids must be below 65,536.
 
-    Special tokens are found in the texts, none are added.
+    Special tokens in the texts are recognised; none are added.
     """
     if max(map(len, texts), default=0) <= PIECE_CHARACTERS or not may_be_cut(tokenizer):
         return encode_whole(tokenizer, texts)
@@ -161,16 +161,16 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
 
 
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Work like `encode`, no text cut."""
+    """Return the same as `encode`, without cutting texts."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, TOKEN_TYPE).tobytes() for encoding in encodings]
 
 
 def may_be_cut(tokenizer: Tokenizer) -> bool:
-    """Whether the ids of a text are those of its pieces, if it is cut before white space.
+    """Return whether the ids of a text equal those of its pieces, if it is cut before white space.
 
-    They are for a tokenizer that splits text into words as GPT-2's does (GPT-NeoX, Pythia, OPT, the one trained here):
-    it never joins white space to what comes before it.
+    They are equal for a tokenizer that splits text into words like GPT-2's (GPT-NeoX, Pythia, OPT, the one trained
+    here), because it never joins white space to the text before it.
     """
     cutter = tokenizer.pre_tokenizer
     if not (isinstance(cutter, pre_tokenizers.ByteLevel) and cutter.use_regex and not cutter.add_prefix_space):

@@ -1,7 +1,7 @@
-"""The stage `data` of kind `token_stream`: one split of all shards as a data set.
+"""Run the stage `data` of kind `token_stream`: combine one split of all shards into a data set.
 
-The training split stays where the jobs of the shards wrote it, and the index points there. If only some of its rows are
-wanted, they are copied. The held-out splits are merged, so that rows of every length can cross the borders of shards.
+The index of the training split points to the files of the shards' jobs. If only some sequences are wanted, they are
+copied. The held-out splits are merged, so that sequences of every length can cross the borders of shards.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from implicit_llm_data.shards import TOKEN_TYPE, DatasetSpec, Index, open_datase
 from implicit_llm_data.stages.token_shard import RECORD_NAME
 
 MERGED_NAME = "tokens.bin"
-COPIED_BYTES = 1 << 22  # at once
+COPIED_BYTES = 1 << 22  # bytes copied at once
 RAISE = {"train": "", "test": " or raise test_fraction", "validation": " or raise validation.fraction"}
 
 
 class StreamError(UserError):
-    """The shards do not make up the stream that is asked for."""
+    """The shards do not form the requested stream."""
 
 
 def run(context: StageContext) -> StageResult:
-    """Write the index, and the merged tokens unless it is the whole training split.
+    """Write the index, and the merged tokens except for the whole training split.
 
     Raises: ConfigError; StreamError; StorageError.
     """
@@ -53,7 +53,7 @@ def run(context: StageContext) -> StageResult:
         parts = [_merge(context.work, parts, _chosen_rows(context, config, parts), config.length * TOKEN_TYPE.itemsize)]
     elif not is_whole:
         parts = [_merge(context.work, parts, [range(0, part.size, COPIED_BYTES) for part in parts], COPIED_BYTES)]
-    first = records[min(records)]  # one tokenizer has made them all
+    first = records[min(records)]  # one tokenizer encoded all of them
     source = {"kind": "token_stream", "split": config.split, "end_of_text": first["end_of_text"]}
     spec = DatasetSpec(first["vocab_size"], config.length, ("input_ids",), source)
     num_tokens = sum(part.size for part in parts) // 2
@@ -76,7 +76,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -> None:
-    """All shards must have been cut from one list of files: else documents would be missing, or there twice.
+    """Check that all shards were cut from one list of files; otherwise documents would be missing or duplicated.
 
     Raises: StreamError.
     """
@@ -95,9 +95,9 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
 
 
 def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[list[int]]:
-    """The places in each part, in bytes, of `config.tokens` tokens: rows at equal distances among those of all parts.
+    """Return the byte offsets in each part of `config.tokens` tokens: sequences at equal distances over all parts.
 
-    Raises: StreamError when there are fewer.
+    Raises: StreamError if there are fewer tokens.
     """
     assert config.tokens is not None
     row_bytes, wanted = config.length * TOKEN_TYPE.itemsize, config.tokens // config.length
@@ -114,7 +114,7 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
 
 
 def _merge(work: Path, parts: list[FileRecord], places: Sequence[Sequence[int]], size: int) -> FileRecord:
-    """One file with the pieces of each part that begin at these places and have at most `size` bytes."""
+    """Write the pieces of each part that begin at these offsets, of at most `size` bytes each, to one file."""
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
         for part, starts in zip(parts, places, strict=True):

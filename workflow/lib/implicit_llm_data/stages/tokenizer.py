@@ -1,4 +1,4 @@
-"""The stage `data` of kind `tokenizer`: a tokenizer.json from a file or the hub, or trained on the corpus itself."""
+"""Run the stage `data` of kind `tokenizer`: write a tokenizer.json of a file or the hub, or train it on the corpus."""
 
 import hashlib
 import time
@@ -21,15 +21,15 @@ from implicit_llm_data.text.corpus import DocumentSplit, open_share
 
 
 class TokenizerError(UserError):
-    """A tokenizer is not there, not the expected one, or does not fit the model."""
+    """A tokenizer is missing, not the expected one, or does not fit the model."""
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """One tokenizer, as `source` says: `file`, with an optional sha256; `name` and revision on the hub; or trained.
+    """A tokenizer by `source`: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
-    A trained one reads about `max_bytes` of the training documents of `corpus`. `vocab_size`: of the
-    model, at least as many as the tokenizer has ids; a trained one gets so many, unless the text gives fewer.
+    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`. vocab_size: that of the model, at
+    least the tokenizer's number of ids; a trained one has exactly as many, or fewer for a short text.
     """
 
     source: Literal["file", "hub", "trained"]
@@ -53,7 +53,7 @@ def run(context: StageContext) -> StageResult:
     """
     start_s = time.perf_counter()
     data, summary = make_tokenizer(context.settings(TokenizerConfig), context.downloads)
-    files = [TOKENIZER_FILE, f"{DECLARED}/{TOKENIZER_FILE}"]  # the second comes to the run directory, where people look
+    files = [TOKENIZER_FILE, f"{DECLARED}/{TOKENIZER_FILE}"]  # the second is copied to the run directory, for users
     for path in files:
         write_atomic(context.work / path, data)
     context.log.info("%s: %d ids, %.1f s", TOKENIZER_FILE, summary["num_ids"], time.perf_counter() - start_s)
@@ -61,7 +61,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
-    """The content of tokenizer.json, which fits the model, and its numbers; `downloads` holds fetched files.
+    """Return the content of a tokenizer.json that fits the model, with its counts; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """
@@ -75,7 +75,7 @@ def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dic
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
-    """A tokenizer from the content of its tokenizer.json. Raises: TokenizerError."""
+    """Return a tokenizer from the content of its tokenizer.json. Raises: TokenizerError."""
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises nothing more precise
@@ -84,7 +84,7 @@ def load_tokenizer(data: bytes, where: str) -> Tokenizer:
 
 
 def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:
-    """One more than the tokenizer's largest id, which must be below `vocab_size`. Raises: TokenizerError."""
+    """Return the tokenizer's largest id plus one, which must be at most `vocab_size`. Raises: TokenizerError."""
     num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if num_ids > vocab_size:
         raise TokenizerError(
@@ -112,17 +112,17 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
 
 
 def _from_hub(config: TokenizerConfig, downloads: Path) -> bytes:
-    """Read it from the folder of fetched files. Raises: FetchedFilesError."""
+    """Return the tokenizer.json in the folder of fetched files. Raises: TokenizerError, FetchedFilesError."""
     wanted = HubFiles("tokenizer", config.name, config.revision)
     path = wanted.folder(downloads) / TOKENIZER_FILE
     if not path.is_file():
         raise TokenizerError(f"tokenizer.name: '{config.name}' has not been fetched to {path.parent}; {FETCH}")
-    find_fetched(wanted, downloads)  # for its errors
+    find_fetched(wanted, downloads)  # raises errors for incomplete files
     return path.read_bytes()
 
 
 def _train(config: TokenizerConfig, downloads: Path) -> bytes:
-    """Train byte-level BPE that cuts text as GPT-2 does; equal documents in equal order give equal bytes."""
+    """Train byte-level BPE that splits text like GPT-2's; equal documents in equal order give equal bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

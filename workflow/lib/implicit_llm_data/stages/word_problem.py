@@ -1,22 +1,23 @@
-"""The stage `data` of kind `word_problem`: random words over a finite group, with the running product as the target.
+"""Run the stage `data` of kind `word_problem`: draw sequences over a finite group, with prefix products as targets.
 
     target[0] = input[0]        target[j] = target[j-1] * input[j]
 
-A token is an element's index; with a monoid it is `monoid.order * g + m`, and both factors multiply by themselves.
+A token is an element's index; with a monoid it is `monoid.order * g + m`, and both factors are multiplied
+independently.
 
-`hard_fraction` is the probability that a position is drawn from the group at all. Such a hard position is uniform
-over the WHOLE group, the identity included, so a group part differs from the identity with probability
-hard_fraction * (1 - 1/|G|); any other position has the identity. The monoid part is uniform at every position.
-The published data sets state the probability of the identity draw instead, in percent, in their file names:
+`hard_fraction` is the probability that a position is drawn from the group. Such a hard position is uniform over the
+WHOLE group, including the identity, so a group part differs from the identity with probability hard_fraction * (1 -
+1/|G|). Any other position has the identity. The monoid part is uniform at every position.
+
+The published data sets instead have the percentage of identity draws in their file names:
 
     published suffix   P000   P050   P075   P090   P095   P098   P100
     hard_fraction      1.0    0.5    0.25   0.1    0.05   0.02   0.0
 
-and the paper writes D_p with p = hard_fraction: P090 is D_0.1.
+The paper writes D_p with p = hard_fraction: P090 is D_0.1.
 
-Source: the A5 x monoid task of Schöne et al. 2025 (Figure 3); the sampling is that of their data generator, the random
-numbers are not.
-
+Source: the A5 x monoid task of Schöne et al. 2025 (Figure 3). The sampling is that of their data generator, but the
+random numbers differ.
 Dimensions: N samples, L positions, B samples of a block, P positions of a strip.
 """
 
@@ -37,22 +38,22 @@ from implicit_llm_data.released_words import ReleasedWordsError, read_words
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype
 
-# Part of the seed of every shard: changing a number changes all data.
+# These numbers are part of the seed of every shard: a change of one changes all data.
 SPLIT_KEYS = {"train": 0, "test": 1}
 
 Pair = tuple[np.ndarray, np.ndarray]  # inputs and targets
 
-# A strip of P x B tokens with its random bits stays in a level-2 cache, and a row of B tokens is long enough to hide
-# the cost of a numpy call. Both numbers fix the order in which random bits are used: changing one changes all data.
+# A strip of P x B tokens with its random bits fits into a level-2 cache, and B tokens are enough to hide the cost of a
+# numpy call. Both numbers fix the order of the random bits: a change of one changes all data.
 BLOCK_SAMPLES = 8192
 STRIP_POSITIONS = 16
-# Rows of a strip are this much longer than B: rows a power of two apart share cache sets, and transposing them takes
-# six times as long.
+# Rows of a strip are this much longer than B. Rows whose distance is a power of two share cache sets, and transposing
+# them takes six times as long.
 ROW_PADDING = 64
 
 
 def run(context: StageContext) -> StageResult:
-    """Make the data set that the configuration describes; shards of an interrupted attempt are kept.
+    """Build the data set that the configuration describes; finished shards of an interrupted attempt are used.
 
     Raises: ConfigError for a wrong configuration; ReleasedWordsError.
     """
@@ -74,9 +75,9 @@ def run(context: StageContext) -> StageResult:
 
 
 def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndarray]:
-    """Make the inputs and targets of one shard, each (N, L) in the token type of the vocabulary.
+    """Draw the inputs and targets of one shard, each (N, L) in the token type of the vocabulary.
 
-    The result depends on the configuration and `shard` alone, so shards can be made in any order and made again.
+    The result depends only on the configuration and `shard`, so shards can be drawn in any order and repeated.
     """
     num_samples = min(config.shard_samples, config.num_samples - shard * config.shard_samples)
     algebra, group_order = load_product(config.group, config.monoid), load_group(config.group).order
@@ -93,7 +94,7 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
 
 
 def _released(config: WordProblemConfig, downloads: Path) -> Callable[[WordProblemConfig, int], Pair]:
-    """Return the source of the shards. Raises: ReleasedWordsError for words of another group, length or number."""
+    """Return a reader of a released file's shards. Raises: ReleasedWordsError if group, length or number do not fit."""
     given = Path(str(config.file))
     path = (local_folder(given.parent, downloads) or given.parent) / given.name
     inputs_NL, targets_NL, vocab_size = read_words(path)
@@ -123,7 +124,7 @@ def _released(config: WordProblemConfig, downloads: Path) -> Callable[[WordProbl
 
 
 def _generate_block(sampler: _TokenSampler, algebra: Algebra, inputs_BL: np.ndarray, targets_BL: np.ndarray) -> None:
-    """Fill the two arrays, strip by strip: positions are rows while computing, columns in the result."""
+    """Fill the two arrays strip by strip; positions are rows during the computation and columns in the result."""
     num_samples, length = inputs_BL.shape
     rows = np.empty((2, STRIP_POSITIONS, num_samples + ROW_PADDING), dtype=inputs_BL.dtype)
     inputs_PB, targets_PB = rows[:, :, :num_samples]
@@ -137,9 +138,9 @@ def _generate_block(sampler: _TokenSampler, algebra: Algebra, inputs_BL: np.ndar
 
 
 def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Write start * words[0] * ... * words[j] to out[j], for B words at once; return a copy of the last row.
+    """Write start * words[0] * ... * words[j] to out[j] for B sequences at once; return a copy of the last row.
 
-    words and out: (P, B) with contiguous rows, out in the type of `algebra.table`.
+    words and out: (P, B) with contiguous rows; out has the type of `algebra.table`.
     """
     flat_table = algebra.table.ravel()
     index_B = np.empty(start_B.shape, dtype=np.uint16 if flat_table.size <= 1 << 16 else np.uint32)
@@ -147,7 +148,7 @@ def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray,
     for word_B, out_B in zip(words_PB, out, strict=True):
         np.multiply(state_B, algebra.order, out=index_B, dtype=index_B.dtype)
         np.add(index_B, word_B, out=index_B)
-        # mode: with "raise" numpy writes to a buffer first and copies; no index is ever out of range
+        # With mode "raise", numpy writes to a buffer first and copies; no index is ever out of range.
         np.take(flat_table, index_B, out=out_B, mode="clip")
         state_B = out_B
     return state_B.copy()
@@ -156,28 +157,29 @@ def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray,
 def _take(bits: np.random.SFC64, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
     """Return `count` uniform integers over the whole range of `dtype`.
 
-    Only `random_raw` of the bit generator is used: numpy promises that it never changes, unlike Generator's methods.
+    They use only the bit generator's `random_raw`, which numpy promises never to change, unlike Generator's methods.
     """
     words = bits.random_raw(-(-count * np.dtype(dtype).itemsize // 8)).astype("<u8", copy=False)
     return words.view(np.dtype(dtype).newbyteorder("<"))[:count]
 
 
 class _TokenSampler:
-    """Draws the tokens of a block of B samples; probabilities are exact, not rounded to the random bits of a token."""
+    """A sampler of tokens for a block of B samples; probabilities are exact, not rounded to a token's random bits."""
 
     def __init__(self, bits: np.random.SFC64, vocab_size: int, group_order: int, hard_fraction_B: np.ndarray) -> None:
         self._bits = bits
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
         self._monoid_order = self._dtype.type(vocab_size // group_order)
-        # A random byte below `whole` is hard, above is not, and at it the remaining fraction decides.
+        # A position is hard if its random byte is below `whole`; if it is equal, the remaining fraction decides.
         self._whole_B = np.minimum(np.floor(hard_fraction_B * 256), 255).astype(np.uint8)
         self._rest_B = hard_fraction_B * 256 - self._whole_B
 
     def draw(self, num_positions: int) -> np.ndarray:
         """Return tokens of shape (num_positions, B)."""
         tokens = self._uniform_tokens(num_positions * len(self._whole_B)).reshape(num_positions, -1)
-        # token = monoid_order * g + m loses g where it is not hard. (No `%`: numpy's is ten times slower than `//`.)
+        # For positions that are not hard, token = monoid_order * g + m loses g. (numpy's `%` is ten times slower than
+        # `//`.)
         group_part = tokens // self._monoid_order
         group_part *= self._draw_hard(num_positions) ^ True
         group_part *= self._monoid_order
@@ -185,7 +187,7 @@ class _TokenSampler:
         return tokens
 
     def _uniform_tokens(self, count: int) -> np.ndarray:
-        """Share 2**16 values out equally among the tokens and redraw the few that are left over."""
+        """Return uniform tokens: divide 2**16 values equally among the tokens, and redraw the few values left over."""
         per_token = np.uint16(min((1 << 16) // self._vocab_size, (1 << 16) - 1))
         tokens = np.empty(count, dtype=self._dtype)
         np.floor_divide(_take(self._bits, count, np.uint16), per_token, out=tokens, casting="unsafe")
@@ -197,7 +199,7 @@ class _TokenSampler:
         return tokens
 
     def _draw_hard(self, num_positions: int) -> np.ndarray:
-        """Return bools of shape (num_positions, B): which positions are drawn from the group."""
+        """Return bools of shape (num_positions, B): whether each position is drawn from the group."""
         num_samples = len(self._whole_B)
         bytes_PB = _take(self._bits, num_positions * num_samples, np.uint8).reshape(num_positions, num_samples)
         is_hard = bytes_PB < self._whole_B
@@ -208,5 +210,5 @@ class _TokenSampler:
 
 
 def _pieces(total: int, size: int) -> Iterator[slice]:
-    """Cut range(total) into slices of `size`, the last one shorter."""
+    """Cut range(total) into slices of `size`; the last one may be shorter."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))

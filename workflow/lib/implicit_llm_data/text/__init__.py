@@ -1,1 +1,1 @@
-"""Text corpora: their files, tokenizers, and streams of tokens."""
+"""Read text corpora in many files and formats."""

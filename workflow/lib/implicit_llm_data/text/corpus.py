@@ -1,11 +1,11 @@
-"""A corpus: many documents in many files, shared out to shards by whole files and read in constant memory.
+"""Read a corpus of many documents in many files in constant memory; each shard has whole files.
 
 {"source": "python_library"}
 {"source": "files", "files": ["books.jsonl.gz", "more/*.txt"], "field": "text"}
 {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
 
-A file is JSON lines, parquet or plain text, also compressed. A document of a `.txt` file is the whole file. Of a file
-however long, only one document (of parquet: one batch of rows) is in memory.
+A file is JSON lines, parquet or plain text, optionally compressed. A `.txt` file is one document. For a file of any
+length, only one document (with parquet: one batch of rows) is in memory.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
 from implicit_llm_contracts.runs.places import local_files
 
-# With its copies and tokens a document takes several times its size in memory: this one, a hundred long novels, keeps a
-# job below 2 GiB.
+# With its copies and tokens, a document needs several times its size in memory. At this size, a hundred long novels, a
+# job stays below 2 GiB.
 MAX_DOCUMENT_BYTES = 1 << 27
 
 Split = Literal["train", "test", "validation"]
-PARQUET_ROWS = 64  # read at once: enough to hide the cost of a call, few enough to hold
+PARQUET_ROWS = 64  # rows read at once: enough to hide the cost of a call, and few enough for the memory
 
 
 class CorpusError(UserError):
-    """A text file is missing, damaged or not as configured; the message names file and place."""
+    """A text file is missing, damaged or not as configured; the message names file and position."""
 
 
 class Document(NamedTuple):
-    """text; its bytes; how many bytes of the file, as stored, are read after it; and the group it belongs to."""
+    """A document: its text and bytes, the bytes of the stored file read so far, and its group."""
 
     text: str
     utf8: bytes
@@ -48,13 +48,13 @@ class Document(NamedTuple):
 
     @property
     def split_key(self) -> bytes:
-        """What decides whether the document is held out."""
+        """The key that determines the split of the document."""
         return self.utf8 if self.group is None else self.group.encode()
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The field of the text, how many bytes a document may have as stored, and the field of its group, if any."""
+    """The field of the text, the maximum bytes of a document as stored, and the field of its group, if any."""
 
     field: str
     max_document_bytes: int
@@ -62,13 +62,16 @@ class TextFormat:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields to read, the text first, with the key of the configuration that names each."""
+        """The fields to read, the text first, each with its key in the configuration."""
         return {self.field: "field"} | ({self.split_by: "split_by"} if self.split_by else {})
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """name: the same on every machine; size: bytes as stored; read: gives the documents in order, empty ones too."""
+    """A file of the corpus.
+
+    name: the same on every machine. size: bytes as stored. read: returns the documents in order, including empty ones.
+    """
 
     name: str
     size: int
@@ -77,7 +80,7 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Shares of the documents for test and validation, below 1 together; those with equal keys are on one side.
+    """Shares of the documents for test and validation, whose sum is below 1; equal keys are in the same split.
 
     The test documents do not depend on `validation_fraction`.
     """
@@ -88,11 +91,11 @@ class DocumentSplit:
 
     @property
     def names(self) -> tuple[Split, ...]:
-        """The splits that there are, the largest first."""
+        """The names of the splits, the largest first."""
         return ("train", "test", "validation") if self.validation_fraction else ("train", "test")
 
     def of(self, key: bytes) -> Split:
-        """The split of the documents with this `Document.split_key`."""
+        """Return the split of the documents with this `Document.split_key`."""
         value = hashlib.blake2b(key, digest_size=8, salt=self.seed.to_bytes(16, "little")).digest()
         place = int.from_bytes(value, "little")
         if place < int(self.test_fraction * (1 << 64)):
@@ -102,18 +105,18 @@ class DocumentSplit:
 
 @dataclass(frozen=True)
 class CorpusShare:
-    """The files of one shard. listing: all files of the corpus in brief, which the shards of a data set agree on."""
+    """The files of one shard; `listing`: a summary of all files of the corpus, which must be equal for all shards."""
 
     files: Sequence[CorpusFile]
     listing: dict[str, Any]
 
     @property
     def size(self) -> int:
-        """Bytes of the files as they are stored."""
+        """The bytes of the files as stored."""
         return sum(file.size for file in self.files)
 
     def documents(self) -> Iterator[Document]:
-        """Every document, in a fixed order; `position` counts over all files. Raises: CorpusError."""
+        """Yield every document, in a fixed order; `position` counts over all files. Raises: CorpusError."""
         before = 0
         for file in self.files:
             for document in file.read():
@@ -122,9 +125,9 @@ class CorpusShare:
 
 
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
-    """The files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` is the folder of fetched files.
+    """Return the files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` has the fetched files.
 
-    Raises: CorpusError when there are none, or fewer than shards.
+    Raises: CorpusError if there are no files, or fewer files than shards.
     """
     limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
     match config:
@@ -146,12 +149,12 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 
 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
-    """The files of a data set of the hub, named relative to its folder: so they are the same on every machine.
+    """Return the files of a data set of the hub, with names relative to its folder, which are equal on every machine.
 
-    Raises: CorpusError when none is there; FetchedFilesError when they are not what was fetched.
+    Raises: CorpusError if there are none; FetchedFilesError if they differ from the fetched ones.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
-    if paths is None:  # somebody put them there: those with the split in their name, or all, if none of them says
+    if paths is None:  # a user copied them: use those with the split in their name, or all if no name has it
         there = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
         paths = [path for path in there if wanted.split in words_of(path.relative_to(folder).as_posix())] or there
     if not paths:
@@ -160,9 +163,9 @@ def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> lis
 
 
 def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
-    """The files in the order of `patterns`, those of one pattern sorted by name; none twice.
+    """Return the files in the order of `patterns`, sorted by name within a pattern, each once.
 
-    A relative name is looked up in `downloads` and, if nothing is there, in the working directory.
+    A relative name is searched in `downloads` and, if nothing matches, in the working directory.
     Raises: CorpusError for a pattern without files, or a file of an unknown kind.
     """
     found: dict[Path, CorpusFile] = {}
@@ -178,16 +181,16 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
     return list(found.values())
 
 
-# The documentation and sources of the running Python's standard library are a corpus that is on every machine. They are
-# read where they lie. Tests, caches, installed packages and what describes this very installation are left out.
+# The documentation and sources of the running Python's standard library are a corpus that every machine has. They are
+# read in place. Tests, caches, installed packages and descriptions of this installation are left out.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-TOPICS = "pydoc_data/topics.py"  # its texts are documents of their own; their spelling as Python strings is not wanted
+TOPICS = "pydoc_data/topics.py"  # its texts are separate documents; their form as Python strings is not wanted
 
 
 def library_files(text_format: TextFormat) -> list[CorpusFile]:
-    """All files, then all chapters of the language reference, in a fixed order.
+    """Return all files, then all chapters of the language reference, in a fixed order.
 
-    Raises: CorpusError for a Python that has no sources.
+    Raises: CorpusError for a Python without sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     names = []
@@ -202,7 +205,7 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
         for name in sorted(names)
         if name != TOPICS
     ]
-    with suppress(ImportError):  # some distributions leave it out
+    with suppress(ImportError):  # some distributions omit it
         from pydoc_data.topics import topics
 
         for topic, text in sorted(topics.items()):  # as `help()` shows it
@@ -217,7 +220,7 @@ def _read_source(path: Path, text_format: TextFormat) -> Iterator[Document]:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0] if path.suffix == ".py" else "utf-8"
         text = data.decode(encoding)
     except (SyntaxError, UnicodeDecodeError):
-        return  # a few files are there to be in another encoding
+        return  # a few test files deliberately have another encoding
     yield checked(text, str(path), text_format, len(data))
 
 
@@ -231,7 +234,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def stored_file(name: str, path: Path, text_format: TextFormat) -> CorpusFile:
-    """A file on disk. Raises: CorpusError for an unknown ending, and, when it is read, for what is wrong in it."""
+    """Return a file on disk. Raises: CorpusError for an unknown ending and, during reading, for invalid content."""
     return CorpusFile(name, path.stat().st_size, partial(_read, reader_of(path), path, text_format))
 
 
@@ -259,12 +262,12 @@ def _read(reader: Reader, path: Path, text_format: TextFormat) -> Iterator[Docum
 
 
 def checked(text: object, where: str, text_format: TextFormat, position: int, group: str | None = None) -> Document:
-    """`text` as a document. Raises: CorpusError if it is none."""
+    """Return `text` as a document. Raises: CorpusError if it is not valid."""
     if not isinstance(text, str):
         raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
     try:
         utf8 = text.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
         raise CorpusError(f"{where}: character {error.start} is half a character; repair or remove it") from error
     if len(utf8) > text_format.max_document_bytes:
         raise too_long(where, text_format)
@@ -303,7 +306,7 @@ def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
 
 
 def check_fields(fields: dict[str, str], there: Collection[str], where: str) -> None:
-    """Raises: CorpusError for a field that is not `there`."""
+    """Raise CorpusError for a field that is not `there`."""
     for field, key in fields.items():
         if field not in there:
             found = ", ".join(sorted(there)) or "none"
@@ -350,13 +353,13 @@ def _read_parquet(path: Path, text_format: TextFormat) -> Iterator[Document]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, BinaryIO]]:
-    """The decompressed file, and the one below it, whose `tell` says how far the stored file is read."""
+    """Yield the decompressed file and the stored file, whose `tell` returns the position in the stored bytes."""
     compression = COMPRESSIONS.get(path.suffix.lower())
     with path.open("rb") as raw:
         if compression is None:
             yield raw, raw
             return
-        import pyarrow  # has zstd at hand, which the standard library of this Python has not
+        import pyarrow  # supports zstd, unlike the standard library of this Python
 
         with (
             pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), compression) as stream,

@@ -1,1 +1,1 @@
-"""The journal of a run and the writer that brings it to MLflow."""
+"""Write the journals of runs to MLflow."""

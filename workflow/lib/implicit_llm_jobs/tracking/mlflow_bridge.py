@@ -1,8 +1,8 @@
-"""Brings one journal to one MLflow run, from where it was left; every step may be repeated without harm.
+"""Write one journal to one MLflow run, starting after the last written line; every step can be repeated safely.
 
-`mlflow.json` in the work directory remembers the run and how far the journal was brought. Its random `key` is written
-before the run is created and is a tag of the run: a process killed between the two finds its run again. Points carry
-the time of their journal line, so that a batch written twice is equal, and an SQL store keeps equal points once.
+`mlflow.json` in the work directory records the run and how much of the journal was written. Its random `key` is stored
+before the run is created and is a tag of the run, so a process killed between the two finds its run again. Points have
+the time of their journal line; a batch written twice is therefore equal, and an SQL store keeps equal points once.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from implicit_llm_jobs.tracking.tracked_run import TrackedRun
 
 log = logging.getLogger(__name__)
 
-LOCK = ".mlflow.lock"  # in a work directory, and in that of the experiment
+LOCK = ".mlflow.lock"  # in a work directory and in the directory of the experiment
 KEY_TAG = "run_key"
-VALUE_CHARS = 500  # of a param
-KEY_CHARS = 250  # of a param or tag
+VALUE_CHARS = 500  # of a param's value
+KEY_CHARS = 250  # of the key of a param or tag
 TAG_CHARS = 5000
-DIGEST_CHARS = 16  # of a fingerprint: as in the names of work directories; MLflow takes 36
-MODEL_PARAMS = ("model", "phase", "checkpoint")  # of the config: what makes the model
-# Keys of metrics in MLflow are those of the journal, in the sections that its charts make of a slash. A key that the
-# table of training does not have keeps the journal's name, in the section of its stage.
-SECTIONS = {"evaluate": "evaluation", "data": "data"}  # of other stages: accuracy.<data set>.<mode>, and the like
-SUMMARY = "summary"  # one number a run, from its manifest, for tables and parallel coordinates
-METRIC_CHARS = 200  # of the key of a metric
-_REFUSED = re.compile(r"[^\w\-. /:]")  # by MLflow
-_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # what a data set is used for, else its role
+DIGEST_CHARS = 16  # of a fingerprint, as in the names of work directories; MLflow allows 36
+MODEL_PARAMS = ("model", "phase", "checkpoint")  # the keys of the config that define the model
+# MLflow's metrics have the journal's keys, in sections: MLflow's charts start one at each slash. A key that is missing
+# in the table of training metrics keeps its name, in the section of its stage.
+SECTIONS = {"evaluate": "evaluation", "data": "data"}  # other stages: accuracy.<data set>.<mode>, ...
+SUMMARY = "summary"  # one number per run, from its manifest, for tables and parallel coordinates
+METRIC_CHARS = 200  # of a metric's key
+_REFUSED = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data set; the default is its role
 
 
 @dataclass(frozen=True)
 class BridgeState:
-    """`model_id`: the logged model, "" for a finished run that made none. `lines_written` of the journal."""
+    """The stored state of a run; `model_id` is "" without a model, and `lines_written` counts lines of the journal."""
 
     key: str
     run_id: str | None = None
@@ -59,24 +59,24 @@ class BridgeState:
 
     @classmethod
     def read(cls, work: Path) -> BridgeState | None:
-        """None when there is none or it is damaged."""
+        """Return the state in `work`, or None if it is missing or damaged."""
         values = read_object(work / MLFLOW)
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**known) if values else None
 
 
 class Bridge:
-    """Not for more than one thread; other processes may bring the same run, one after the other."""
+    """A bridge for one thread; other processes may write the same run, one after the other."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
-        self._client: Any = None  # MLflow's; it cuts what is logged into calls of the size that a store takes
+        self._client: Any = None  # MLflow's client, which splits a batch into requests of the size that a store accepts
         self._state = BridgeState("")
 
     def bring(self) -> None:
-        """Bring what is new in the journal, the status that it tells of included.
+        """Write everything that is new in the journal, and the run's status.
 
-        Raises: whatever MLflow or the file system raises; the next call goes on from what was done.
+        Raises: any exception of MLflow or the file system; the next call resumes after the last finished step.
         """
         with quiet(), alone(self.run.work / LOCK):
             try:
@@ -105,7 +105,7 @@ class Bridge:
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))
         self._save()
-        # Also of a run that is there: it may go on in another invocation, or be older than a tag.
+        # An existing run gets tags too: it may resume in another invocation, or be older than a tag.
         tags = self._tags()
         if self._state.run_id is None:
             started = self.run.times()[0]
@@ -116,9 +116,9 @@ class Bridge:
         self._status = "RUNNING"
 
     def _find_or_create_experiment(self) -> str:
-        """Id of the experiment, which is made, or restored with its runs, if need be."""
+        """Return the experiment's id; create it, or restore it with its runs, if necessary."""
         name = self.run.experiment
-        with alone(self.run.config_dir / LOCK):  # jobs that start at the same time would each make it
+        with alone(self.run.config_dir / LOCK):  # jobs that start at the same time would each create one
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 faults.point("tracker.before_create_experiment")
@@ -128,12 +128,12 @@ class Bridge:
         return str(found.experiment_id)
 
     def _find_run(self, key: str) -> str | None:
-        """Id of the run that carries `key`."""
+        """Return the id of the run with this key, or None."""
         found = self._client.search_runs([self._experiment_id], f"tags.{KEY_TAG} = '{key}'", max_results=1)
         return found[0].info.run_id if found else None
 
     def _find_or_create_run(self, tags: Mapping[str, str], started: str | None) -> str:
-        """Id of the run that carries the key, a tag by which it is found again. started: ISO time."""
+        """Return the id of the run whose tag is the key, and create it if necessary. started: ISO time."""
         if found := self._find_run(self._state.key):
             return found
         faults.point("tracker.before_create_run")
@@ -147,9 +147,9 @@ class Bridge:
         return str(run.info.run_id)
 
     def _log_config(self, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Log the config as params, and tags.
+        """Log the config as params, and the tags.
 
-        Raises: MlflowException when the run has other params: they are not replaced.
+        Raises: MlflowException if the run has different params, which are not replaced.
         """
         from mlflow.entities import Param, RunTag
 
@@ -158,7 +158,7 @@ class Bridge:
         self._client.log_batch(self._run_id, params=[*params], tags=[*starmap(RunTag, _short(tags).items())])
 
     def _bring_inputs(self) -> None:
-        """The data sets that the run reads, and the model of another run."""
+        """Log the run's inputs: data sets, and the model of another run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
         run, inputs = self.run, []
@@ -199,7 +199,7 @@ class Bridge:
             self._save(lines_written=self._journal.lines)
 
     def _log_points(self, points: Sequence[Point], model_id: str | None) -> None:
-        """Log points, also as those of a model; equal points that the store already has stay single."""
+        """Log points for the run and, with `model_id`, for that model; the store keeps equal points once."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -212,7 +212,7 @@ class Bridge:
         faults.point("tracker.after_log")
 
     def _bring_products(self) -> None:
-        """The model that a finished run made, with the numbers of its summary; and tags that only its result tells."""
+        """Log a finished run's model with its summary metrics, and the tags that depend on the result."""
         self._log_config({}, self._tags())
         model_id, summary = self._find_or_create_model(), self._trajectory.summary
         if model_id is not None and summary is not None:
@@ -220,7 +220,7 @@ class Bridge:
         self._save(model_id=model_id or "")
 
     def _find_or_create_model(self) -> str | None:
-        """Id of the logged model that the finished run made, None if it made none. Weights are not copied."""
+        """Return the id of the finished run's logged model, or None without a model. Weights are not copied."""
         from mlflow.entities import LoggedModelOutput
 
         if (weights := self.run.weights()) is None:
@@ -251,7 +251,7 @@ class Bridge:
         faults.point("tracker.before_create_model")
         return self._client.create_logged_model(
             self._experiment_id,
-            name=re.sub(r"[/:.%\"']+", "-", run.name),  # of which MLflow takes none
+            name=re.sub(r"[/:.%\"']+", "-", run.name),  # MLflow refuses these characters
             source_run_id=run_id,
             tags=_short(tags),
             params=flatten({key: run.config[key] for key in MODEL_PARAMS if key in run.config}),
@@ -259,7 +259,7 @@ class Bridge:
         )
 
     def _bring_status(self) -> None:
-        """The status of the run: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
+        """Set the status of the run: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
         faults.point("tracker.before_status")
         ended = self.run.times()[1]
         if self._status in ("RUNNING", "SCHEDULED"):
@@ -278,7 +278,7 @@ class Bridge:
         return self.run.tags({role: state.run_id for role, state in states.items() if state and state.run_id})
 
     def _given_model(self) -> str | None:
-        """Id of the logged model that the run reads."""
+        """Return the id of the logged model that the run reads, or None."""
         work = self.run.inputs.get(MODEL_ROLE)
         return read_object(work / MLFLOW).get("model_id") or None if work else None
 
@@ -293,7 +293,7 @@ class Bridge:
 
 
 def is_complete(work: Path) -> bool:
-    """Whether the whole journal of a run that has ended was brought, or there is none."""
+    """Return whether the journal of an ended run was written completely, or there is no journal."""
     try:
         lines = (work / JOURNAL).read_bytes().count(b"\n")
     except OSError:
@@ -310,7 +310,7 @@ def milliseconds(time: str) -> int:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings as one with dotted keys; lists and scalars as text of at most 500 characters."""
+    """Flatten nested mappings to dotted keys; lists and scalars become text of at most 500 characters."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         name = prefix + _REFUSED.sub("_", str(key))
@@ -328,7 +328,7 @@ def _short(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def mlflow_key(stage: str, key: str) -> str:
-    """The key under which MLflow has the journal's `key`; one that has a section stays in it."""
+    """Return MLflow's key for the journal's `key`, which keeps its section if it has one."""
     key = _REFUSED.sub("-", key.replace("@", "."))[:METRIC_CHARS]
     if stage == "train" and key in METRICS:
         return METRICS[key].mlflow_key
@@ -336,29 +336,32 @@ def mlflow_key(stage: str, key: str) -> str:
 
 
 def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation, and once more without the mode those of a model's main mode: the one of an explicit
-    model, the first of an implicit one. So a table of MLflow compares the two in one column."""
+    """Return an evaluation's numbers, and those of the model's main mode a second time without the mode.
+
+    The main mode is an explicit model's only mode, or an implicit model's first one. MLflow then compares the two kinds
+    of model in one column.
+    """
     modes = () if config.get("sweep") else config.get("modes") or ()
     main = (PARALLEL, *(mode["name"] for mode in modes[:1]))
-    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # as an evaluation names its numbers
+    ends = ["." + re.sub(r"[^\w.-]", "-", name) for name in main]  # the form in which an evaluation names its metrics
     shared = {key.removesuffix(end): value for key, value in values.items() for end in ends if key.endswith(end)}
     return {**values, **shared}
 
 
 class Trajectory:
-    """Takes the records of a journal from its first line and returns what is new in each.
+    """A filter over the records of a journal, from its first line, that returns what is new in each.
 
-    MLflow keeps every point it ever got and cannot delete one. After a rewind the points of the steps that are trained
-    again are already there: those are left out. They are equal, because a resume is bitwise equal. On another number of
-    processes it is not, and then MLflow keeps the first points; the journal has both.
+    MLflow keeps every point and cannot delete one. After a rewind, the points of repeated steps already exist and are
+    left out. They are equal, because a resumed run is bitwise equal. With another number of processes they differ;
+    MLflow then keeps the first points, and the journal has both.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, set[str]] = {}
-        self.summary: Point | None = None  # of the last end of the stage
+        self.summary: Point | None = None  # from the last end of the stage
 
     def take(self, record: Mapping[str, Any]) -> Point | None:
-        """The new metrics of a record, None when it has none."""
+        """Return the new metrics of a record, or None if it has none."""
         if (point := _point(record)) is None:
             return None
         known = self._known.setdefault(point.step, set())
@@ -379,7 +382,7 @@ def _point(record: Mapping[str, Any]) -> Point | None:
 
 
 def _summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The summary's own numbers, those of its `metrics`, and the best ones by data set."""
+    """Return the numbers of the summary itself, those of its `metrics`, and the best ones by data set."""
     found = {key: value for key, value in summary.items() if _is_number(value)}
     for key, values in summary.items():
         if isinstance(values, Mapping) and (key == "metrics" or key.startswith("best_")):

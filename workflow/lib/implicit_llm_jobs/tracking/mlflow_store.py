@@ -1,6 +1,6 @@
-"""Find the store in which MLflow has its runs, and make an empty SQLite store once.
+"""Find the store of MLflow's runs, and create an empty SQLite store once.
 
-`python -m implicit_llm_jobs.tracking.mlflow_store results` makes it: Snakemake does so before its first job.
+`python -m implicit_llm_jobs.tracking.mlflow_store results` creates it; Snakemake runs this before its first job.
 """
 
 import fcntl
@@ -20,10 +20,10 @@ from implicit_llm_contracts.runs.atomic import fsync_file, remove_temporary, sto
 from implicit_llm_contracts.runs.logs import at_level
 
 SQLITE = "sqlite:///"
-_QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, for MLflow makes a folder `file:` where it sees SQLITE
-# Of MLflow, where they are not set. Its report of use goes to the internet, which a cluster's jobs should leave alone.
-# Without a pool each call opens the store anew, and so finds one that was made in place of a damaged one. What a call
-# to a server could not do is tried again here, every few seconds, and does not have to wait long in MLflow.
+_QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, because MLflow creates a folder `file:` for SQLITE
+# Defaults for MLflow. Its telemetry uses the internet, which a cluster's jobs should avoid. Without a pool each call
+# opens the store again, and so finds one that replaced a damaged store. We retry a failed request every few seconds, so
+# MLflow itself need not wait long.
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
@@ -33,34 +33,34 @@ _ENVIRONMENT = {
 
 
 class TrackingError(UserError):
-    """The MLflow store cannot be made or used."""
+    """The MLflow store cannot be created or used."""
 
 
 def prepare_environment() -> None:
-    """Set what MLflow reads from the environment; call it before MLflow is imported."""
+    """Set MLflow's environment variables; call this before MLflow is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it would print the password of the URI into the log
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it would log the password in the URI
 
 
 def default_uri(results: Path) -> str:
-    """`MLFLOW_TRACKING_URI`, else the SQLite store in `results`."""
+    """Return `MLFLOW_TRACKING_URI`, or by default the URI of the SQLite store in `results`."""
     return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results.resolve() / "mlflow.db")
 
 
 def sqlite_uri(path: Path) -> str:
-    """The URI of an SQLite store. SQLAlchemy unquotes none, and takes what follows a `?` for options."""
+    """Return the URI of an SQLite store; SQLAlchemy unquotes nothing and parses text after a `?` as options."""
     return f"{SQLITE}{path}" if "?" not in str(path) else f"{_QUOTED}{quote(str(path))}?uri=true"
 
 
 def artifact_location(uri: str) -> str | None:
-    """Return the place for artifacts of a new experiment: beside an SQLite store; a server decides by itself (None)."""
+    """Return the folder for artifacts of a new experiment: beside an SQLite store; None lets a server choose."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlflow-artifacts").resolve().as_uri()
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The file of an SQLite store, None for other stores."""
+    """Return the file of an SQLite store, or None for other stores."""
     path = uri.partition("?")[0]
     if path.startswith(_QUOTED):
         return Path(unquote(path.removeprefix(_QUOTED)))
@@ -68,15 +68,15 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def initialise(uri: str, *, is_deep: bool = False) -> None:
-    """Make the SQLite store if there is none yet; other stores are left to their server. Many processes may call it.
+    """Create the SQLite store if it is missing; a server manages other stores. Many processes may call this.
 
-    `is_deep`: look at every page of a store that is there.
-    Raises: TrackingError for a file that is no MLflow store or damaged, StorageError when it cannot be written.
+    is_deep: whether to check every page of an existing store.
+    Raises: TrackingError for a file that is damaged or not an MLflow store; StorageError if it cannot be written.
     """
     path = sqlite_path(uri)
     if path is None:
         return
-    # Processes that create the tables of one store at the same time crash each other: one does, the others wait.
+    # Processes that create the tables of one store at the same time crash each other; one does, the others wait.
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f".{path.name}.lock")):
@@ -86,25 +86,25 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Keep other processes out, by a lock on the file `path`."""
+    """Exclude other processes by a lock on the file `path`."""
     faults.point("tracker.before_lock")
-    # Not flock: a data worker, forked in between, would hold that on.
+    # A data worker that is forked meanwhile would keep a lock by flock.
     with open(path, "a", encoding="utf-8") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         yield
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Keep MLflow's own log lines away: what goes wrong reaches us as an exception."""
+    """Suppress MLflow's own log lines; its errors reach us as exceptions."""
     return at_level(logging.CRITICAL, "mlflow", "alembic", "sqlalchemy", "urllib3")
 
 
 def _is_store(path: Path, *, is_deep: bool) -> bool:
-    """Whether the store was made. Raises: TrackingError for another or a damaged file, or one that is not free now."""
+    """Return whether the store exists. Raises: TrackingError for another or damaged file, or one that is in use."""
     if not path.exists() or path.stat().st_size == 0:
         return False
     try:
-        # Not read-only: what a killed process has left of a transaction is rolled back by the next one that may write.
+        # Not read-only: the next writer rolls back what a killed process left of a transaction.
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=60)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             found = "ok" if {"alembic_version", "experiments", "runs", "metrics"} <= tables else "another database"
@@ -122,7 +122,7 @@ def _is_store(path: Path, *, is_deep: bool) -> bool:
 
 
 def _create(path: Path) -> None:
-    """Make the tables in a temporary file and rename it: a store that exists is complete."""
+    """Create the tables in a temporary file and rename it, so that an existing store is complete."""
     prepare_environment()
     try:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

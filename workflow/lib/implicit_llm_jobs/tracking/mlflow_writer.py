@@ -1,11 +1,11 @@
-"""MLflow beside a running stage: a thread that brings the journal to the store every few seconds. And a store is made
-to show what the results hold: all of it after a loss or an outage, or what jobs have left to do.
+"""Write the journal of a running stage to MLflow in a thread, and fill a store from the results of finished runs.
 
-`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` does the latter: a call of Snakemake ends with it.
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out; a call of
+Snakemake ends with it.
 
-Nothing depends on it. Without MLflow, or while the store fails, the stage goes on after one warning, and its points
-wait in the journal. Importing MLflow takes longer than most data sets and reports, which have no points on the way: the
-jobs that read them bring them, or else the call of Snakemake that made them, when it ends.
+No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
+points wait in the journal. Importing MLflow takes longer than most data sets and reports, which log no points while
+they run. The jobs that read them write them to MLflow, or else the call of Snakemake when it ends.
 """
 
 import logging
@@ -26,24 +26,24 @@ log = logging.getLogger(__name__)
 
 
 INTERVAL_S = 5.0
-WAIT_S = 30.0  # for the store at the end of a stage
-STOP_WAIT_S = 5.0  # when the stage was asked to stop: the time it has left is for others to use
-LONG_DATA = "token_shard"  # the one kind of data set that takes hours and writes points on the way
+WAIT_S = 30.0  # for the store, at the end of a stage
+STOP_WAIT_S = 5.0  # after a stop request, because others need the remaining time
+LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs points while it runs
 
 
 class MlflowWriter:
-    """The thread of one stage; made by `open_run`."""
+    """The thread of one stage, which `open_run` creates."""
 
     def __init__(self, bridge: Bridge | None) -> None:
         self._bridge = bridge
         self._is_asked, self._is_done = threading.Event(), threading.Event()
         self._has_warned = False
         if bridge is not None:
-            # A daemon: a store that does not answer must not keep the process from ending.
+            # A daemon, so that a store that does not respond cannot keep the process from ending.
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Bring the rest, for at most so many seconds, by default WAIT_S, and end the thread."""
+        """Write the rest for at most `wait_s` seconds, by default WAIT_S, and end the thread."""
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):
@@ -55,10 +55,10 @@ class MlflowWriter:
             is_last = self._is_asked.is_set()
             try:
                 if not has_brought_inputs:
-                    bring_late_inputs(bridge.run)  # first, so that the run is tagged with theirs
+                    bring_late_inputs(bridge.run)  # first, because the run's tags name their MLflow runs
                 bridge.bring()
                 has_brought_inputs = True
-            except Exception as error:  # whatever it is: the tracker stops no run
+            except Exception as error:  # the tracker must not stop a run, whatever the error is
                 self._warn(_reason(error))
             if is_last:
                 self._is_done.set()
@@ -71,16 +71,16 @@ class MlflowWriter:
 
 
 def open_run(run: TrackedRun) -> MlflowWriter:
-    """Start bringing the journal of `run` to its MLflow run, the same as before if it was begun before.
+    """Start to write the journal of `run` to its MLflow run, which an earlier attempt may have created.
 
-    A run without points on the way leaves that to the call of Snakemake that it is a job of.
+    A run that logs no points before its end leaves this to the call of Snakemake that started it.
     """
     has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
     if not has_points and current_invocation() is not None:
         return MlflowWriter(None)
     prepare_environment()
     try:
-        # Here and not in the thread: a stage that imports torch at the same time must not meet a half-made module.
+        # Import here, not in the thread, because the stage may import torch at the same time and find a partial module.
         import mlflow  # noqa: F401
     except ImportError:
         log.info("mlflow is not installed; metrics stay in %s", run.journal)
@@ -89,31 +89,31 @@ def open_run(run: TrackedRun) -> MlflowWriter:
 
 
 def catch_up(run: TrackedRun) -> None:
-    """Bring what an earlier process of a finished run could not bring."""
+    """Write what an earlier process of a finished run could not write."""
     if not is_complete(run.work):
         open_run(run).finish()
 
 
 def bring_late_inputs(run: TrackedRun) -> None:
-    """Bring the finished runs that this one reads, directly or not, and that MLflow does not know all of."""
+    """Write the finished runs that this one reads, directly or indirectly, unless MLflow has them completely."""
     for given in in_order(work for work in run.inputs.values() if not is_complete(work)):
         if is_complete(given.work):
             continue
         try:
             Bridge(given).bring()
-        except Exception as error:  # the run itself says so when the store is out of reach
+        except Exception as error:  # the run itself reports a store that it cannot reach
             log.info("%s: not brought to MLflow: %s", given.title, _reason(error))
             return
 
 
 def _reason(error: Exception) -> str:
-    """One line, without the password that MLflow's errors may hold."""
+    """Return the error as one line, without a password that MLflow's errors may contain."""
     return without_password(f"{type(error).__name__}: {error}").partition("\n")[0][:300]
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """`failed`: names of runs whose files or store refused."""
+    """The result of `rebuild`; `failed`: names of runs whose files or store raised an error."""
 
     uri: str
     num_runs: int
@@ -121,10 +121,10 @@ class Rebuilt:
 
 
 def rebuild(results: Path) -> Rebuilt:
-    """Bring every run below `results` to the store, which is made if there is none.
+    """Write every run below `results` to the store, which is created if necessary.
 
-    Runs that the store has keep their ids; the others get new ones, with the same tags. May be repeated, and done
-    while jobs run. Raises: TrackingError, StorageError; when no run can be brought, what the last one raised.
+    Runs that the store has keep their ids; other runs get new ids and the same tags. You can repeat this, also while
+    jobs run. Raises: TrackingError, StorageError; the last error if all runs fail.
     """
     if not results.is_dir():
         raise TrackingError(f"{results}: no such directory; give that of the results with --results")
@@ -136,23 +136,23 @@ def rebuild(results: Path) -> Rebuilt:
 
 
 def late_works(experiment: Path) -> list[Path]:
-    """Work directories below results/<experiment> whose journals MLflow does not have, or not all of them."""
+    """Return the work directories below results/<experiment> whose journals are not completely in MLflow."""
     return [work for work in works_below(experiment) if not is_complete(work)]
 
 
 def bring_late(experiment: Path) -> None:
-    """Send MLflow the runs below results/<experiment> that left it to the call of Snakemake. Raises: as `rebuild`."""
+    """Write the runs below results/<experiment> that left this to the call of Snakemake. Raises: see `rebuild`."""
     late = late_works(experiment)
     _bring([run for run in in_order(late) if run.work in late])
 
 
 def _bring(runs: Sequence[TrackedRun]) -> tuple[str, ...]:
-    """Titles of the runs that could not be brought. Raises: the last error, if all could not."""
+    """Write the runs and return the titles of those that failed. Raises: the last error if all runs fail."""
     failed: list[str] = []
     for run in tqdm(runs, desc="runs", disable=None):
         try:
             Bridge(run).bring()
-        except Exception as error:  # one damaged journal is no reason to leave out the others
+        except Exception as error:  # one damaged journal must not prevent the others
             log.warning("%s: not brought to MLflow: %s", run.title, _reason(error))
             failed.append(run.title)
             if len(failed) == len(runs):

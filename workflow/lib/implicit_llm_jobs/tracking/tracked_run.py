@@ -1,4 +1,4 @@
-"""A run as MLflow is told of it, the finished runs that it reads, and the invocation of Snakemake that it belongs to.
+"""Describe a run for MLflow, with the finished runs that it reads and the invocation of Snakemake that started it.
 
 All runs of a results directory are found by their manifests and journals alone.
 """
@@ -39,13 +39,13 @@ def current_invocation() -> dict[str, str | None] | None:
         return None
 
 
-MANY_INPUTS = 200  # shards of a large text: their own runs say where they came from
+MANY_INPUTS = 200  # shards of a large text; their own runs record their origin
 _OF_MODELS = ("train", "checkpoint")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What the manifest says of a run, or its journal before there is a manifest; `work` holds both."""
+    """A run as its manifest describes it, or its journal if there is no manifest yet; both are in `work`."""
 
     work: Path
     stage: str
@@ -56,7 +56,7 @@ class TrackedRun:
 
     @classmethod
     def find(cls, work: Path) -> TrackedRun | None:
-        """The run of a work directory; None when neither manifest nor journal names it."""
+        """Return the run of a work directory, or None if neither manifest nor journal names it."""
         manifest = find_committed(work)
         starts = [] if manifest is not None else starts_in(work / JOURNAL)
         about = vars(manifest) if manifest is not None else starts[-1].get("identity") if starts else None
@@ -72,29 +72,29 @@ class TrackedRun:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """Read again until there is one, for which the journal waits while the disk is full."""
+        """The starts of the stage; read again until there is one, because a full disk delays the journal."""
         if not self._starts:
             self._starts.extend(starts_in(self.journal))
         return self._starts or [{}]
 
     @property
     def _start(self) -> dict[str, Any]:
-        """The last one, of the present attempt."""
+        """The start of the current attempt."""
         return self.starts[-1]
 
     @property
     def inputs(self) -> dict[str, Path]:
-        """Work directories of the finished runs that it reads, by role."""
+        """The work directories of the finished runs that it reads, by role."""
         paths = self._start.get("inputs", {})
         return {role: Path(os.path.normpath(self.work / path)) for role, path in paths.items()}
 
     def given(self, role: str) -> TrackedRun | None:
-        """The run that is its input; None when it is not there any more."""
+        """Return the run of this input, or None if it no longer exists."""
         return TrackedRun.find(self.inputs[role]) if role in self.inputs else None
 
     @property
     def config_dir(self) -> Path:
-        """results/<config>; for a run directory of another shape, its parent."""
+        """The folder results/<config>; for a run directory elsewhere, its parent."""
         return experiment_folder(self.run_dir, self.title) or self.run_dir.parent
 
     @property
@@ -111,32 +111,32 @@ class TrackedRun:
 
     @property
     def manifest(self) -> Manifest | None:
-        """None before the run has finished."""
+        """The manifest; None before the run has finished."""
         return find_committed(self.work)
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """Headline numbers of the finished run."""
+        """The headline numbers of the finished run; empty before."""
         return {} if self.manifest is None else self.manifest.summary
 
     def times(self) -> tuple[str | None, str | None]:
-        """The first and the last sign of life in the journal, as ISO times."""
+        """Return the times of the first and the last record in the journal, in ISO format."""
         records = read_records(self.journal)
         return (records[0]["time"], records[-1]["time"]) if records else (None, None)
 
     def status(self, records: Iterable[Mapping[str, Any]]) -> str | None:
-        """How the run stands after these records of its journal; None if they do not tell."""
+        """Return the status of the run after these records of its journal, or None if they do not determine it."""
         if committed(self.work) is not None:
-            return "FINISHED"  # also one that was stopped when its manifest was already committed
+            return "FINISHED"  # also if it was stopped after the commit of its manifest
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 
     def invocations(self) -> list[dict[str, Any]]:
-        """Return the calls of Snakemake that worked on the run, in order; none if it was begun without one."""
+        """Return the calls of Snakemake that worked on the run, in order; empty if it was started without one."""
         found = [start.get("invocation") for start in self.starts]
         return list({item["id"]: item for item in found if item}.values()) if found and found[0] else []
 
     def labels(self) -> dict[str, str]:
-        """Tags to group by: of the model that the run makes or evaluates; else, and then too, its kind as `task`."""
+        """Return tags for grouping: those of the model that the run trains or evaluates, and its kind as `task`."""
         if self.stage in _OF_MODELS:
             return model_labels(self.stage, self.name, self.config, self.summary)
         model = self.given(MODEL_ROLE) if self.stage == "evaluate" else None
@@ -144,7 +144,7 @@ class TrackedRun:
         return of_model | ({"task": str(self.config["kind"])} if self.config.get("kind") else {})
 
     def tags(self, upstream: Mapping[str, str]) -> dict[str, str]:
-        """All tags; `upstream` gives the MLflow run of each input that has one."""
+        """Return all tags; `upstream` has the MLflow run of each input that has one."""
         path = self.relative(self.run_dir)
         tags = {
             "config": self.experiment,
@@ -164,14 +164,14 @@ class TrackedRun:
         return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
 
     def data_sets(self) -> dict[str, TrackedRun]:
-        """The inputs that are data, by role."""
+        """Return the inputs that are data, by role."""
         if len(self.inputs) > MANY_INPUTS:
             return {}
         given = {role: self.given(role) for role in self.inputs}
         return {role: run for role, run in given.items() if run is not None and run.stage == "data"}
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
-        """The folder of the model that the finished run vouches for, and the digests of its weights by file name."""
+        """Return the model folder in the finished run's manifest, and the digests of its weights by file name."""
         manifest = self.manifest
         if manifest is None or (folder := manifest.model_folder) is None:
             return None
@@ -180,17 +180,17 @@ class TrackedRun:
         return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:
-        """The path relative to the folder that holds the results; unchanged for a path outside it."""
+        """Return the path relative to the parent of the results folder, or unchanged if it is outside."""
         folder = self.config_dir.parent.parent
         is_below = experiment_folder(self.run_dir, self.title) is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
 
 
 def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
-    """Tags of a run that makes a model (stages train and checkpoint); what is not known has no tag.
+    """Return the tags of a run that produces a model (stages train and checkpoint); unknown values have no tag.
 
-    run: the name without its seed, the same for all seeds. size: layers x width (2x64).
-    family: mamba2, llama3, or the type of the Hugging Face model. phase: "checkpoint" for an imported model.
+    run: the name without its seed, the same for all seeds. size: layers x width (2x64). family: mamba2, llama3, or the
+    type of the Hugging Face model. phase: "checkpoint" for an imported model.
     """
     run, phase = run_and_phase(name, config)
     model = config.get("model") or {}
@@ -211,7 +211,7 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
     return {key: str(value) for key, value in found.items() if value}
 
 
-# How the stage stands that wrote such an event last; one that was killed has written nothing.
+# MLflow's status by the last such event in the journal; a killed stage has written none.
 _STATUS = {
     "stage_started": "RUNNING",
     "stage_failed": "FAILED",
@@ -221,15 +221,15 @@ _STATUS = {
 
 
 def works_below(root: Path) -> list[Path]:
-    """Work directories with a journal, those of former settings too."""
+    """Return the work directories with a journal, including those of former settings."""
     found = run_directories(root.absolute())
     return [path.parent for run in found for path in sorted(run.glob(f"{WORK}/*/{JOURNAL}"))]
 
 
 def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[TrackedRun]:
-    """The runs in these work directories, each once and after those that it reads.
+    """Yield the runs in these work directories once each, after the runs that they read.
 
-    A directory that does not say whose it is has no run. `done`: those that were met before.
+    A directory that does not name its run has none. done: the directories that were already visited.
     """
     done = set() if done is None else done
     for work in works:
@@ -241,7 +241,7 @@ def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[T
 
 
 def starts_in(journal: Path) -> list[dict[str, Any]]:
-    """The starts of the stage; none of a damaged journal, which whoever brings it will name."""
+    """Return the starts of the stage; none for a damaged journal, which the bridge reports later."""
     try:
         return [record for record in read_records(journal) if record.get("name") == "stage_started"]
     except JournalError:

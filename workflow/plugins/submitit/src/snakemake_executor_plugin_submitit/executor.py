@@ -1,4 +1,4 @@
-"""The executor that Snakemake calls: it submits jobs, watches them, and reports how they ended."""
+"""Execute Snakemake's jobs: submit them, watch them, and report how they ended."""
 
 import shutil
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -34,15 +34,15 @@ common_settings = CommonSettings(
     job_deploy_sources=False,
     pass_default_storage_provider_args=True,
     pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; others can read a command
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; a command is visible to others
     auto_deploy_default_storage_provider=False,  # it would call pip before every job
     init_seconds_before_status_checks=1,
 )
 # The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. Only
 # this option overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
-NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else its timer keeps Snakemake alive for another second
-LOOKS_PER_S = 50  # at files, on a shared file system
+NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else its timer delays Snakemake's end by a second
+LOOKS_PER_S = 50  # checks of files, on a shared file system
 SHORTEST_ROUND_S = 0.2
 
 
@@ -71,7 +71,7 @@ class Executor(RemoteExecutor):
         self._has_ended_jobs = False
         self.next_seconds_between_status_checks = SHORTEST_ROUND_S
 
-    # Called by Snakemake's scheduler.
+    # Snakemake's scheduler calls these methods.
 
     def run_jobs(self, jobs: list[Any]) -> None:
         self._ask_of_site()
@@ -96,7 +96,7 @@ class Executor(RemoteExecutor):
         self.run_jobs([job])
 
     def get_job_args(self, job: Any, **kwargs: Any) -> str:
-        # RemoteExecutor's method makes the job wait for a temporary folder, which is gone when this process has ended.
+        # RemoteExecutor's method makes the job wait for a temporary folder, which this process deletes when it ends.
         wait_for = format_cli_arg("--wait-for-files", list(job.get_wait_for_files()))
         return join_cli_args([RealExecutor.get_job_args(self, job, **kwargs), wait_for, ONE_ATTEMPT, NO_RATE_LIMIT])
 
@@ -104,7 +104,7 @@ class Executor(RemoteExecutor):
         return ""
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        # `active_jobs` is empty while Snakemake checks them; a job without an id is about to be submitted
+        # `active_jobs` is empty while Snakemake checks them. A job without an id is not yet submitted.
         jobs = [job for job in list(self.dispatcher.jobs.values()) if job.record.job_id]
         if not jobs:
             return
@@ -127,16 +127,16 @@ class Executor(RemoteExecutor):
         if self._has_ended_jobs:
             store.clean(self.folder, self.settings.keep_logs_days)
 
-    # Called by Snakemake's waiting thread.
+    # Snakemake's waiting thread calls these methods.
 
     async def check_active_jobs(self, active_jobs: list[Job]) -> AsyncGenerator[Job, None]:
-        if not active_jobs:  # also before __post_init__ is done
+        if not active_jobs:  # also before __post_init__ has finished
             return
         self._settle_reported()
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
         try:
             ends = self.monitor.look(active_jobs)
-        except Exception as error:  # an exception here would leave Snakemake waiting for ever
+        except Exception as error:  # an exception here would make Snakemake wait for ever
             self.logger.warning(f"The jobs could not be checked; next try soon: {error!r}")
             ends = [None] * len(active_jobs)
         for job, end in zip(active_jobs, ends, strict=True):
@@ -154,7 +154,7 @@ class Executor(RemoteExecutor):
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
     def _submitted_again(self, job: Job, end: End) -> Job | None:
-        """The job's next submission, if it has failed and its class allows one."""
+        """Return the job's next submission, if the job failed and its failure class allows one."""
         if end.failure_class is None:
             return None
         if not job.record.is_on_slurm:
@@ -190,7 +190,7 @@ class Executor(RemoteExecutor):
                         request = sbatch_request(resources, job.threads, self.settings, self.limits)
                     except WorkflowError:
                         if self.workflow.execution_settings.keep_going:
-                            continue  # the jobs that ask for it fail alone, when they are submitted
+                            continue  # jobs with this request fail individually when they are submitted
                         raise
                     self._warn_of_time_limit(rule, resources)
                     place = tuple(request.get(name) for name in PLACE)
@@ -201,7 +201,7 @@ class Executor(RemoteExecutor):
                 raise WorkflowError(f"rule {rule}: {error}") from error
 
     def _ask_of_site(self) -> None:
-        """Ask Slurm for what depends on the cluster, until it has answered."""
+        """Ask Slurm for the properties of the cluster, until it has answered."""
         if self._knows_site:
             return
         try:
@@ -211,7 +211,7 @@ class Executor(RemoteExecutor):
             self.logger.warning(f"{error}; the time limits of partitions are asked for again before the next jobs")
 
     def _warn_of_time_limit(self, rule: str, resources: Mapping[str, Any]) -> None:
-        """Say that jobs of the rule get less time than they ask for, since their partition allows no more."""
+        """Warn that jobs of the rule get less time than they request, because their partition allows no more."""
         wanted, allowed = (requested(resources, 1, self.settings, one)["runtime"] for one in ({}, self.limits))
         if allowed < wanted:
             self.logger.warning(
@@ -219,18 +219,20 @@ class Executor(RemoteExecutor):
             )
 
     def _settle_reported(self) -> None:
-        """Close the records of reported jobs one round later: if Snakemake is killed before it has saved how they
-        ended, the next driver must find the finished jobs."""
+        """Close the records of reported jobs one round later.
+
+        If Snakemake is killed before it has saved how the jobs ended, the next driver must find the finished jobs.
+        """
         reported, self._reported = self._reported, []
         self._close(reported)
 
     def _close(self, jobs: Sequence[Job]) -> None:
-        """An open record does no harm: the next driver sees that its job has ended."""
+        """Close the records; a record that stays open is harmless, as the next driver sees that its job has ended."""
         for job in jobs:
             try:
                 with job.files.lock():
                     current = store.load(job.files)
-                    if current and current.number == job.record.number:  # not a later submission
+                    if current and current.number == job.record.number:  # no later submission
                         job.save(is_open=False)
             except OSError as error:
                 self.logger.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")

@@ -1,6 +1,6 @@
-"""How the submitted jobs are doing: from the files that they write, and from Slurm or the processes of this machine.
+"""Watch the submitted jobs through their files, and through Slurm or the local processes.
 
-For a failed job also the message to the user, and whether to submit it again.
+For a failed job, this module also writes the message to the user and decides whether to submit it again.
 """
 
 import re
@@ -25,21 +25,21 @@ from snakemake_executor_plugin_submitit.store import (
 )
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
-SETTLE_S = 15  # for the job's last file to become visible here after Slurm has seen its end
+SETTLE_S = 15  # until the job's last file is visible here, after Slurm has seen the job's end
 LAST_LINES = 30
 OUT_OF_MEMORY = re.compile(r"exceeded memory limit|oom[-_ ]kill|out of memory", re.IGNORECASE)
 
 
 @dataclass
 class Monitor:
-    """`clock` in seconds, for tests."""
+    """A monitor of submitted jobs; `clock` returns seconds and can be replaced in tests."""
 
     queue: SlurmQueue
     lost_after_s: float
     clock: Callable[[], float] = time.monotonic
 
     def look(self, jobs: Sequence[Job]) -> list[End | None]:
-        """How each job has ended, None if it has not; asks Slurm at most once, if it is time to."""
+        """Return how each job ended, or None if it has not; query Slurm at most once, and only if a query is due."""
         ends = [job.end for job in jobs]
         on_slurm = [job for job, end in zip(jobs, ends, strict=True) if end is None and job.record.is_on_slurm]
         if on_slurm and self.queue.is_due():
@@ -52,11 +52,11 @@ class Monitor:
         """Judge a job that wrote no final end by its state in Slurm, or by its processes."""
         if job.record.is_on_slurm:
             state, is_over = job.slurm.state, job.slurm.is_over
-            # wait for a second answer: between an end and a requeue Slurm shows the end
+            # Wait for a second answer, because Slurm shows the end between an end and a requeue.
             settle_s = self.lost_after_s if job.slurm == UNKNOWN else max(SETTLE_S, 1.5 * self.queue.interval_s)
         else:
             if job.process is not None:
-                job.process.poll()  # removes it from the process table
+                job.process.poll()  # this removes it from the process table
             state, is_over, settle_s = "", not processes.is_local_job_alive(job.files, job.record), 1
         if not is_over:
             job.doubt = None
@@ -74,7 +74,7 @@ class Monitor:
 
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:
-    """The failure of a job that did not write how it ended, or was killed while it stopped: Slurm's state counts."""
+    """Return the failure of a job that did not write its end, or was killed while it stopped; Slurm's state decides."""
     begun = [one for one in read_attempts(job.files.attempts) if one["submission"] == job.record.number]
     last = begun[-1] if begun else {}
     if not state and last.get("asked") == "SIGINT":
@@ -88,7 +88,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         kind = "oom"
     is_fruitful = job.files.progress() is not None and not job.files.is_unfruitful()
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
-        kind = "preempted"  # killed before it could stop by itself, but it writes checkpoints
+        kind = "preempted"  # killed before it could stop by itself, but it does write checkpoints
     message = {
         "lost": "it ended without an outcome",
         "user": "cancelled",
@@ -101,7 +101,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
 
 
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
-    """The one retry rule of each class. A preempted job continues as long as it makes progress."""
+    """Return whether the failure class allows another try; preempted jobs continue as long as they make progress."""
     limit = CLASSES[kind].retries
     if limit is not None:
         return job.record.retries.get(kind, 0) < limit
@@ -109,7 +109,7 @@ def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
 
 
 def message(job: Job, why: End) -> str:
-    """Everything that helps to find the cause: class, states, codes, logs, last lines."""
+    """Return all facts that help to find the cause: class, states, codes, logs, last lines."""
     assert why.failure_class is not None
     facts = [
         f"class {why.failure_class}",
@@ -128,7 +128,7 @@ def message(job: Job, why: End) -> str:
 
 
 def stop_all(jobs: Sequence[Job]) -> None:
-    """Send SIGTERM to every process of the jobs, and SIGKILL to those left after a while."""
+    """Send SIGTERM to every process of the jobs, and SIGKILL to those that remain after GRACE_S."""
     found = processes_of(jobs)
     processes.kill(found, signal.SIGTERM)
     psutil.wait_procs(found, GRACE_S)
@@ -136,6 +136,6 @@ def stop_all(jobs: Sequence[Job]) -> None:
 
 
 def processes_of(jobs: Sequence[Job]) -> list[psutil.Process]:
-    """The processes of local jobs, with submitit's controllers."""
+    """Return the processes of local jobs, including submitit's controllers."""
     found = (processes.of_job(processes.controller(job.record), job.files.status) for job in jobs)
     return [process for process in {*chain(*found)} if processes.start_ticks(process.pid) is not None]

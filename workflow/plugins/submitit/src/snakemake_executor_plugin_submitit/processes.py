@@ -1,10 +1,10 @@
-"""The processes of a job: found, and asked to stop.
+"""Find the processes of a job and ask them to stop.
 
-Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is set up so, before a preemption. SIGTERM
-comes with scancel and with a preemption. Which processes Slurm signals depends on its ProctrackType: with `cgroup`
-submitit's own and the tasks of further `srun` steps, with `linuxproc` all processes of a step. `Relay` signals each
-process with a handler once. The others, such as Snakemake and its shell, must live until the training run has written
-its checkpoint.
+Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
+SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
+`cgroup` submitit's own and the tasks of further `srun` steps, with `linuxproc` all processes of a step. `Relay` signals
+each process with a handler once. The others, such as Snakemake and its shell, must live until the training run has
+written its checkpoint.
 """
 
 from __future__ import annotations
@@ -23,35 +23,37 @@ import psutil
 
 from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record
 
-# Each is graver than those before it: write a checkpoint and stop; Slurm waits no longer; submitit's local controller
-# kills a second later.
+# In increasing severity: write a checkpoint and stop; Slurm waits no longer; submitit's local controller kills the
+# process a second later.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; pid and start identify it, also to another process. None:
-    gone. psutil's start in seconds would move with the clock."""
+    """Return when the process started, in clock ticks since boot, or None if it has ended.
+
+    Pid and start identify a process, also for another process. psutil's start in seconds would change with the clock.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the command before the state may contain anything
+    fields = text[text.rindex(")") + 2 :].split()  # the command before the state may contain any character
     return None if fields[0] == "Z" else int(fields[19])
 
 
 def controller(record: Record) -> int | None:
-    """The pid of submitit's controller of a local job; None if it has ended, also if another process has its pid."""
+    """Return the pid of a local job's submitit controller, or None if it has ended, even if its pid is in use again."""
     pid = int(record.job_id)
     return pid if record.started is not None and start_ticks(pid) == record.started else None
 
 
 def is_local_job_alive(files: JobFiles, record: Record) -> bool:
-    """Whether a job of this machine runs, also if its controller was killed."""
+    """Return whether a local job runs, even if its controller was killed."""
     return controller(record) is not None or files.is_running_here()
 
 
 def descendants(root: int) -> list[psutil.Process]:
-    """`root` and the processes below it, parents first."""
+    """Return `root` and its descendants, parents first."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(root)
         return [process, *process.children(recursive=True)]
@@ -59,7 +61,7 @@ def descendants(root: int) -> list[psutil.Process]:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     with suppress(OSError):
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
         return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
@@ -67,7 +69,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def with_environment(**wanted: str | None) -> list[psutil.Process]:
-    """The processes that were started with these variables set to these values; None: not set."""
+    """Return the processes that were started with these values of environment variables; None means not set."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -78,8 +80,10 @@ def with_environment(**wanted: str | None) -> list[psutil.Process]:
 
 
 def of_job(root: int | None, status: Path, **environment: str | None) -> list[psutil.Process]:
-    """`root`, the processes below it, and those that have the job's status file in their environment, such as orphans;
-    `environment`: what else these were started with."""
+    """Return `root`, its descendants, and all processes whose environment has the job's status file, such as orphans.
+
+    environment: more variables that the latter were started with.
+    """
     below = [] if root is None else descendants(root)
     return list(dict.fromkeys(below + with_environment(**{STATUS_VARIABLE: str(status)}, **environment)))
 
@@ -91,7 +95,7 @@ def kill(found: Iterable[psutil.Process], number: signal.Signals = signal.SIGKIL
 
 
 def is_manager(process: psutil.Process) -> bool:
-    """Whether this is a Snakemake, which only waits for its job, or an srun, whose tasks Slurm signals itself."""
+    """Return whether this is a Snakemake, which only waits for its job, or srun, whose tasks Slurm itself signals."""
     with suppress(psutil.Error):
         command = process.cmdline()
         names = [os.path.basename(word) for word in command[:2]]
@@ -100,7 +104,7 @@ def is_manager(process: psutil.Process) -> bool:
 
 
 class StopSignals:
-    """Context in which the gravest signal is only noted; afterwards the previous handlers are back."""
+    """A context that only records the most severe signal; afterwards, the previous handlers are restored."""
 
     asked: signal.Signals | None = None
 
@@ -122,16 +126,18 @@ class StopSignals:
 
 
 def sentinel() -> subprocess.Popen[bytes]:
-    """A process that does nothing until its context closes its input: if a signal killed it, Slurm sent that signal to
-    all processes of the step."""
+    """Start a process that does nothing until its input is closed.
+
+    If a signal killed it, Slurm sent this signal to all processes of the step.
+    """
     return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 @dataclass
 class Relay:
-    """Passes a signal on to the processes of a job, once to each that catches it, however late it begins to do so.
+    """A relay that sends a signal once to each process of a job that handles it, even if its handler is installed late.
 
-    `root`: the first process; `status`: the job's status file; `watched`: a sentinel.
+    root: the first process. status: the job's status file. watched: a sentinel.
     """
 
     root: int
@@ -141,15 +147,15 @@ class Relay:
     _is_first: bool = True
 
     def members(self) -> list[psutil.Process]:
-        """The job's processes, also orphans, without the tasks of further steps, which Slurm signals itself."""
+        """Return the job's processes and orphans, without the tasks of further steps, which Slurm itself signals."""
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> None:
-        """Signal those that got no signal yet. A process gets one in all, whichever comes first."""
+        """Signal the processes that have not yet received a signal; each gets only one, whichever comes first."""
         is_sent_to_all = False
         if self._is_first:
             self._is_first = False
-            with suppress(subprocess.TimeoutExpired):  # it may arrive there a little later than in this process
+            with suppress(subprocess.TimeoutExpired):  # the sentinel may get the signal slightly later
                 is_sent_to_all = self.watched.wait(0.5) == -number
         for process in self.members():
             if process in self._signalled or not catches(process.pid, number) or is_manager(process):
@@ -159,14 +165,14 @@ class Relay:
                 kill([process], number)
 
     def is_awaited(self) -> bool:
-        """Whether a process that was signalled is still at work."""
+        """Return whether a signalled process still runs."""
         return any(process.is_running() and start_ticks(process.pid) is not None for process in self._signalled)
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How often the kernel killed a process of this control group, of version 2 or 1, for lack of memory.
+    """Return how often the kernel killed a process of this control group (version 1 or 2) for lack of memory.
 
-    0 if that is not known.
+    The number is 0 if it is unknown.
     """
     with suppress(OSError, ValueError, LookupError):
         entries = [line.split(":", 2) for line in proc.read_text().splitlines()]

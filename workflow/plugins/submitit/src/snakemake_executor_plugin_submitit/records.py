@@ -1,4 +1,4 @@
-"""The public interface of this package: how submitted jobs are doing, for other programs.
+"""Provide this package's public interface: the state of submitted jobs, for other programs.
 
 Everything else may change; this module keeps its names. It never waits for the executor and only reads.
 """
@@ -20,13 +20,16 @@ State = Literal["queued", "running", "ended"]
 ADVICE: Mapping[str, str] = {name: known.advice for name, known in CLASSES.items()}
 """What a user can do about a failure, by its class."""
 
-SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows if a question failed
+SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows whether a query failed
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """The last submission of a job. `state`: None if it is unknown; `slurm_state`: as Slurm names it; `reason`: why the
-    job waits; `failure_class`, `message`: how it ended."""
+    """The last submission of a job.
+
+    state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class, message:
+    how the job ended.
+    """
 
     job_id: str
     cluster: str
@@ -41,14 +44,14 @@ class Submitted:
 
 
 def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
-    """The key of the job that makes `outputs`: the absolute paths of all outputs that its rule declares."""
+    """Return the key of the job with these `outputs`, a hash of the absolute paths of all outputs of its rule."""
     return store.digest(sorted(os.path.normpath(output) for output in outputs))[: store.KEY_DIGITS]
 
 
 def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None) -> dict[str, Submitted]:
-    """The jobs ever submitted from `folder`, by `job_key`; only those of `keys` if given.
+    """Return the jobs ever submitted from `folder`, by `job_key`; only those of `keys` if given.
 
-    Asks Slurm once, and only if something may still run.
+    Slurm is queried once, and only if a job may still run.
     """
     found = {}
     for files, known in store.load_all(folder, keys):
@@ -64,7 +67,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
 
 def _submitted(files: JobFiles, known: Record, end: End | None, current: SlurmState) -> Submitted:
-    if current.state == "CANCELLED":  # the driver sees the same some seconds later
+    if current.state == "CANCELLED":  # the driver sees this some seconds later
         end = End("user", "cancelled", nodes=current.nodes)
     state: State | None = "ended"
     if current.state in PENDING:

@@ -1,4 +1,4 @@
-"""From a job of Snakemake to what is submitted: the options of sbatch for its resources, and its step."""
+"""Convert a job of Snakemake to its submission: the options of sbatch for its resources, and its step."""
 
 import difflib
 import math
@@ -20,7 +20,7 @@ from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, SlurmState
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
-# Resources, named as in the official Slurm plugin, with their option of sbatch; later ones override earlier ones.
+# Resources, named as in the official Slurm plugin, with their sbatch options; later ones override earlier ones.
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
@@ -37,7 +37,7 @@ SNAKEMAKES = {"_cores", "_nodes", "_job_count", "attempt", "mem", "mem_mib", "di
 NO_LIMITS: Mapping[str, int] = {}
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 UNDERSTOOD = NUMBERS | _TEXTS | _OPTIONS.keys()
-# Options of sbatch that users might give as a resource; they belong into `slurm_extra`.
+# Options of sbatch that users might give as a resource; they belong in `slurm_extra`.
 _SBATCH = {
     "dependency", "distribution", "exclusive", "gpus_per_node", "gpus_per_task", "hint", "licenses", "mail_type",
     "mail_user", "mem_per_cpu", "mem_per_gpu", "nice", "nodelist", "ntasks", "ntasks_per_node", "switches", "time",
@@ -48,10 +48,10 @@ _SBATCH = {
 class Job(SubmittedJobInfo):
     """A job of Snakemake, `job`, and its last submission.
 
-    `step`: what all its submissions have in common; `request`: options of sbatch, {} on this machine; `is_small`: may
-    be a task of a job array; `is_forced`: earlier results do not count.
-    Of the last submission `record`; `process` of this machine; `slurm`: its state there; `doubt`: the state in which
-    the job seems to be over, and since when.
+    step: the part that all its submissions share. request: options of sbatch; {} on this machine. is_small: whether it
+    may be a task of a job array. is_forced: whether earlier results are ignored.
+    The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
+    in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
 
     step: JobStep = field(kw_only=True)
@@ -69,7 +69,7 @@ class Job(SubmittedJobInfo):
 
     @property
     def end(self) -> End | None:
-        """Return the text as the job has written it, unless Slurm decides."""
+        """The end of the job as the job wrote it, or None if there is none or Slurm decides."""
         end = self.files.end(self.record.number)
         return None if end and end.is_provisional else end
 
@@ -81,7 +81,7 @@ class Job(SubmittedJobInfo):
         return JobPaths(self.record.folder, self.record.job_id, task_id=0).stderr
 
     def save(self, **changes: Any) -> None:
-        """Change the record, also that on disk."""
+        """Change the record, also on disk."""
         self.record = replace(self.record, **changes)
         self.external_jobid = self.record.job_id or None
         store.save(self.files, self.record)
@@ -96,8 +96,9 @@ def prepare(
     needs_srun: bool = False,
     limits: Mapping[str, int] = NO_LIMITS,
 ) -> Job:
-    """`needs_srun`: see `signals_steps_first`; `limits`: see `time_limits`.
+    """Return the job with its step and request.
 
+    needs_srun: see `signals_steps_first`. limits: see `time_limits`.
     Raises: WorkflowError for resources that cannot be requested.
     """
     resources = job.resources
@@ -135,12 +136,12 @@ def prepare(
 
 
 def members(job: Any) -> list[Any]:
-    """The jobs of a group, or the job itself."""
+    """Return the jobs of a group, or the job itself."""
     return list(job.jobs) if job.is_group() else [job]
 
 
 def has_all_outputs(job: Any) -> bool:
-    """Whether every output exists and none is older than an input; inputs marked as ancient do not count."""
+    """Return whether every output exists and none is older than an input; inputs marked as ancient do not count."""
     outputs = {os.path.abspath(output) for output in job.output}
     if not outputs or not all(map(os.path.exists, outputs)):
         return False
@@ -152,10 +153,10 @@ def has_all_outputs(job: Any) -> bool:
 def requested(
     resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
 ) -> dict[str, int]:
-    """What a job asks of each node: runtime in minutes, threads of a task, mem_mb, and gpu, also if only `gres` names
-    them, as in `gpu:4` or `gpu:h100:4`.
+    """Return the request per node: runtime in minutes, threads of a task, mem_mb, and the number of GPUs.
 
-    The runtime is at most the limit of the partition: Slurm would let the job wait for ever. Raises: WorkflowError.
+    The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the partition's
+    limit, because Slurm would let the job wait for ever. Raises: WorkflowError.
     """
     partitions = str(resources.get("slurm_partition") or settings.partition or "").split(",")
     longest = max(limits.get(partition, math.inf) for partition in partitions)
@@ -169,7 +170,7 @@ def requested(
 
 
 def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> Any:
-    """The value of a resource that is a number, 0 if there is none. Raises: WorkflowError for another or below zero."""
+    """Return the value of a numeric resource, 0 by default. Raises: WorkflowError for other or negative values."""
     value = resources.get(name) or 0
     if value == "<TBD>":  # a function of files that do not exist yet
         return 0
@@ -183,23 +184,23 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """The seconds of notice, at most a third of the time limit."""
+    """Return the seconds of notice, at most a third of the time limit."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
 def sbatch_request(
     resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
 ) -> dict[str, Any]:
-    """The options of sbatch by their long names; True for one without a value.
+    """Return the options of sbatch by their long names; the value is True for an option without one.
 
-    A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone
-    Slurm decides on how many nodes they run. Raises: WorkflowError for resources that cannot be requested.
+    A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone,
+    Slurm chooses the number of nodes. Raises: WorkflowError for resources that cannot be requested.
     """
     asked = requested(resources, threads, settings, limits)
     tasks, nodes, tasks_per_node = (number(resources, name) for name in ("tasks", "nodes", "tasks_per_node"))
     request: dict[str, Any] = {
         "time": asked["runtime"],
-        "signal": f"B:USR2@{signal_delay_s(asked['runtime'], settings)}",  # to our process, which passes it on
+        "signal": f"B:USR2@{signal_delay_s(asked['runtime'], settings)}",  # to our process, which relays it
         "cpus-per-task": asked["threads"],
         **{name: getattr(settings, name) for name in ("partition", "account", "qos", "reservation")},
         "nodes": nodes or (None if tasks else 1),
@@ -208,7 +209,7 @@ def sbatch_request(
         "no-requeue" if settings.no_requeue or resources.get("slurm_requeue") is False else "requeue": True,
     }
     if per_cpu := number(resources, "mem_mb_per_cpu"):
-        if asked["mem_mb"]:  # one may be a default, which must not beat what the rule says
+        if asked["mem_mb"]:  # one may be a default, which must not override the rule
             both = f"mem_mb={asked['mem_mb']} and mem_mb_per_cpu={per_cpu}"
             raise WorkflowError(f"resources {both}: give one of them, and set the other to 0")
         request["mem-per-cpu"] = f"{per_cpu}M"
@@ -221,7 +222,7 @@ def sbatch_request(
     request = {option: value for option, value in request.items() if value is not None}
     for text, source in ((settings.extra, "--submitit-extra"), (resources.get("slurm_extra"), "resource slurm_extra")):
         further = sbatch_options(str(text or ""), source)
-        if further.keys() & MEMORY:  # sbatch takes one of them
+        if further.keys() & MEMORY:  # sbatch accepts only one of them
             request = {option: value for option, value in request.items() if option not in MEMORY}
         request.update(further)
     if "clusters" in request:
@@ -232,7 +233,7 @@ def sbatch_request(
 
 
 def sbatch_options(text: str, source: str) -> dict[str, Any]:
-    """Parse a piece of command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
+    """Parse options of a command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
 
     Raises: WorkflowError for a word that is not an option with a long name, and for an open quote.
     """
@@ -254,10 +255,10 @@ def sbatch_options(text: str, source: str) -> dict[str, Any]:
 
 
 def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collection[str]) -> list[str]:
-    """The resources that neither this plugin nor the rule uses; `limits`: those of `--resources`.
+    """Return the resources that neither this plugin nor the rule uses.
 
-    `readers`: the rule's command, inputs and params. A function among them may read any resource.
-
+    limits: the names of `--resources`. readers: the rule's command, inputs and params; a function among them may use
+    any resource.
     Raises: WorkflowError for a resource that is meant for Slurm, or misspelt.
     """
     used = {name for reader in readers for name in re.findall(r"\bresources\.(\w+)", str(reader))}
@@ -272,7 +273,7 @@ def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collect
 
 
 def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float) -> dict[str, Any]:
-    """The options of another submission: away from nodes that failed, with more memory."""
+    """Return the options of another submission, which avoids nodes that failed and may have more memory."""
     changed = dict(request)
     if excluded:
         changed["exclude"] = ",".join([*filter(None, [changed.get("exclude")]), *excluded])

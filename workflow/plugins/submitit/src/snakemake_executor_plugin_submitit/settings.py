@@ -1,6 +1,6 @@
-"""What a user can set: `--submitit-NAME VALUE` on the command line, `submitit-NAME: VALUE` in a profile."""
+"""Define the user's settings: `--submitit-NAME VALUE` on the command line, `submitit-NAME: VALUE` in a profile."""
 
-# No `from __future__ import annotations` here: Snakemake calls the annotations to parse the values.
+# `from __future__ import annotations` must not be here: Snakemake calls the annotations to parse the values.
 # ruff: noqa: UP045  (nor does it know `str | None`)
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -17,7 +17,7 @@ class ExecutorSettings(ExecutorSettingsBase):
     cluster: str = setting(
         "slurm", "Where jobs run: 'slurm', or 'local', as processes of this machine", choices=("slurm", "local")
     )
-    # not a Path: Snakemake's catalog of plugins writes the defaults as JSON
+    # This is not a Path, because Snakemake's catalog of plugins writes the defaults as JSON.
     folder: str = setting(
         ".snakemake/submitit",
         "Folder for records and logs, on a file system that all nodes share; only its owner may write there",

@@ -1,4 +1,4 @@
-"""Questions to Slurm: how jobs are doing, whether it accepts a partition and account, and how long jobs may run."""
+"""Query Slurm: the states of jobs, whether it accepts a partition and account, and the time limits."""
 
 import logging
 import os
@@ -18,19 +18,22 @@ LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
-# Variables that change what Slurm's commands do and print, but for those that only name the cluster and the user. A
-# driver that is itself a job would pass its own allocation on, and a filter of squeue would hide jobs that run.
+# Variables that change what Slurm's commands do and print, except those that only name the cluster and the user. A
+# driver that is itself a job would pass on its own allocation, and a filter of squeue would hide running jobs.
 CHANGING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"}
 
 
 class NoAnswer(Exception):
-    """Slurm's command failed: nothing is known about any job."""
+    """Slurm's command failed, so the state of every job is unknown."""
 
 
 class SlurmState(NamedTuple):
-    """`state`: in PENDING, RUNNING or ENDED, UNKNOWN, or "" without an answer; `exit_code`: of the batch script;
-    `nodes`: in Slurm's notation."""
+    """The state of a job in Slurm.
+
+    state: in PENDING, RUNNING or ENDED, or UNKNOWN, or "" without an answer. exit_code: that of the batch script.
+    nodes: in Slurm's notation.
+    """
 
     state: str
     exit_code: str = ""
@@ -43,12 +46,12 @@ class SlurmState(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether no node can run the job: Slurm keeps a record also of what sbatch has refused."""
+        """Whether no node can run the job; Slurm also has a record of jobs that sbatch refused."""
         return self.state == "FAILED" and self.reason == "BadConstraints" and not self.nodes
 
     @property
     def is_over(self) -> bool:
-        """Without an answer the job may still run."""
+        """Whether the job has ended; without an answer it may still run."""
         return self.state in {*ENDED, UNKNOWN.state}
 
 
@@ -56,7 +59,10 @@ UNKNOWN, NO_ANSWER = SlurmState("UNKNOWN"), SlurmState("")
 
 
 class SlurmQueue:
-    """`clock` in seconds, for tests; after a failed question the pause before the next one doubles."""
+    """A queue of queries to Slurm; after a failed query, the pause before the next one doubles.
+
+    clock: returns seconds, and can be replaced in tests.
+    """
 
     def __init__(self, interval_s: float, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.log = log
@@ -70,7 +76,7 @@ class SlurmQueue:
         return self._clock() >= self._next
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
-        """The state of each job."""
+        """Return the state of each job."""
         ids = list(job_ids)
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
@@ -83,13 +89,13 @@ class SlurmQueue:
             self._next = self._clock() + self._pause_s
 
     def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
-        """One squeue; sacct only for jobs that squeue has forgotten, minutes after their end."""
+        """Run squeue once, and sacct only for jobs that squeue has forgotten, minutes after their end."""
         try:
             current = _states(ids, ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r"])
         except NoAnswer as error:
-            if "Invalid job id" in str(error):  # of every job: forgotten some minutes after its end
+            if "Invalid job id" in str(error):  # all jobs are forgotten, some minutes after their end
                 return self._sacct(ids)
-            # between an end and a requeue the accounting shows the end, so only jobs that still run are believed
+            # Between an end and a requeue, accounting shows the end. Use its answers only for jobs that still run.
             recorded = {job_id: state for job_id, state in self._sacct(ids).items() if state.is_alive}
             if not recorded:
                 raise
@@ -109,7 +115,7 @@ class SlurmQueue:
 
 
 def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]:
-    """The answer to a question about jobs, some of which may be tasks of an array."""
+    """Return the states of jobs and of tasks of arrays, as this command prints them."""
     arrays = ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
     found: dict[str, SlurmState] = {}
     for line in ask_slurm([*command, "-j", arrays]).splitlines():
@@ -122,7 +128,7 @@ def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]
 
 
 def _expand(shown: str) -> list[str]:
-    """The ids in "12", "12_3" or, for the pending tasks of an array, "12_[0-2,5%4]"."""
+    """Return the ids in "12", "12_3" or, for the pending tasks of an array, "12_[0-2,5%4]"."""
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", shown)
     if match is None:
         return [shown]
@@ -131,10 +137,10 @@ def _expand(shown: str) -> list[str]:
 
 
 def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
-    """The id of the job, or of the array, with this name; None if it has ended minutes ago, there is none, or Slurm
-    refused it: that leaves a record of a job which failed and never had a node.
+    """Return the id of the job, or of the array, with this name.
 
-    Raises: NoAnswer.
+    Return None if it ended minutes ago, does not exist, or was refused: Slurm then has a record of a failed job that
+    never had a node. Raises: NoAnswer.
     """
     for last in reversed(range(tries)):
         for line in ask_slurm(["squeue", "-h", "-t", "all", "-o", "%F|%T|%r|%N|%j", "--name", name]).splitlines():
@@ -147,7 +153,7 @@ def find_by_name(name: str, tries: int = 3, pause_s: float = 2.0) -> str | None:
 
 
 def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> str:
-    """The output of one of Slurm's commands. Raises: NoAnswer."""
+    """Return the output of a Slurm command. Raises: NoAnswer."""
     env = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(CHANGING)}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -160,7 +166,7 @@ def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> 
 
 
 def ignored_variables() -> list[str]:
-    """The user's variables for sbatch that a job does not heed, since resources and settings say the same."""
+    """Return the user's sbatch variables that have no effect, because resources and settings replace them."""
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
@@ -172,14 +178,14 @@ TIME_LIMITS = ("sinfo", "--all", "--noheader", "--format", "%P|%l")
 def check_place(request: Mapping[str, Any]) -> None:
     """Let Slurm check partition, account, qos and constraint without submitting anything.
 
-    Raises: WorkflowError with its refusal in one line.
+    Raises: WorkflowError with Slurm's refusal in one line.
     """
     place = [f"--{name}={request[name]}" for name in PLACE if request.get(name)]
     if not place:
         return
     try:
         ask_slurm(["sbatch", "--test-only", "--time=1", *place, "--wrap=true"])
-    except NoAnswer as error:  # if it is Slurm that fails, the submission will show it
+    except NoAnswer as error:  # if Slurm itself fails, the submission will show it
         if re.search(r"invalid|not permitted|denied|unknown|not exist", str(error), re.IGNORECASE):
             names = ""
             with suppress(NoAnswer):
@@ -188,7 +194,7 @@ def check_place(request: Mapping[str, Any]) -> None:
 
 
 def time_limits() -> dict[str, int]:
-    """The longest time in minutes of each partition that has a limit; "": of the default one. Raises: NoAnswer."""
+    """Return the time limit in minutes of each partition with a limit; "" is the default one. Raises: NoAnswer."""
     limits: dict[str, int] = {}
     for line in ask_slurm(TIME_LIMITS).splitlines():
         name, _, text = line.partition("|")
@@ -201,9 +207,9 @@ def time_limits() -> dict[str, int]:
 
 
 def signals_steps_first() -> bool:
-    """Whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
+    """Return whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
 
-    It signals the batch script too if it is configured to send the signal of --signal, or after the grace time.
+    Slurm also signals the batch script if it is configured to send the signal of --signal, or after the grace time.
     Raises: NoAnswer.
     """
     config = ask_slurm(("scontrol", "show", "config"))

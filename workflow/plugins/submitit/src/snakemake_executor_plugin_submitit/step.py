@@ -1,4 +1,4 @@
-"""The process of a job: it runs the Snakemake that carries out the rule; submitit starts it again after a stop."""
+"""Run the process of a job: a Snakemake that executes the rule; submitit starts it again after a stop."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from snakemake_executor_plugin_submitit.store import (
 LOOK_EVERY_S = 0.2
 KILL_WITHIN_S = 0.8  # submitit's local controller kills this process after a second
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
-ENV_EXIT = 96  # from our own script, when the setup of the environment fails
-# 137: another process killed it, and the job itself did nothing wrong
+ENV_EXIT = 96  # our own script's exit code if the setup of the environment fails
+# 137: another process killed it, and the job itself is not at fault
 EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # python -c MAIN FOLDER
 
 
 def main() -> None:
-    """Link the job's pickle to the name with the job's id, where submitit looks for it, and continue as submitit."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # without a handler it kills; submitit installs one later
+    """Link the job's pickle to the name with the job's id, which submitit expects, and continue as submitit."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the default kills; submitit installs a handler later
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # submitit would import it: a tenth of a second
 
     from submitit.core.job_environment import JobEnvironment
     from submitit.core.submission import process_job
 
     folder = Path(sys.argv[1])
-    # Submitit itself renames the pickle in the driver after sbatch, and if the driver is killed in between, the job
-    # finds nothing to do.
+    # Submitit itself renames the pickle in the driver after sbatch. If the driver is killed in between, the job finds
+    # no pickle.
     os.environ["SUBMITIT_FOLDER"] = str(folder)
-    with suppress(FileExistsError):  # after a requeue submitit's own pickle is there
+    with suppress(FileExistsError):  # after a requeue, submitit's own pickle exists
         pickle = pickle_path(folder, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
         JobEnvironment().paths.submitted_pickle.symlink_to(pickle)
     process_job(folder)
@@ -68,10 +68,10 @@ def pickle_path(folder: Path, task: int) -> Path:
 
 @dataclass(frozen=True)
 class JobStep:
-    """One submission of a job; submitit pickles it and calls it on the node, again after a requeue.
+    """A submission of a job; submitit pickles it and calls it on the node, again after a requeue.
 
-    `command`: a line of shell; `setup`: lines of shell before it; `venv`: a virtual environment, `container`: an
-    Apptainer image, "" for none.
+    command: a shell command. setup: shell commands before it. venv: a virtual environment; container: an Apptainer
+    image; "" for none.
     """
 
     files: JobFiles
@@ -85,10 +85,10 @@ class JobStep:
     container: str = ""
 
     def __call__(self) -> None:
-        """Run the job once. Does not return if the job is requeued: then submitit ends the process."""
+        """Run the job once; if the job is requeued, submitit ends the process and this call does not return."""
         if is_superseded(self):
             return
-        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: pickles this step again and requeues
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler pickles this step again and requeues the job
         with self.files.hold_running():
             end = run_attempt(self)
         if end is None:
@@ -104,14 +104,14 @@ class JobStep:
         write_json(self.files.outcome(self.record.number), outcome._asdict())
 
     def checkpoint(self) -> object:
-        """Called by submitit. The same step runs after a requeue, since the job's own files have its progress."""
+        """Return this step, which submitit runs after a requeue; the job's own files have its progress."""
         from submitit.core.utils import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def is_superseded(step: JobStep) -> bool:
-    """Whether another submission of the job replaces this one: Slurm accepted two, or the driver submitted it again."""
+    """Return whether a later submission replaces this one: Slurm accepted two, or the driver submitted again."""
     current, own = load(step.files), job_id()
     is_same_job = not current or not current.job_id or own in ("", current.job_id)
     if not current or (current.number == step.record.number and is_same_job):
@@ -122,16 +122,16 @@ def is_superseded(step: JobStep) -> bool:
 
 
 def run_attempt(step: JobStep) -> dict[str, Any] | None:
-    """Start the job, pass signals on, wait for its end.
+    """Start the job, relay signals, and wait for its end.
 
-    Returns: the end as `add_attempt` describes it, None if this process is being killed too, so that nothing can be
-    decided here.
+    Returns: the end as `add_attempt` describes it, or None if this process is being killed too and cannot decide
+    anything.
     """
     files = step.files
     before = files.progress()
-    if files.status.exists():  # forget why the last attempt failed, not its progress
+    if files.status.exists():  # forget why the last attempt failed, but not its progress
         write_json(files.status, {} if before is None else {"progress": before})
-    files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued the job
+    files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued it
     begin, kills = time.monotonic(), oom_kills()
     with (
         StopSignals() as signals,
@@ -158,7 +158,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # a signal before that is one of a preemption
+        # An earlier signal announces a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
@@ -174,7 +174,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
 
 def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
     cpus = os.environ.get("SLURM_CPUS_PER_TASK")
-    further = {"SRUN_CPUS_PER_TASK": cpus} if cpus else {}  # since Slurm 22.05 a step gets one CPU without it
+    further = {"SRUN_CPUS_PER_TASK": cpus} if cpus else {}  # since Slurm 22.05, a step gets one CPU without it
     return subprocess.Popen(
         ["bash", "-c", script(step)],
         cwd=step.workdir,
@@ -187,9 +187,9 @@ def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
-    """Wait for the end of the job, and for the processes that got a signal; pass signals on meanwhile.
+    """Wait for the end of the job and of all signalled processes, and relay signals meanwhile.
 
-    A signal may kill the shell before the training run below it has written its checkpoint, hence `patience_s`.
+    A signal may kill the shell before the training run in it has written its checkpoint, hence `patience_s`.
     Returns: the exit code as in Popen.
     """
     deadline = math.inf
@@ -209,7 +209,7 @@ def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, p
 
 
 def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
-    """Kill the job's processes, also those that start meanwhile."""
+    """Kill the job's processes, including those that start meanwhile."""
     deadline = time.monotonic() + KILL_WITHIN_S
     while (left := relay.members()) and time.monotonic() < deadline:
         processes.kill(left)
@@ -218,8 +218,10 @@ def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
 
 
 def exit_code_of_command(output: str, code: int) -> int:
-    """The exit code in the last error that the Snakemake in the job printed, else that of the Snakemake itself, which
-    is `code` as in Popen."""
+    """Return the exit code in the last error that the job's Snakemake printed, or else Snakemake's own.
+
+    code: Snakemake's exit code as in Popen.
+    """
     errors = COMMAND_EXIT.findall(output)
     if not errors:
         return code if code > 0 else 128 - code
@@ -228,22 +230,23 @@ def exit_code_of_command(output: str, code: int) -> int:
 
 
 def decide(step: JobStep, end: dict[str, Any]) -> End | None:
-    """How the submission ended, or None to start it again."""
+    """Return how the submission ended, or None to start it again."""
     status = read_json(step.files.status)
     if end["exit_code"] == 0:
         return _outcome(end, None)
     stated, message = status.get("failure_class"), str(status.get("message") or "")
-    is_class = isinstance(stated, str) and stated in CLASSES  # a job may write anything
+    is_class = isinstance(stated, str) and stated in CLASSES  # a job may write any value
     kind = stated if is_class else EXIT_CLASSES.get(end["exit_code"], "bug")
     if kind == "bug" and stated is None and end["asked"] is not None:
-        # it stopped on a signal in its own way; without a checkpoint the next attempt would meet its time limit too
+        # It stopped on a signal without reporting a class. Without a checkpoint, the next attempt would reach its time
+        # limit too.
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
     if step.files.is_unfruitful():
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
-        # scancel, or a preemption after which Slurm itself may requeue: the driver waits to see which it is
+        # After scancel or a preemption, Slurm itself may requeue the job; the driver waits to see which it was.
         return _outcome(end, "preempted", "stopped by SIGTERM")
     done = len(read_attempts(step.files.attempts)) - 1
     if done >= step.requeue_limit:
@@ -252,7 +255,7 @@ def decide(step: JobStep, end: dict[str, Any]) -> End | None:
 
 
 def script(step: JobStep) -> str:
-    """The job's shell script; a failed setup has an exit code of its own."""
+    """Return the job's shell script, in which a failed setup has its own exit code."""
     lines = []
     if step.setup or step.venv or step.container:
         lines.append(f"trap 'exit {ENV_EXIT}' ERR")
@@ -265,22 +268,22 @@ def script(step: JobStep) -> str:
         lines.append("command -v apptainer > /dev/null || { echo apptainer: not on PATH of this node >&2; false; }")
     if lines:
         lines.append("trap - ERR")
-    # the signal would kill Snakemake and its shell; the processes they start ignore it too until they have a handler
+    # The signal would kill Snakemake and its shell; the processes they start also ignore it until they have a handler.
     return "\n".join(["trap '' USR2", *lines, in_container(step) if step.container else step.command])
 
 
 def in_container(step: JobStep) -> str:
-    """The command in the image, with the `python` there; the working directory and the job's files are mounted."""
+    """Return the command in the image with its `python`; the working directory and the job's files are mounted."""
     command = step.command.replace(sys.executable, "python")
     image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])
-    gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without its driver each only warns
+    gpu_options = ["--nv", "--rocm"] if step.record.requested["gpu"] else []  # without a driver, these only warn
     options = [*gpu_options, *(f"--bind={path}" for path in binds), f"--pwd={step.workdir}"]
     return shlex.join(["apptainer", "exec", *options, image, "bash", "-c", command])
 
 
 def job_id() -> str:
-    """The id of the job that this process belongs to, in submitit's notation."""
+    """Return the id of the job to which this process belongs, in submitit's notation."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"

@@ -1,7 +1,7 @@
-"""The folder of each job: the driver (Snakemake) and the job communicate through its files only.
+"""Store each job's files in a folder, through which alone the driver (Snakemake) and the job communicate.
 
-The driver writes its record before it submits and before it waits. From the record the next driver sees which jobs are
-pending, running or finished, and does not submit them again. All of it can be deleted when no job runs.
+The driver writes its record before it submits and before it waits. From the record, the next driver sees which jobs are
+pending, running or finished, and does not submit them again. You can delete all of it when no job runs.
 """
 
 import fcntl
@@ -31,9 +31,9 @@ class JobFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = path / "record.json"  # by the driver: the last submission
-        self.attempts = path / "attempts.jsonl"  # by the job, like all that follow: start and end of every attempt
-        self.status = path / "status.json"  # what the rule's command says about itself
-        self.output_log = path / "output.log"  # what all attempts printed
+        self.attempts = path / "attempts.jsonl"  # by the job, like the files below: start and end of every attempt
+        self.status = path / "status.json"  # the status that the rule's command reports
+        self.output_log = path / "output.log"  # the output of all attempts
         self.running = path / "running"  # locked while the job runs
 
     @property
@@ -41,11 +41,11 @@ class JobFiles:
         return self.path.name.rpartition("-")[2]
 
     def outcome(self, number: int) -> Path:
-        """The `End` of submission `number`, written once."""
+        """Return the path of the `End` of submission `number`, which is written once."""
         return self.path / f"outcome-{number}.json"
 
     def end(self, number: int) -> "End | None":
-        """How submission `number` ended, None if the job has not written it, or another version of this plugin has."""
+        """Return how submission `number` ended, or None if the job has not written it or another plugin version has."""
         try:
             end = End(**read_json(self.outcome(number)))
         except TypeError:  # a key is missing or unknown
@@ -54,12 +54,12 @@ class JobFiles:
         return end if is_known else end._replace(failure_class="bug")
 
     def submission(self, number: int) -> Path:
-        """Submitit's own folder of a submission."""
+        """Return submitit's own folder of a submission."""
         return self.path / str(number)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the only driver that may decide about this job."""
+        """Hold the job's lock, which only the driver that may decide about the job has."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ class JobFiles:
             yield
 
     def is_running_here(self) -> bool:
-        """Whether a process of this machine runs the job."""
+        """Return whether a process of this machine runs the job."""
         try:
             with open(self.running) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +84,7 @@ class JobFiles:
         return False
 
     def last_change(self) -> float:
-        """The time at which the job last started, ended, printed or progressed; seconds since 1970, 0 for never."""
+        """Return when the job last started, ended, printed or progressed, in seconds since 1970; 0 for never."""
         times = [0.0]
         for path in (self.output_log, self.attempts, self.status):
             with suppress(OSError):
@@ -92,18 +92,20 @@ class JobFiles:
         return max(times)
 
     def progress(self) -> Any:
-        """Return the value as the job has stated it, None if it states none."""
+        """Return the progress that the job reported, or None."""
         return read_json(self.status).get("progress")
 
     def is_unfruitful(self) -> bool:
-        """Whether the last attempts ran to their time limit, or were killed, without progress. A job that states none
-        is not judged."""
+        """Return whether the last attempts ran to their time limit, or were killed, without progress.
+
+        A job that reports no progress is not judged.
+        """
         last, progress = read_attempts(self.attempts)[-UNFRUITFUL_LIMIT:], self.progress()
         is_stuck = [one["progress"] == progress and one.get("is_time_limit", True) for one in last]
         return progress is not None and len(last) == UNFRUITFUL_LIMIT and all(is_stuck)
 
     def reset(self) -> None:
-        """Forget earlier attempts, since the next job does not continue them."""
+        """Delete the files of earlier attempts, because the next job does not continue them."""
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
 
@@ -112,12 +114,12 @@ class JobFiles:
 class Record:
     """The last submission of a job.
 
-    `key`: hash of the job's content, equal for jobs that make the same outputs with the same parameters, whichever
-    driver submits them; `wildcards`: their values, as part of names; `name`: in Slurm, unique; `is_open`: Snakemake
-    does not know yet how the job ended; `job_id`: in Slurm, or the pid of submitit's local controller, "" until it is
-    known whether sbatch accepted the job; `folder`: submitit's; `task`: index within a job array; `started`: start of
-    the controller, in clock ticks since boot; `excluded`: nodes to avoid; `memory`: factor; `retries`: by failure
-    class.
+    key: a hash of the job's content, equal for jobs with the same outputs and parameters, whichever driver submits
+    them. wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know
+    yet how the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known
+    whether sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the
+    controller started, in clock ticks since boot. excluded: nodes to avoid. memory: the factor of the memory request.
+    retries: the number of retries by failure class.
     """
 
     key: str
@@ -149,7 +151,7 @@ def save(files: JobFiles, record: Record) -> None:
 
 
 def load(files: JobFiles) -> Record | None:
-    """The record, or None if there is none or another version of this plugin wrote it."""
+    """Return the record, or None if there is none or another version of this plugin wrote it."""
     try:
         return Record(**read_json(files.record))
     except TypeError:  # a key is missing or unknown
@@ -157,18 +159,18 @@ def load(files: JobFiles) -> Record | None:
 
 
 def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
-    """The jobs ever submitted from `folder`, sorted by name; only those of `keys` if given."""
+    """Return the jobs ever submitted from `folder`, sorted by name; only those of `keys` if given."""
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
     return [(files, load(files)) for files in every if keys is None or files.key in keys]
 
 
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:
-    """The folder of the job that makes `outputs`."""
+    """Return the folder of the job with these `outputs`."""
     return JobFiles(folder / "jobs" / f"{_plain(rule)}-{digest(outputs)[:KEY_DIGITS]}")
 
 
 def slurm_name(prefix: str, rule: str, wildcards: str = "") -> str:
-    """A name in Slurm that no other submission has, from this folder or another; jobs are searched for by it."""
+    """Return a name in Slurm that is unique also across folders, so that a search by name finds this submission."""
     words = [prefix, _plain(rule)[:40], _plain(wildcards)[:60], os.urandom(4).hex()]
     return "-".join(filter(None, words))
 
@@ -181,7 +183,7 @@ def digest(value: Any) -> str:
 def _as_json(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
-    return str(value) if isinstance(value, os.PathLike) else type(value).__name__  # repr may contain an address
+    return str(value) if isinstance(value, os.PathLike) else type(value).__name__  # a repr may contain an address
 
 
 def _plain(text: str) -> str:
@@ -189,7 +191,7 @@ def _plain(text: str) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Create `path` as a folder that only its owner may enter, since jobs execute the pickles in it.
+    """Create `path` as a folder that only its owner can enter, because jobs execute the pickles in it.
 
     Raises: PermissionError if it belongs to another user.
     """
@@ -206,7 +208,7 @@ def no_storage(path: Path, error: OSError) -> str:
 
 
 def clean(folder: Path, days: int) -> None:
-    """Delete jobs older than `days` (0: none); a job that may still run keeps everything."""
+    """Delete jobs older than `days` (0: none); files of a job that may still run are never deleted."""
     oldest = time.time() - days * DAY_S if days else 0.0
     used: set[Path] = set()
     for files, record in load_all(folder):
@@ -216,7 +218,7 @@ def clean(folder: Path, days: int) -> None:
         elif record:
             used.add(Path(record.folder))
     for array in (folder / "arrays").glob("*/"):
-        # the records of an array are written some seconds after its folder
+        # The records of an array are written some seconds after its folder.
         if array not in used and time.time() - array.stat().st_mtime > 60:
             shutil.rmtree(array)
 
@@ -241,7 +243,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file, or {} if there is none or it cannot be read: a job may write anything there."""
+    """Return the object in the file, or {} if it is missing or unreadable; a job may write anything to the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -250,7 +252,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
-    """The end of a text file, from byte `since` on, or "" if there is none."""
+    """Return the end of a text file, from byte `since` on, or "" if the file is missing."""
     try:
         with open(path, "rb") as file:
             file.seek(max(since, path.stat().st_size - limit_bytes))
@@ -259,13 +261,16 @@ def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
         return ""
 
 
-PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job asks to be started again
+PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job requests a restart
 UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
 
 
 class FailureClass(NamedTuple):
-    """`retries`: how often the executor submits the job again, None: up to the requeue limit; `advice`: to the user;
-    `is_elsewhere`: again on other nodes; `memory`: factor of the next request."""
+    """A class of failures.
+
+    retries: how often the executor submits the job again; None means up to the requeue limit. advice: text for the
+    user. is_elsewhere: whether to retry on other nodes. memory: the factor of the next memory request.
+    """
 
     retries: int | None
     advice: str
@@ -302,8 +307,11 @@ SLURM_CLASSES = {
 
 
 class End(NamedTuple):
-    """How a submission ended. `failure_class`: None for success; `exit_code`: of the job's command, None if unknown;
-    `nodes`: in Slurm's notation; `asked`: the signal that asked the job to stop."""
+    """The end of a submission.
+
+    failure_class: None for success. exit_code: that of the job's command, or None if unknown. nodes: in Slurm's
+    notation. asked: the signal that asked the job to stop.
+    """
 
     failure_class: str | None
     message: str = ""
@@ -313,17 +321,17 @@ class End(NamedTuple):
 
     @property
     def is_provisional(self) -> bool:
-        """Whether Slurm decides: after SIGTERM it may requeue the job, or the user has cancelled it."""
+        """Whether Slurm decides: after SIGTERM it may requeue the job, or the user cancelled it."""
         return self.asked == "SIGTERM" and self.failure_class in ("preempted", "timeout")
 
 
 def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
-    """Append to a job's attempts a "start" or an "end", and return it.
+    """Append a "start" or an "end" to a job's attempts, and return it.
 
-    Both have `unix_s`, and `progress` as the job stated it.
-    A start: `submission`, `job_id`, `host`, `nodes`, `pid` of the job's first process.
-    An end: `exit_code` of the job's command, `asked`, the signal that asked it to stop or None, `seconds`, and
-    `is_time_limit`.
+    Both have `unix_s`, and `progress` as the job reported it.
+    A start has `submission`, `job_id`, `host`, `nodes` and `pid`, that of the job's first process.
+    An end has `exit_code`, that of the job's command; `asked`, the signal that asked it to stop, or None; `seconds`;
+    and `is_time_limit`.
     """
     written = {"event": event, "unix_s": round(time.time(), 1), **facts}
     with open(path, "a", encoding="utf-8") as file:
@@ -334,8 +342,10 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
-    """The attempts in the file: each what its start says, with what its end adds to that, unless the job was killed or
-    still runs. Lines that a crash cut off are skipped."""
+    """Return the attempts in the file: the facts of each start, with those of its end if there is one.
+
+    An attempt without an end was killed or still runs. Lines that a crash truncated are skipped.
+    """
     found: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

@@ -1,7 +1,7 @@
-"""Submit each job once: a job that an earlier or another driver submitted is taken over, not submitted again.
+"""Submit each job once: take over a job that an earlier or another driver submitted, instead of submitting it again.
 
-submitit writes the pickles and the step; once sbatch has accepted a job, it needs its driver no more. Only this plugin
-writes and reads the pickles, in a folder that nobody else may enter.
+submitit writes the pickles and the step; after sbatch has accepted a job, the job does not need its driver. Only this
+plugin writes and reads the pickles, in a folder that only its owner can enter.
 """
 
 import glob
@@ -26,8 +26,8 @@ from snakemake_executor_plugin_submitit.step import MAIN, pickle_path
 from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
-LARGEST_ARRAY = 500  # each of its jobs has an open file, its lock, during the submission
-# In sbatch's message if the controller was not reached or is busy, so that it may accept the job the next time.
+LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock file
+# Texts of sbatch's messages if the controller is busy or unreachable and may accept the job later.
 TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
@@ -35,14 +35,15 @@ UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better ru
 
 
 class NotSubmitted(Exception):
-    """The job cannot be submitted; the message says why, and what to do."""
+    """The job cannot be submitted; the message names the reason and what to do."""
 
 
 @dataclass
 class Dispatcher:
-    """`log`: Snakemake's, so that the user sees which jobs were taken over; it does not format arguments.
+    """A dispatcher that takes over or submits jobs.
 
-    `jobs`: those that Snakemake waits for, by id(job).
+    log: Snakemake's logger, so that the user sees which jobs were taken over; it does not format arguments. jobs: the
+    jobs for which Snakemake waits, by id(job).
     """
 
     settings: ExecutorSettings
@@ -52,15 +53,15 @@ class Dispatcher:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Take over the jobs or submit them. Yields: each job, with the reason if it failed."""
+        """Take over or submit the jobs. Yields: each job, with the reason if it failed."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
-        known = self.queue.ask(ids) if ids else {}  # in one question
+        known = self.queue.ask(ids) if ids else {}  # in one query
         for batch in batches(jobs, self.settings.array_size):
             yield from self._dispatch(batch, known)
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
-        """Take over some of the jobs, submit the others together; no other driver can decide about them meanwhile."""
+        """Take over some of the jobs and submit the others together; locks exclude other drivers meanwhile."""
         done, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
@@ -105,9 +106,9 @@ class Dispatcher:
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
-        """Whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
+        """Return whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
         job.record = earlier
-        job_id = earlier.job_id or self._find(job)  # without an id its driver died during the submission
+        job_id = earlier.job_id or self._find(job)  # without an id, its driver died during the submission
         if not job_id:
             return False
         job.save(job_id=job_id)
@@ -134,7 +135,7 @@ class Dispatcher:
         return True
 
     def _find(self, job: Job) -> str | None:
-        """The id of a submission whose record has none, None if there is no such job."""
+        """Return the id of a submission whose record has none, or None if there is no such job."""
         found = job.record
         for attempt in read_attempts(job.files.attempts):
             if attempt["submission"] == found.number:
@@ -152,13 +153,13 @@ class Dispatcher:
         return processes.is_local_job_alive(job.files, found)
 
     def _new_record(self, job: Job, number: int, **changes: Any) -> Record:
-        """The record of a submission that has not begun."""
+        """Return the record of a new submission."""
         plain, folder = job.step.record, str(job.files.submission(number))
         name = store.slurm_name(self.settings.jobname_prefix, plain.rule, plain.wildcards)
         return replace(plain, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
 
     def _start(self, jobs: Sequence[Job]) -> None:
-        """Save the records, submit, and save the records with the ids. Raises: NotSubmitted."""
+        """Save the records, submit the jobs, and save the records with the ids. Raises: NotSubmitted."""
         if not jobs:
             return
         first = jobs[0]
@@ -185,13 +186,13 @@ class Dispatcher:
         for job in jobs:
             try:
                 job.save(job_id=main_id if job.record.task is None else f"{main_id}_{job.record.task}", started=started)
-            except OSError as error:  # it runs all the same
+            except OSError as error:  # the job runs nevertheless
                 self.log.warning(
                     f"{store.no_storage(job.files.path, error)}; the next driver finds job {main_id} by name"
                 )
 
     def _free_gpus(self, job: Job) -> list[int]:
-        """GPUs of this machine that no other job has; shared ones if there are not enough."""
+        """Return GPUs of this machine that no other job uses, or shared ones if there are too few."""
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
         every = visible_gpus() or list(range(count))
@@ -220,7 +221,7 @@ def visible_gpus() -> list[int]:
 
 
 def write_steps(jobs: Sequence[Job]) -> None:
-    """Pickle the steps for `step.main`: unlike submitit before the job can start, and without the job's id."""
+    """Pickle the steps for `step.main`; unlike submitit, do it before the job can start, and without the job's id."""
     from submitit.core.utils import DelayedSubmission
 
     folder = Path(jobs[0].record.folder)
@@ -236,7 +237,7 @@ def step_command(record: Record) -> list[str]:
 
 
 def start_locally(job: Job) -> subprocess.Popen[bytes]:
-    """Start submitit's controller for the step, which is written already."""
+    """Start submitit's controller for the step, which is already written."""
     from submitit.local.local import start_controller
 
     return start_controller(
@@ -249,12 +250,12 @@ def start_locally(job: Job) -> subprocess.Popen[bytes]:
 
 
 def sbatch_command(jobs: Sequence[Job]) -> list[str]:
-    """Write the script for sbatch. Return the command with the options of the first job, whose folder has all steps:
-    an array if several.
+    """Write the script for sbatch, and return the command with the options of the first job.
 
-    Only options of the command come before the user's SBATCH_* variables; the script has them as a comment. The job is
-    the batch script itself, so it gets the signals, and Slurm's controller need not create a step. srun starts it only
-    if the signal is not sent to the batch script.
+    The folder of the first job has all steps; several steps form an array. Only options on the command line override
+    the user's SBATCH_* variables; the script repeats them as a comment. The job is the batch script itself, so it gets
+    the signals, and Slurm's controller need not create a step. srun starts it only if the signal is not sent to the
+    batch script.
     """
     from submitit.core.utils import JobPaths
 
@@ -284,10 +285,10 @@ def sbatch_command(jobs: Sequence[Job]) -> list[str]:
 def submit_script(
     command: Sequence[str], find: Callable[[], str | None], pauses_s: Sequence[float] = (2, 5, 15, 60, 120)
 ) -> str:
-    """Submit a script once, by this command of sbatch.
+    """Submit a script once, by this sbatch command.
 
-    `find` searches for the job by its name, since sbatch may report an error although it accepted the job. If it raises
-    NoAnswer, sbatch is not called again.
+    `find` searches for the job by its name, because sbatch may report an error although it accepted the job. If `find`
+    raises NoAnswer, sbatch is not called again.
     Returns: the job's id. Raises: NotSubmitted.
     """
     refusal, doubt = "", ""
@@ -310,7 +311,7 @@ def submit_script(
 
 
 def sbatch(command: Sequence[str]) -> str:
-    """The job's id. Raises: NoAnswer."""
+    """Run sbatch and return the job's id. Raises: NoAnswer."""
     answer = ask_slurm(command, SBATCH_TIMEOUT_S)
     job_id = answer.strip().rpartition("\n")[2].partition(";")[0]
     if not job_id.isdigit():
