@@ -109,9 +109,7 @@ class SourceModule:
         return tuple(Imported(*item) for item in self.find("imports", lambda: list(self._find_imports())))
 
     def find(self, what: str, look: Callable[[], Any]) -> Any:
-        """Return the result of `look` for this module, from the cache if possible. It must be JSON. Raises:
-        SourceError.
-        """
+        """Return the result of `look` for this module, from the cache if possible; it is JSON. Raises: SourceError."""
         state = hashlib.sha256(_finders() + self.content).hexdigest()
         return self.cache.find(f"{self.module} {self.is_package} {what}", state, look)
 
@@ -383,9 +381,7 @@ MODULE_LEVEL = "module level"
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """The code behind a digest: the sha256 of its `files` by name, and in `parts` the digests of each module's
-    definitions.
-    """
+    """The code behind a digest: the sha256 of its `files` by name, and digests of the `parts` of each module."""
 
     module: str
     files: Mapping[str, str]
