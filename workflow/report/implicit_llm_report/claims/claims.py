@@ -1,14 +1,14 @@
-"""Checking the statements of claims.yaml against the measured numbers.
+"""Check the claims of claims.yaml against the measured numbers.
 
-A claim names what to measure (measure.py) and a bound on it; one rule judges the numbers of all models that compete. A
-claim that the best run decides holds when all numbers of that run keep the bound, so a sweep of settings, some of
-them bad, does not refute what one of them shows; every other claim must be met by all, and the one that meets it least
-is shown.
+A claim names a measure (measure.py) and a bound on it; one rule judges the numbers of all models that compete. If the
+best run decides, the claim is reproduced when all numbers of that run meet the bound, so a sweep that includes bad
+settings does not refute what one setting shows. Every other claim must be met by all models; its evidence is the model
+that meets it least.
 
-A number keeps its bound when every seed (or pair of seeds) does, and breaks it when none does; where they disagree the
-verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
-which may leave it undecided. A missing number never helps: the claim is then "missing", unless another model refutes
-it. The controls of a claim are judged by its bound: one that keeps it as well is named beside the verdict.
+A number meets its bound if every seed (or pair of seeds) does, and misses it if none does; if they disagree, the
+verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences, so
+it may be undecided. A missing number never helps: the claim is then "missing", unless another model refutes it. The
+controls of a claim are judged by the same bound; a control that also meets it is named beside the verdict.
 """
 
 import operator
@@ -38,7 +38,7 @@ SIGNS = {">=": ("≥", operator.ge), "<=": ("≤", operator.le), ">": (">", oper
 
 @dataclass(frozen=True)
 class Control:
-    """A model without what the claim is about: `of` takes the place of the claim's own."""
+    """A model without the property that the claim is about; `of` replaces the claim's own `of`."""
 
     name: str
     of: Mapping[str, Any]
@@ -46,11 +46,11 @@ class Control:
 
 @dataclass(frozen=True)
 class Claim:
-    """A checkable statement. `origin`: the paper's own, or one of this project; `scales`: where it can be judged.
+    """A claim that can be checked. `origin`: the paper or this project; `scales`: experiments that can judge it.
 
-    holds_if: a bound on the number, ">= 0.95"; the bounds > and < are of every pair of seeds.
-    where, how: the place in the paper, and what else to know. short: the statement in the verdict table; is_headline:
-    whether the short table has it. full: training tokens and parameters of the published result.
+    holds_if: a bound on the number, such as ">= 0.95"; the bounds > and < apply to every pair of seeds. where, how: the
+    place in the paper, and further explanations. short: the claim in the verdict table. is_headline: whether the short
+    table shows it. full: training tokens and parameters of the published result.
     """
 
     id: str
@@ -76,7 +76,7 @@ class Claim:
 
     @property
     def speaks_for_best(self) -> bool:
-        """Whether one run that does it is enough."""
+        """Whether one run that meets the bound is enough."""
         can_be_done = self.measure.against is None and self.holds_if.startswith(">=")
         return self.measure.speaks == "best" or (self.measure.speaks is None and can_be_done)
 
@@ -87,23 +87,23 @@ class Claim:
 
     @property
     def condition(self) -> str:
-        """The bound in words."""
+        """The bound as text."""
         sign, bound = self._bound
         return f"{SIGNS[sign][0]} {bound:g}"
 
     def margin(self, value: float) -> float:
-        """Return by how much the bound is kept; negative where it is not."""
+        """Return the distance by which the bound is met; negative if it is missed."""
         sign, bound = self._bound
         return value - bound if ">" in sign else bound - value
 
     def verdict(self, values: Sequence[float]) -> Verdict:
-        """Judge the ends of an interval, or the seeds; at least one."""
+        """Judge the ends of an interval, or the values of the seeds; there must be at least one value."""
         sign, bound = self._bound
         kept = [SIGNS[sign][1](value, bound) for value in values]
         return HOLDS if all(kept) else BY_SEED if any(kept) else FAILS
 
     def verdict_on(self, found: Found) -> Verdict:
-        """The verdict on one model, or pair of models."""
+        """Return the verdict on one model, or on one pair of models."""
         if found.spread.mean is None:
             return MISSING
         verdict = self.verdict(found.interval or found.spread.values)
@@ -117,9 +117,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with what was measured and what follows; without evidence there is no number.
+    """A claim with its evidence and verdict; without evidence there is no number.
 
-    num_competing: runs, or pairs of runs, that the verdict chose among; `others` are those that it did not choose.
+    num_competing: the number of runs, or pairs of runs, among which the verdict chose; `others` are those not chosen.
     """
 
     claim: Claim
@@ -135,7 +135,7 @@ class Judgement:
         return self.evidence.spread
 
     def to_dict(self) -> dict[str, Any]:
-        """The claim's entry in claims.json; numbers that do not exist are null."""
+        """Return the claim's entry in claims.json; numbers that do not exist are null."""
         stated = ("id", "statement", "short", "origin", "where", "published", "mark", "condition", "is_headline")
         measured = ("num_seeds", "num_samples", "interval", "bounds", "run", "data", "modes")
         return {
@@ -170,12 +170,12 @@ class _Claims:
 
 
 def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]:
-    """Read the file. Raises: UserError naming file and key."""
+    """Return the claims of the file. Raises: UserError that names file and key."""
     return read_yaml(path, _Claims).claims
 
 
 def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
-    """The verdict on one claim at the scale of the experiment of that name, see the head of this file."""
+    """Judge one claim at the scale of the experiment with this name by the rule in the docstring of this module."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
         return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)
@@ -201,6 +201,6 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
 
 
 def _control(claim: Claim, control: Control) -> Claim:
-    """The claim of its control, which is judged by the same bound."""
+    """Return the claim about a control, which has the same bound."""
     measure = replace(claim.measure, of=control.of)
     return replace(claim, statement=control.name, measure=measure, controls=())

@@ -1,12 +1,12 @@
-"""What a claim measures: a number of models, or of one model beside another, as rows of the frame (inputs/frame.py).
+"""Measure claims: find a number of models, or of one model beside another, in the rows of the frame (inputs/frame.py).
 
-Of two models one run represents each side. Where several runs compete, equal in all that the claim compares by, the one
+In a pair, one run represents each side. If several runs compete because they are equal in all compared columns, the one
 with the best score on a validation set or in training is chosen (the frame's columns `validation_loss` and `choice`),
-over the seeds that all of them have, and never by what comes out of the pair; without scores there is no number.
+over the seeds that all of them have. The number of the pair never decides; without scores there is no number.
 
-The number of a pair is formed for every seed of the first with every seed of the second; of equal seeds alone, where
-both are of one run and so share their start, or where the claim asks for it. The value of a seed with several records
-is their mean.
+The number of a pair is computed for every seed of the first with every seed of the second. Only equal seeds are paired
+if both sides are of one run and therefore share their start, or if the claim requires it. The value of a seed with
+several records is their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,25 +31,25 @@ from implicit_llm_report.inputs.frame import (
 )
 from implicit_llm_report.tables import title_of
 
-# Columns by which models can be compared, and the share by which they may differ there.
+# Columns in which compared models must be equal, and the share by which they may differ.
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
 # Columns that identify a number of a metric.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # shares of test tokens
-Z_95 = 1.96  # standard deviations that leave 5 % outside
+Z_95 = 1.96  # standard deviations of a two-sided 95 % interval
 WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of all cells that have `of`: columns of the frame with their value, a list of them or {at_most: value}.
+    """A metric of all cells that match `of`: columns of the frame with a value, a list of values or {at_most: value}.
 
     against: the columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the
-    columns `equal`; the number is then the difference, the ratio, or the share of the tasks that the first wins.
-    size: bounds of the second model's size over that of the first. seeds: "equal" compares each seed with its own,
-    which trained on the same sequences in the same order. speaks: "best" lets the model that does best decide, "all"
-    asks it of every one; None lets the best one show that something can be done (`at_least`), and asks all of the rest
-    and of pairs.
+    columns `equal`. by: the number is then the difference, the ratio, or the share of tasks on which the first is
+    better. size: bounds of the second model's size over that of the first. seeds: "equal" pairs each seed only with the
+    same seed, which trained on the same sequences in the same order. speaks: with "best" the best model decides, with
+    "all" every model must meet the bound; None means "best" for a claim that something can be done (`>=`) without
+    `against`, and "all" for other claims.
     """
 
     metric: str
@@ -72,20 +72,20 @@ class Measure:
 
     @property
     def words(self) -> str:
-        """What the number is, for the reader."""
+        """A description of the number for the reader."""
         of = f", {self.of['column']}" if "column" in self.of else ""
         return METRIC_WORDS[self.metric] + of + ("" if self.against is None else f", {self.unit}")
 
     @property
     def form(self) -> Literal["percent", "points", "ratio", "number"]:
-        """How the number is written."""
+        """The format of the number."""
         if self.against is not None and self.by != "tasks":
             return "ratio" if self.by == "ratio" else "points" if self.metric in SHARES else "number"
         return "percent" if self.metric in SHARES else "number"
 
     @property
     def unit(self) -> str:
-        """What stands behind the number where it is not the metric's own: what it is of two models, or above chance."""
+        """The text after the number if it is not the metric itself: how two models are combined, or "above chance"."""
         if self.against is None:
             return "above chance" if self.metric == "above_chance" else ""
         return "share of the tasks that are won" if self.by == "tasks" else self.by
@@ -95,7 +95,7 @@ class Measure:
 class Found:
     """The number of a model, or pair of models: `text` for the reader, `roles` the evaluations behind it.
 
-    num_samples: of a share, the fewest test sequences of a seed; their tokens are not independent of each other.
+    num_samples: for a share, the smallest number of test sequences of a seed; tokens of a sequence are not independent.
     """
 
     spread: Spread = field(default_factory=Spread)
@@ -115,12 +115,12 @@ class Found:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of a single seed's share (Wilson's score interval); None of other numbers."""
+        """The 95 % interval of a single seed's share (Wilson's score interval); None for other numbers."""
         return self.bounds if len(self.spread.values) == 1 else None
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Return the lower end of the lowest seed's 95 % interval, and the upper end of the highest seed's."""
+        """The lower end of the lowest seed's 95 % interval, and the upper end of the highest seed's."""
         if not self.spread.values or not self.num_samples:
             return None
         return wilson(min(self.spread.values), self.num_samples)[0], wilson(max(self.spread.values), self.num_samples)[
@@ -129,7 +129,7 @@ class Found:
 
 
 def wilson(share: float, num_samples: int) -> tuple[float, float]:
-    """The 95 % interval of a share, Wilson's score interval: 64 of 64 is at least 94 %."""
+    """Return the 95 % interval of a share by Wilson's score interval; 64 of 64 is at least 94 %."""
     scale = 1 + Z_95**2 / num_samples
     middle = (share + Z_95**2 / (2 * num_samples)) / scale
     half = Z_95 / scale * (share * (1 - share) / num_samples + (Z_95 / (2 * num_samples)) ** 2) ** 0.5
@@ -138,14 +138,14 @@ def wilson(share: float, num_samples: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The cell that represents its rivals; `words` says how it was chosen, None where nothing chooses."""
+    """The cell that represents its rivals; `words` explains the choice and is None if no score decides."""
 
     cell: Group
     words: str | None = ""
 
 
 def choose(rivals: Sequence[Group]) -> Choice:
-    """The rival with the best score: on validation text where all have one there, else in training."""
+    """Return the rival with the best score: on validation text if all rivals have that score, otherwise in training."""
     if len(rivals) == 1:
         return Choice(rivals[0])
     by, scores = "loss on validation text", _scores(rivals, "validation_loss")
@@ -160,7 +160,7 @@ def choose(rivals: Sequence[Group]) -> Choice:
 
 
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
-    """The score of each rival that has one, with its index: the mean over the seeds that all of them have."""
+    """Return the score of each rival that has one, with its index: the mean over the seeds that all of them have."""
     scored = [(index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals)]
     scored = [(index, rows) for index, rows in scored if len(rows)]
     shared = set.intersection(*(set(rows["seed"]) for _, rows in scored)) if scored else set()
@@ -171,7 +171,7 @@ def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
 
 
 def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str]) -> list[list[Group]]:
-    """The cells that compete: alike in the columns `same`, and equal in the columns `equal` to the first of them."""
+    """Return the groups of competing cells, which are equal in the columns `same` and close in the columns `equal`."""
     found: list[list[Group]] = []
     for cell in cells:
         mine: list[Group] = next((rivals for rivals in found if _is_alike(rivals[0], cell, same, equal)), [])
@@ -188,7 +188,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Find every competing model's number; one that was tested and gave no number has a spread that counts it."""
+    """Find every competing model's number; a model that was tested without a number counts it in its spread."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:
@@ -205,14 +205,14 @@ def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
 
 
 def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
-    """Cells do not compete where the claim compares by nothing."""
+    """Return the groups of cells that compete; without columns to compare by, no cells do."""
     if not measure.equal:
         return [[cell] for cell in cells]
     return in_rivals(cells, (*measure.same, "train_length"), (*measure.equal, "num_parameters"))
 
 
 def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> list[Group]:
-    """Return the cells of models trained here, in `rows`; sweeps only where they are asked for."""
+    """Return the cells of models trained here, in `rows`; sweeps only if they are requested."""
     for column, value in {"swept": None, **wanted}.items():
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]
@@ -241,7 +241,7 @@ def _alone(measure: Measure, cell: Group) -> Found:
 
 
 def _pair(measure: Measure, *choices: Choice) -> Found:
-    """Without a number where nothing chooses: the test set must not."""
+    """Return the number of a pair; there is none if no score chooses a model, because the test set must not choose."""
     first, second = (choice.cell for choice in choices)
     values = _tasks_by_seed if measure.by == "tasks" else partial(Group.by_seed, metric=measure.metric)
     mine, others = values(first), values(second)

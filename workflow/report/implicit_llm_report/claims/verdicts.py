@@ -1,6 +1,6 @@
-"""The verdict table: claim, paper, here, verdict and what was cut, from the entries of claims.json.
+"""Make the verdict table from the entries of claims.json: claim, published value, our value, verdict and limitations.
 
-The report, the pages of results and the README have it from here, so that they cannot disagree.
+The report, the pages of results and the README use it, so they cannot disagree.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,19 +15,20 @@ FROM_NOTE = "†"
 MARKS = f"{FROM_NOTE} from a reading note, not read in the paper itself."
 RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
-LACKING = "not finished"  # of a claim that lacks a planned number
+LACKING = "not finished"  # the verdict on a claim whose planned number is missing
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
-FEW_SAMPLES = 256  # the short table says how little so few test sequences show
+FEW_SAMPLES = 256  # below this number of test sequences, the short table shows the interval
 OWN = "this project"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """A row of the table.
 
-    claim: the statement in short, for tables in the order of claims.yaml. where: in the paper. here: the mean, then the
-    worst to the best seed. few: what few test sequences show; essential: the bound that a seed missed, what training
-    was short of, and the controls; cut: all evidence. is_asked: whether the experiment is one that can test it.
+    claim: the short form of the claim, for tables in the order of claims.yaml. where: the place in the paper. here: the
+    mean, then the worst to the best seed. few: the interval if there are few test sequences. essential: the bound that
+    a seed missed, reductions of training, and the controls. cut: all evidence. is_asked: whether the experiment can
+    test it.
     """
 
     id: str
@@ -52,17 +53,17 @@ class Row:
 
     @property
     def is_short(self) -> bool:
-        """Whether the short tables have it: a failure is never left to the full one."""
+        """Whether the short tables show it; they always show failures."""
         return self.is_headline or self.state == FAILS
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
-    """A row for each claim: the paper's before the new ones, else in the order of claims.yaml."""
+    """Return a row for each claim: claims of the paper before new ones, otherwise in the order of claims.yaml."""
     return sorted(map(_row, entries), key=lambda row: row.is_new)
 
 
 def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """The entries of several experiments, of each claim the first one that was run."""
+    """Return the entries of several experiments; for each claim the first one that was run."""
     found: dict[str, Entry] = {}
     for entry in (entry for entries in experiments for entry in entries):
         if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:
@@ -71,7 +72,7 @@ def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def counted(rows: Sequence[Row]) -> str:
-    """How many claims of the paper were tested, and with what verdicts."""
+    """Return how many claims of the paper were tested, and with what verdicts."""
     mine = [row for row in rows if not row.is_new]
     tested = [row for row in mine if row.is_run]
     head = f"{len(tested)} of {len(mine)} claims of the paper were tested"
@@ -79,7 +80,7 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def counted_new(rows: Iterable[Row]) -> str:
-    """The verdicts on the claims that are not the paper's."""
+    """Return the verdicts on the claims that are not the paper's."""
     words = {HOLDS: "confirmed", FAILS: "not confirmed", UNDECIDED: "undecided", MISSING: LACKING}
     return _by_state([row for row in rows if row.is_new], words)
 
@@ -92,7 +93,7 @@ def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
-    """The full table for a page, with what was cut beside the verdict."""
+    """Return the full table for a page, with the limitations beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | 95 % | verdict |", "|" + "---|" * 5]
     lines = [(row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows]
     return head + [f"| {' | '.join(line)} |" for line in lines]
@@ -103,12 +104,12 @@ def _verdict(row: Row, cut: Iterable[str]) -> str:
 
 
 def evidence(rows: Iterable[Row]) -> list[str]:
-    """A table of the runs, seeds and sequences behind each verdict."""
+    """Return a table of the runs, seeds and sequences behind each verdict."""
     return ["| claim | evidence |", "|---|---|", *(f"| {row.claim} | {'; '.join(row.cut)} |" for row in rows)]
 
 
 def outcomes(rows: Iterable[Row]) -> list[str]:
-    """A table of the paper's claims by where it makes them, each with its number and verdict."""
+    """Return a table of the paper's claims by their place there, each with its number and verdict."""
     mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
     head = ["| in the paper | claim | outcome |", "|---|---|---|"]
     ends = [f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine]
@@ -116,7 +117,7 @@ def outcomes(rows: Iterable[Row]) -> list[str]:
 
 
 def short_markdown(rows: Iterable[Row]) -> list[str]:
-    """The short table: headline claims and failures, with what was cut beside the verdict."""
+    """Return the short table: headline claims and failures, with the limitations beside the verdict."""
     head = ["| claim | paper | here: mean (worst to best seed) | verdict |", "|---|---|---|---|"]
     return head + [
         f"| {row.claim} | {row.paper} | {row.here} | {_verdict(row, (*row.few, *row.essential))} |"
@@ -170,7 +171,7 @@ UNITS = {"percent": " %", "points": " points", "ratio": " times", "number": ""}
 
 
 def shown(value: float, form: str) -> str:
-    """A number as the pages have it: percent with one decimal, else three significant digits."""
+    """Return a number as the pages show it: percent with one decimal, otherwise three significant digits."""
     text = f"{100 * value:.1f}" if form in ("percent", "points") else f"{value:#.3g}".removesuffix(".")
     return text.removeprefix("-") if text == "-0.0" else text.replace("-", "−")
 
@@ -180,7 +181,7 @@ def _interval(entry: Entry) -> str:
 
 
 def _tested(entry: Entry) -> tuple[str, ...]:
-    """Seeds, test sequences, and what the model was chosen among."""
+    """Return the run, its seeds and test sequences, and the models among which it was chosen."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     words = [f"{entry['run']}", f"{number} seed{'' if number == 1 else 's'}"]
     words += [f"{samples:,} sequences"] if samples else []
@@ -195,14 +196,14 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the verdict, if a seed missed it."""
+    """Return the bound of the verdict if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
-    """Return the interval, if there are few test sequences."""
+    """Return the interval if there are few test sequences."""
     samples = entry["num_samples"]
     is_few = samples and samples < FEW_SAMPLES
     return (f"{samples} sequences (95 %: {_interval(entry)})",) if is_few else ()
@@ -221,7 +222,7 @@ def _training(entry: Entry) -> tuple[str, ...]:
 
 
 def _controls(entry: Entry) -> tuple[str, ...]:
-    """The range of each control, and whether it meets the bound too; those that were not run together."""
+    """Return the range of each control and whether it also meets the bound; controls that were not run come last."""
     words, lacking = [], []
     for control in entry["controls"]:
         if control["mean"] is None:

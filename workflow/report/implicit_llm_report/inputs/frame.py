@@ -1,10 +1,10 @@
-"""One table of everything that was measured or is missing: a row a number.
+"""Build one table of everything that was measured or is missing, with a row for each number.
 
-Columns: `kind` of evaluation, `metric` and `value`; what the number is of (run, seed, phase and its solver, model,
-data, length, mode, ...); `role`, the input it comes from; `reason`, why a result is missing. A number that does not
-exist is None or NaN in a row of its own, never zero and never left out. What does not apply to a kind is None. Curves
-and other details stay in `detail`, a mapping by name. All columns have the type object, so that pandas keeps them as
-one array, which it filters and cuts in a fraction of the time.
+Columns: `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its solver,
+model, data, length, mode, ...); `role`, the input that it comes from; `reason`, why a result is missing. A number that
+does not exist is None or NaN in its own row; it is never zero and never omitted. Columns that do not apply to a kind
+are None. `detail` maps names to curves and other details. All columns have the type object, so that pandas stores them
+as one array, which is several times faster to filter and slice.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # the numbers that a record of a kind has; one that it lacks is missing
-# Numbers that only some records of a kind have, beside COSTS.
+Metrics = Mapping[str, Sequence[str]]  # the numbers of a record by kind; those that a record lacks are missing
+# Numbers that only some records of a kind have, in addition to COSTS.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip
@@ -38,7 +38,7 @@ ABOUT = (
     "is_hard", "is_checked", "num_documents", "num_fewshot", "task_version", "task_hash", "harness_version",
     "num_questions",
 )  # fmt: skip
-# What follows from the fields of a record and of those beside it, see `_Derived`.
+# Columns that are computed from a record and the other records of its kind, see `_Derived`.
 DERIVED = (
     "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
@@ -49,13 +49,13 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # The columns that all values of a swept setting share; the column `extent` marks the smallest and largest value.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# Order of modes in tables and legends: explicit models, the protocol of all results, then the other ways.
+# Order of modes in tables and legends: explicit models, the mode of the main results, then the other modes.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
 LANGUAGE_KINDS = ("perplexity", "lm_eval")
-RECURRENT = ("lstm",)  # families that read a sequence token by token, without a solver
-# Models within this factor are of one size: implicit ones have a few parameters more than explicit ones of their width.
+RECURRENT = ("lstm",)  # families that process a sequence token by token, without a solver
+# Models within this factor count as one size: implicit models have a few parameters more than explicit ones.
 SAME_SIZE = 1.3
 METRIC_WORDS = {
     LAST_TEN: "accuracy on the last ten tokens",
@@ -80,7 +80,7 @@ METRIC_WORDS = {
     "f_radius": "spectral radius of ∂f/∂z at the fixed point",
 }
 
-# Metrics that are shares, which pages show in percent.
+# Metrics that are shares; pages show them in percent.
 SHARES = frozenset({
     LAST_TEN, "accuracy_sequence", "accuracy_token", "unconverged_share", "token_match_sequential", "above_chance",
     "chance_last10", "accuracy", "acc", "acc_norm", AVERAGE, "token_agreement", "settled_early", "off_diagonal_share",
@@ -88,13 +88,13 @@ SHARES = frozenset({
 
 
 def metrics_of(kinds: Kinds) -> Metrics:
-    """The metrics by kind of evaluation, also of those on validation sets."""
+    """Return the metrics of each kind of evaluation, including those on validation sets."""
     kind_of = {name: name for name in kinds.evaluations} | {split: kind for kind, split in VALIDATION_KINDS.items()}
     return {name: kinds.evaluations[kind].metrics for name, kind in kind_of.items()}
 
 
 def family_of(model_type: str | None) -> str:
-    """The family's name; a type that is none of the known ones is its own name."""
+    """Return the family's name; an unknown type is its own name."""
     return FAMILIES.get(model_type or "", model_type or "model")
 
 
@@ -104,17 +104,17 @@ def kind_of(model: Any) -> str:
 
 
 def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
-    """Shares of hard tokens; several are mixed in equal parts."""
+    """Return the shares of hard tokens as a tuple; several shares are mixed equally."""
     return hard if isinstance(hard, tuple) else (hard,)
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
-    """Whether two positive numbers differ by at most the share `tolerance` of the larger one."""
+    """Return whether two positive numbers differ by at most the share `tolerance` of the larger one."""
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
 def short_count(count: float) -> str:
-    """ "131.6M", "1.32B", "41.9k"."""
+    """Return a count in short form, such as "131.6M", "1.32B" or "41.9k"."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.4g}{letter}"
@@ -123,7 +123,7 @@ def short_count(count: float) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over seeds: all that were measured; `num_missing` runs gave none."""
+    """The values of a number over seeds; `num_missing` counts the runs without a value."""
 
     values: tuple[float, ...] = ()
     num_missing: int = 0
@@ -147,15 +147,18 @@ class Spread:
 
 
 def seeds_words(spread: Spread) -> str:
-    """ "3 seeds", and how many of them gave no number."""
+    """Return "3 seeds", with the number of seeds without a value."""
     total = len(spread.values) + spread.num_missing
     words = f"{total} seed{'' if total == 1 else 's'}"
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
-    """Sorting key of a record's mode: last the released code's criterion, else by MODE_ORDER, each token's before a
-    residual over many, whatever the modes are called."""
+    """Return the sorting key of a record's mode.
+
+    Modes follow MODE_ORDER, whatever their names are; a criterion for each token comes before one over many tokens. The
+    released code's criterion is last.
+    """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
 
@@ -167,9 +170,9 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """The rows of all records: by kind, implicit models first, a model's phases by cost, its headline mode first.
+    """Return the rows of all records by kind: implicit models first, phases by cost, the headline mode first.
 
-    `reasons`: by role, why a result is missing. `names`: of runs, for the reader.
+    `reasons`: why a result is missing, by role. `names`: names of runs for the reader.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
@@ -195,7 +198,7 @@ def frame_of(
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
-    """Return the kind and size of each run's model, "Mamba2, 214k–226k": that of all models of about its size."""
+    """Return family and size of each run's model, such as "Mamba2, 214k–226k"; models of similar size share a title."""
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
@@ -213,7 +216,7 @@ def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]
 def _numbers(
     record: Mapping[str, Any], kind: str, metrics: Sequence[str]
 ) -> Iterator[tuple[str | None, str, float | None]]:
-    """(task, metric, value) of a record; the task is that of one part of its numbers."""
+    """Yield (task, metric, value) of a record; the task is None for a number over all tasks."""
     numbers = {name: record.get(name) for name in metrics}
     numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
     numbers |= {name: record.get(name) for name in COSTS}
@@ -232,7 +235,7 @@ def _numbers(
 
 
 def serial_steps(record: Mapping[str, Any]) -> float | None:
-    """How many f-evaluations wait for one another, divided by the length: 1 for a recurrent network."""
+    """Return the number of f-evaluations that must run one after another per token; 1 for a recurrent network."""
     work, length, mode = record.get(COST), record["length"], record.get("eval_mode")
     if work is None or family_of(record.get("model_type")) in RECURRENT or mode == "sequential":
         return work
@@ -241,15 +244,15 @@ def serial_steps(record: Mapping[str, Any]) -> float | None:
 
 
 class _Derived:
-    """What follows from the fields of a record and of the other records of its kind that sweep nothing.
+    """The columns that are computed from a record and from the other records of its kind without a sweep.
 
-    `name` is the run's name for the reader, with its phase where several phases of the run have results of this kind,
-    `label` the kind of model and its phase. `is_headline` marks the mode that stands for the model in figures and
-    claims: of those that read the most test sets, the first by `mode_rank`. `budget`: "bounded" for the phase of a run
-    with the fewest iterations, "free" for its others. `choice` is the score by which competing runs are chosen, the
-    lower the better: training loss at the end of language models, error on the validation set of CatbAbI. Language
-    models that all have a `validation_loss` are chosen by that.
-    `swept`, `at` and `base` are the setting that a record sweeps, its value and the mode.
+    `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
+    `label`: the kind of model and its phase. `is_headline`: marks the mode that represents the model in figures and
+    claims; among the modes with the most test sets, it is the first by `mode_rank`. `budget`: "bounded" for the phase
+    of a run with the fewest iterations, "free" for its other phases. `choice`: the score by which competing runs are
+    chosen, where lower is better: training loss at the end for language models, error on the validation set for
+    CatbAbI. Language models that all have a `validation_loss` are chosen by that. `swept`, `at` and `base`: the swept
+    setting, its value and the mode.
     """
 
     def __init__(
@@ -312,7 +315,7 @@ class _Derived:
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:
-    """Whether a test has a larger share of hard tokens than anything in training; None where that is unknown."""
+    """Return whether a test has a larger share of hard tokens than any training data; None if that is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
 
@@ -337,13 +340,13 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """What has one headline mode: a model, for CatbAbI in each protocol."""
+    """Return the key of the records that share one headline mode: a model, and for CatbAbI also the protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The rows of one thing over its seeds; what they share is read as an attribute, None where it does not apply."""
+    """The rows of one quantity over its seeds; attributes are the shared values of columns, or None without one."""
 
     rows: pd.DataFrame
 
@@ -366,7 +369,7 @@ class Group:
 
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
-        """What numbers are taken from, in the order of the seeds: as lists, which cost less to read than columns."""
+        """The columns of the numbers, ordered by seed, as lists because these are faster to access than columns."""
         return {name: self._by_seed[name].tolist() for name in ("metric", "value", "seed", "record", "role")}
 
     @property
@@ -374,9 +377,9 @@ class Group:
         return list(dict.fromkeys(self.rows["metric"]))
 
     def spread(self, metric: str, over: str = "seed") -> Spread:
-        """The metric over the seeds, or over the records; one without a number is counted as missing.
+        """Return the metric over the seeds, or over the records; a seed or record without a number counts as missing.
 
-        Raises: ReportError where rows differ in more than that: they are not one thing, and have no mean.
+        Raises: ReportError if the rows differ in anything else, because they are different quantities without a mean.
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
@@ -384,29 +387,29 @@ class Group:
         return Spread.of(value for _, value in found)
 
     def mean(self, column: str) -> float | None:
-        """Return the mean of a column over the seeds, such as training FLOPs; None where a seed has none."""
+        """Return the mean of a column over the seeds, such as training FLOPs; None if a seed has no value."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
         return None if None in values else sum(values) / len(values)
 
     def by_seed(self, metric: str) -> dict[int | None, float | None]:
-        """A value a seed: the mean over those of its records that have one; a seed is missing if none has."""
+        """Return a value per seed: the mean over its records that have one; a seed without any is missing."""
         values: defaultdict[int | None, list[float | None]] = defaultdict(list)
         for seed, value in self._numbers(metric, "seed"):
             values[seed].append(value)
         return {seed: Spread.of(mine).mean for seed, mine in values.items()}
 
     def cells(self, column: str) -> dict[Any, Group]:
-        """The rows by their value in a column, in order; a row without one is left out."""
+        """Return the rows by their value in a column, in order; rows without a value are left out."""
         cells = {cell._first[column]: cell for cell in groups(self.rows[self.rows[column].notna()], (column,))}
         return {value: cells[value] for value in in_order(cells)}
 
     @property
     def details(self) -> list[Mapping[str, Any]]:
-        """One of each record, in the order of the seeds."""
+        """The details of each record, in the order of the seeds."""
         return list(self._by_seed.drop_duplicates("record")["detail"])
 
     def curves(self, name: str) -> list[Any]:
-        """A detail of the records that have it, one of each record."""
+        """Return a detail of each record that has it."""
         return [detail[name] for detail in self.details if detail.get(name)]
 
     def _numbers(self, metric: str, over: str) -> list[tuple[Any, float | None]]:
@@ -416,12 +419,12 @@ class Group:
 
 
 def plain(frame: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The rows of a kind of evaluation that belong to no sweep and to models trained here."""
+    """Return the rows of a kind of evaluation for models trained here, without sweeps."""
     return frame[(frame["kind"] == kind) & frame["sweep"].isna() & frame["source"].isna()]
 
 
 def headlines(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows in the mode that stands for their model."""
+    """Return the rows in the mode that represents their model."""
     return rows[rows["is_headline"].astype(bool)]
 
 
@@ -430,15 +433,15 @@ def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
-    """The rows that agree in the columns `by`, in the order of the frame."""
-    places: defaultdict[tuple, list[int]] = defaultdict(list)  # by hand: pandas takes ten times as long for few rows
+    """Return the rows that agree in the columns `by` as groups, in the order of the frame."""
+    places: defaultdict[tuple, list[int]] = defaultdict(list)  # pandas is ten times as slow for few rows
     for place, key in enumerate(zip(*(rows[column] for column in by), strict=True)):
         places[tuple(None if part != part else part for part in key)].append(place)  # NaN
     return [Group(rows.iloc[mine]) for mine in places.values()]
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Numbers by size, then words as they come."""
+    """Return numbers by size, then texts in the order in which they occur."""
     found = list(dict.fromkeys(values))
     numbers = sorted(value for value in found if not isinstance(value, str))
     return [*numbers, *(value for value in found if isinstance(value, str))]

@@ -1,7 +1,7 @@
-"""The fewest layers that solve a group at the length they were trained on: Merrill's protocol.
+"""Find the fewest layers that solve a group at the training length: Merrill's protocol.
 
-For every kind of model and training length, models of several depths are tested at that very length; the smallest depth
-whose mean accuracy over seeds reaches the threshold counts.
+For every kind of model and training length, models of several depths are tested at that length. The result is the
+smallest depth whose mean accuracy over seeds reaches the threshold.
 Source: Schöne et al. 2025, Fig. 1 left; after Merrill, Petty and Sabharwal 2024.
 """
 
@@ -13,14 +13,14 @@ import pandas as pd
 from implicit_llm_report.config import MinimumLayersConfig
 from implicit_llm_report.inputs.frame import COLUMNS, Group, groups, headlines, kind_of, plain, shares_of
 
-LAYERS = "layers"  # kind and metric of the rows made here
+LAYERS = "layers"  # kind and metric of the rows that this module adds
 
 
 def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
-    """The accuracies of each kind of model by length and depth, named by these, in the mode that stands for the model.
+    """Return the accuracies of each kind of model by length and depth, in the mode that represents the model.
 
-    Tested at the length trained on, with no more hard tokens than in training; on the hardest of the tests, and of
-    several models of one depth that of the highest mean.
+    The test has the training length and no more hard tokens than training. If there are several tests, the one with the
+    most hard tokens counts; among several models of one depth, the one with the highest mean.
     """
     rows = headlines(plain(frame, "word_problem"))
     is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
@@ -39,7 +39,7 @@ def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
 
 
 def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
-    """A row for each kind of model, length and input: the number, and in `detail` the number in words."""
+    """Return a row for each kind of model, length and input: the number, and in `detail` the number as text."""
     found: list[dict[str, Any]] = []
     for kind in groups(rows, ("is_implicit",)):
         name = f"{kind_of(kind)}: fewest layers"
@@ -56,10 +56,10 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 
 
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
-    """The smallest depth that reaches the threshold, with its words.
+    """Return the smallest depth that reaches the threshold, and its text.
 
-    The words are "> 16" if no depth reaches it; the number is then one more than the deepest. They are "missing" if a
-    smaller depth has no number.
+    If no depth reaches it, the text is "> 16" and the number is one more than the largest depth. If a smaller depth has
+    no number, the text is "missing".
     """
     for depth, value in values.items():
         if value is None:

@@ -15,7 +15,7 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# What is known of a run, and of a data set, from the records of others.
+# Fields of a run and of a data set that can be copied from the records of other results.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -26,7 +26,7 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str, Record]]:
-    """(kind, record) of each missing evaluation. `known`: the records that are there."""
+    """Yield (kind, record) for each missing evaluation; `known` contains the existing records."""
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
         if job.evaluation is None or kind not in KINDS:
@@ -43,7 +43,7 @@ def missing_records(config: ReportConfig, known: Records) -> Iterator[tuple[str,
 
 
 def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> Record:
-    """These fields, each of the first record that agrees with `wanted` and has it."""
+    """Return the fields `keys`, each from the first record that agrees with `wanted` and has it."""
     found: Record = {}
     for record in chain.from_iterable(known.values()):
         if all(record.get(key) == value for key, value in wanted.items()):
@@ -52,7 +52,7 @@ def _shared(known: Records, keys: Sequence[str], wanted: Mapping[str, Any]) -> R
 
 
 def _tests(item: MissingResult, settings: Any) -> list[Record]:
-    """Return what an evaluation reads: tasks, or data sets with lengths and protocols."""
+    """Return the tests of an evaluation: tasks, or data sets with lengths and protocols."""
     if settings.kind == LM_EVAL:
         columns = [column for suite in load_suites() for column in suite.columns]
         metrics = {task: [column.metric for column in columns if column.task == task] for task in settings.tasks}
@@ -60,7 +60,7 @@ def _tests(item: MissingResult, settings: Any) -> list[Record]:
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
     data, asked = item.data, getattr(settings, "lengths", None)
-    if settings.kind == JACOBIAN:  # it takes the shortest rows, of these those with the most hard tokens
+    if settings.kind == JACOBIAN:  # it uses the shortest sequences, and among these the most hard tokens
         data = dict(sorted(data.items(), key=_shortness)[:1])
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}
@@ -77,7 +77,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """Return the names by which records of a test differ: modes, swept modes, or pairs of modes."""
+    """Return the names that distinguish the records of a test: modes, swept modes, or pairs of modes."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

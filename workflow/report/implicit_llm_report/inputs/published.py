@@ -1,4 +1,4 @@
-"""The numbers that others reported, published.yaml, and which of ours are of the same thing."""
+"""Read published.yaml, the numbers that others reported, and find our measurements of the same quantities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ MARK_WORDS = {
     "secondary": "secondary source",
     "reference_run": "published code, our run",
 }
-# By kind of evaluation the columns in which a number of ours must agree with a published one.
+# The columns in which our number must agree with a published one, by kind of evaluation.
 COMPARED = {
     "word_problem": (
         "group", "monoid", "mode", "is_implicit", "num_layers", "length", "hard_fraction", "train_length",
@@ -33,7 +33,7 @@ COMPARED = {
     "lm_eval": ("family", "num_parameters", "train_tokens", "solver", "task"),
     "duality": ("family", "num_parameters", "eval_mode", "against"),
 }  # fmt: skip
-# The lists of the file: kind of evaluation and metric of the entries, their part of the page, how numbers are shown.
+# The lists of the file: kind of evaluation and metric of the entries, their part of the page, format of the numbers.
 PARTS = {
     "numbers": ("word_problem", "accuracy_last10", "word problems", ".3f"),
     "perplexities": ("perplexity", "perplexity", "perplexity", ".2f"),
@@ -46,11 +46,11 @@ PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedEntry:
-    """A number or statement, how far to trust it (`mark`), and the conditions under which it was found.
+    """A published number or text, its reliability (`mark`), and the conditions under which it was found.
 
-    The conditions are columns of the frame, of the solver the most iterations and the phantom steps; `values` is a row
-    of a downstream table by the labels of its suite, `hub` the released model that it belongs to. `value` None and the
-    mark not_known: not found.
+    The conditions are columns of the frame; those of the solver are max_iter and phantom_steps. `values` is a row of a
+    downstream table by the labels of its suite, `hub` the released model with these numbers. A number that was not
+    found has the `value` None and the mark not_known.
     """
 
     id: str
@@ -92,12 +92,12 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Whether a number of ours is of the same thing: the same released model, or equal in all conditions."""
+        """Return whether our number measures the same quantity: of the same released model, or in equal conditions."""
         if cell.kind != self.kind or cell.task != self.task:
             return False
         if cell.source is not None:
             return self.hub is not None and self.hub == cell.source.get("hub")
-        # A model of this size was trained on so many tokens of no other corpus here.
+        # No model of this size was trained here on so many tokens of another corpus.
         if self.train_data != (self.test_data or ("D-Pile" if self.values else self.train_data)):
             return False
         return all(self._agrees(column, getattr(cell, column)) for column in COMPARED[self.kind or ""])
@@ -112,12 +112,12 @@ class PublishedEntry:
 
     @property
     def text(self) -> str:
-        """The published value; empty where it is not known."""
+        """The published value as text; empty if it is not known."""
         return f"{self.value:{self.form}}" if isinstance(self.value, float | int) else self.value or ""
 
 
 def _words(entry: PublishedEntry) -> str:
-    """What a number is of, where the file does not say it."""
+    """Describe a number for which the file has no description."""
     if entry.kind == "word_problem":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
@@ -137,7 +137,7 @@ def _model(entry: PublishedEntry) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """All published numbers and what the marks mean."""
+    """All published numbers, and the meaning of the marks."""
 
     marks: Mapping[str, str]
     numbers: tuple[PublishedEntry, ...] = ()
@@ -148,7 +148,7 @@ class Published:
     facts: tuple[PublishedEntry, ...] = ()
 
     def beside(self, cell: Group, metric: str) -> PublishedEntry | None:
-        """The published entry of the same thing, None where there is none."""
+        """Return the published entry of the same quantity, None if there is none."""
         return next((entry for entry in self.entries if entry.metric == metric and entry.is_beside(cell)), None)
 
     @property
@@ -157,14 +157,14 @@ class Published:
 
 
 def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
-    """Read the file, a row of a downstream table as a number each. Raises: UserError naming file and key."""
+    """Read the file and split rows of downstream tables into numbers. Raises: UserError that names file and key."""
     published = read_yaml(path, Published)
     placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
     return replace(published, **placed)
 
 
 def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
-    """The entries of a list with what is known from the list."""
+    """Return the entries of a list with the fields that the list determines."""
     kind, metric, part, form = PARTS[name]
     found = [
         replace(entry, kind=kind, metric=entry.metric or metric, part=entry.part or part, form=form)
@@ -175,7 +175,7 @@ def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEn
 
 
 def _split(row: PublishedEntry) -> list[PublishedEntry]:
-    """A row of a downstream table as an entry for each column."""
+    """Return a row of a downstream table as one entry for each column."""
     columns = {
         column.label: column for suite in load_suites() if suite.name == row.suite for column in suite.all_columns
     }

@@ -1,7 +1,6 @@
-"""Reading the finished runs a report is made of: evaluations, training phases, and where each came from.
+"""Read the finished runs that a report is made of: evaluations, training phases, and the origin of each.
 
-What an input is (its run, seed, phase and solver) stands in the report's configuration by the input's role: no name is
-taken apart.
+The report's configuration describes each input (its run, seed, phase and solver) by its role, so no name is parsed.
 """
 
 import json
@@ -33,7 +32,7 @@ EVALUATE, TRAIN = "evaluate", "train"
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a number: one finished run, its manifest and its provenance as far as it is known."""
+    """The source of a number: one finished run, with its manifest and its provenance as far as it is known."""
 
     role: str
     job: ReportJob
@@ -42,16 +41,16 @@ class Source:
 
     @property
     def anchor(self) -> str:
-        """Its id on the page."""
+        """The id of the source on the page."""
         return "run-" + "".join(letter if letter.isalnum() else "-" for letter in self.role)
 
 
 @dataclass(frozen=True)
 class Given:
-    """Everything the report knows.
+    """All data of the report.
 
-    `measured` is what was measured or is missing; `frame` also has the averages of downstream tasks and the fewest
-    layers.
+    `measured`: the numbers that were measured or are missing; `frame` adds the averages of downstream tasks and the
+    fewest layers.
     """
 
     config: ReportConfig
@@ -69,7 +68,7 @@ class Given:
 
     @cached_property
     def depths(self) -> pd.DataFrame:
-        """Accuracies by depth; empty where the report's configuration names no group."""
+        """The accuracies by depth; empty if the report's configuration names no group."""
         config = self.config.minimum_layers
         return self.measured[:0] if config is None else depths(self.measured, config)
 
@@ -83,7 +82,7 @@ class Given:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
-    """Read every input; missing results become rows without numbers. Raises: ReportError naming the file."""
+    """Read every input; missing results become rows without numbers. Raises: ReportError that names the file."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
@@ -107,16 +106,16 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds 
 
 
 def _trained(source: Source) -> Record:
-    """What training tells of a run whose evaluations are missing."""
+    """Return the fields that training records for a run whose evaluations are missing."""
     model, data = source.manifest.config.get("model") or {}, source.manifest.summary.get("data") or {}
     about = {"num_layers": model.get("num_hidden_layers"), "train_length": data.get("length")}
     return {"run": source.job.run, "model_type": model.get("model_type"), **about}
 
 
 def _place(records: dict[str, list[Record]], kind: str, record: Record, role: str, config: ReportConfig) -> None:
-    """Add a record with its run, seed, phase and solver, and the data set and split that it is of.
+    """Add a record with its run, seed, phase and solver, and with its data set and split.
 
-    Numbers of validation sets are of a kind of their own, so that no figure or claim takes them for those of a test.
+    Numbers of validation sets have their own kind, so that no figure or claim uses them as those of a test.
     """
     job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
     solver = Solver.of(job.solver) if record.get("is_implicit") else None
@@ -126,7 +125,7 @@ def _place(records: dict[str, list[Record]], kind: str, record: Record, role: st
 
 
 def _provenance(run: Input) -> dict[str, Any]:
-    """What the run recorded beside its result, as far as it can be read."""
+    """Return the provenance that the run recorded beside its result, as far as it can be read."""
     tracked, recorded = (read_object(run.work / name) for name in (MLFLOW, PROVENANCE))
     return {"mlflow_run_id": tracked.get("run_id"), **recorded}
 

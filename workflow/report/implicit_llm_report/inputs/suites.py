@@ -1,4 +1,4 @@
-"""Downstream tasks that are reported together, downstream.yaml, and the averages over them."""
+"""Read downstream.yaml, the suites of downstream tasks that are reported together, and compute their averages."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from implicit_llm_report.inputs.frame import AVERAGE, COSTS, groups
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of one task."""
+    """A column of a suite: one metric of one task."""
 
     label: str
     task: str
@@ -22,7 +22,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of some columns, by label."""
+    """The mean of some columns, which are given by their labels."""
 
     label: str
     columns: tuple[str, ...]
@@ -30,7 +30,7 @@ class Average:
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks that are reported together. The first average stands for the suite in figures and claims."""
+    """A suite of tasks that are reported together; its first average represents it in figures and claims."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Suite:
 
     @property
     def average_columns(self) -> tuple[Column, ...]:
-        """The averages, each as if it were a task."""
+        """The columns of the averages, each as if it were a task."""
         return tuple(Column(one.label, f"{self.title}: {one.label}", AVERAGE) for one in self.averages)
 
     @property
@@ -54,7 +54,7 @@ class _Suites:
 
 @cache
 def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, ...]:
-    """Read the file. Raises: UserError naming file and key."""
+    """Return the suites of the file. Raises: UserError that names file and key."""
     suites = read_yaml(path, _Suites).suites
     for suite in suites:
         labels = [column.label for column in suite.columns]
@@ -68,10 +68,10 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 
 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of downstream tasks with their suite and column, and rows for the averages.
+    """Return the rows of downstream tasks with their suite and column, and rows for the averages.
 
-    An average of a model, mode and seed is NaN where one of its columns has no number. A task that no suite has gets a
-    column of its own for each of its metrics; of the others those that no column shows are left out.
+    An average of a model, mode and seed is NaN if one of its columns has no number. A task that is in no suite gets its
+    own column for each of its metrics; metrics of the other tasks that no column shows are left out.
     """
     is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
     rows = frame[is_downstream].drop(columns=["suite", "column"])
@@ -91,4 +91,4 @@ def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     shown = pd.concat(found).merge(table, how="left", on=["task", "metric"]).sort_values("order", kind="stable")
     shown = shown[shown["column"].notna() | ~shown["task"].isin(table["task"])]
     own = {"suite": "Other tasks", "column": shown["task"] + " " + shown["metric"]}
-    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()  # in one piece: faster
+    return pd.concat([frame[~is_downstream], shown.fillna(own).drop(columns="order")]).copy()  # one block is faster

@@ -1,6 +1,6 @@
-"""Training runs as the report sees them: phases that follow or branch from one another, with their journals.
+"""Represent training runs for the report: phases that follow or branch from one another, with their journals.
 
-A curve is a table with a row for each of equal bins of a phase's steps, so that the bins of all seeds are the same.
+A curve is a table with a row for each of equal bins of a phase's steps, so that all seeds have the same bins.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pandas as pd
 from implicit_llm_contracts.runs import journal
 
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
-MAX_POINTS = 120  # bins of a whole run: beyond, a line of 500 pixels shows noise only
-MIN_POINTS = 20  # of a short branch
-END_SHARE = 0.02  # of all steps: so many last ones make the loss at the end
+MAX_POINTS = 120  # bins of a whole run; with more, a line of 500 pixels shows only noise
+MIN_POINTS = 20  # bins of a short branch
+END_SHARE = 0.02  # share of the steps at the end over which the final loss is averaged
 
 
 @dataclass(frozen=True)
 class Solver:
-    """What the report compares phases by: how a phase finds its fixed points."""
+    """The settings with which a phase finds its fixed points; the report compares phases by them."""
 
     mode: str | None = None
     max_iter: int | None = None
@@ -33,7 +33,7 @@ class Solver:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
-        """Make it from the settings of a phase; None for an explicit model."""
+        """Return the solver of a phase's settings; None for an explicit model."""
         return None if settings is None else cls(*(settings.get(field.name) for field in fields(cls)))
 
     @property
@@ -43,15 +43,15 @@ class Solver:
 
     @property
     def label(self) -> str:
-        """The paper's short form: "(24+4)"; "(unrolled 4)" for an unrolled phase. For the reader only."""
+        """The paper's short form for readers: "(24+4)", or "(unrolled 4)" for an unrolled phase."""
         return f"(unrolled {self.num_unroll})" if self.mode == "unrolled" else f"({self.max_iter}+{self.phantom_steps})"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a training run: steps start_step + 1 .. end_step and the points of its journal.
+    """A phase of a training run: steps start_step + 1 .. end_step and the points of its journal.
 
-    `start` is the fingerprint of the phase it starts from, `step_tokens` the tokens of one step.
+    `start`: the fingerprint of the phase that it resumes from. `step_tokens`: the tokens of one step.
     """
 
     role: str
@@ -66,7 +66,7 @@ class Phase:
 
     @property
     def label(self) -> str:
-        """Return it in words: "unrolled 4", "free 16+4"; a model without solver is "explicit"."""
+        """The phase in words: "unrolled 4", "free 16+4"; "explicit" for a model without a solver."""
         if self.solver is None:
             return "explicit"
         words = self.solver.label.strip("()")
@@ -74,7 +74,7 @@ class Phase:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Return the journal by step, infinite values as NaN; tokens are counted where the journal has none."""
+        """The journal by step, with infinite values as NaN; tokens are counted if the journal has none."""
         steps = [point.step for point in self.points]
         table = pd.DataFrame([point.values for point in self.points], index=steps).replace([np.inf, -np.inf], np.nan)
         if self.step_tokens is not None:
@@ -83,17 +83,17 @@ class Phase:
         return table.assign(step=steps)
 
     def series(self, key: str) -> pd.Series:
-        """A journal key by global step."""
+        """Return the values of a journal key by global step."""
         return self.table.get(key, pd.Series(dtype=float)).dropna()
 
     def curve(self, key: str, x: str = STEP, bins: int = MAX_POINTS) -> pd.DataFrame:
-        """Means over bins of the columns step, x and key; bins without a point are left out."""
+        """Return means over bins of the columns step, x and key; bins without a point are left out."""
         rows = self.table.reindex(columns=list(dict.fromkeys((STEP, x, key)))).dropna()
         return rows.groupby((rows[STEP] - self.start_step - 1) * bins // (self.end_step - self.start_step or 1)).mean()
 
     @cached_property
     def end_loss(self) -> float | None:
-        """Mean loss of the last steps; None when the journal has none of them."""
+        """The mean loss of the last steps; None if the journal has none of them."""
         losses = self.series(LOSS)
         last = losses[losses.index > (1 - END_SHARE) * self.end_step]
         return None if last.empty else float(last.mean())
@@ -101,7 +101,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The phases of one run and seed, by their start; `name` is the run's for the reader."""
+    """The phases of one run and seed, sorted by their start; `name` is the run's name for the reader."""
 
     run: str
     seed: int | None
@@ -121,24 +121,24 @@ class TrainingRun:
         return max(phase.end_step for phase in self.phases)
 
     def before(self, phase: Phase) -> Phase | None:
-        """The phase that `phase` starts from."""
+        """Return the phase from which `phase` resumes."""
         return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
 
     def path(self, phase: Phase) -> tuple[Phase, ...]:
-        """The phases up to and with `phase`."""
+        """Return all phases that lead to `phase`, and `phase` itself."""
         before = self.before(phase)
         return (*(self.path(before) if before is not None else ()), phase)
 
     @property
     def last_phases(self) -> list[Phase]:
-        """The phases that none goes on from at their end."""
+        """The phases from whose end no other phase resumes."""
         continued = {
             phase.start for phase in self.phases if (b := self.before(phase)) and b.end_step == phase.start_step
         }
         return [phase for phase in self.phases if phase.fingerprint not in continued]
 
     def along(self, phase: Phase, key: str, x: str) -> pd.DataFrame:
-        """The smoothed curve from step 0 through the phases before `phase` to its end, by phase and bin."""
+        """Return the smoothed curve from step 0 through the phases before `phase` to its end, by phase and bin."""
         path = self.path(phase)
         ends = [following.start_step for following in path[1:]] + [phase.end_step]
         bins = [max(MIN_POINTS, round(MAX_POINTS * (p.end_step - p.start_step) / self.end_step)) for p in path]
@@ -148,14 +148,14 @@ class TrainingRun:
 
 
 def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """Training loss at the end of a phase, mean over the seeds; None when one of them has none."""
+    """Return the training loss at the end of a phase, averaged over the seeds; None if a seed has no loss."""
     losses = [one.end_loss for trained in training if trained.run == run for one in trained.phases if one.name == phase]
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
 def share_bounded(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """The share of a branch's steps before its last phase began; None where the phase starts from none."""
+    """Return the share of a branch's steps before its last phase began; None if the phase resumes from no other one."""
     shares = (
         round(one.start_step / one.end_step, 2)
         for trained in training
