@@ -35,6 +35,11 @@ CLEAN = (  # grows until it covers CODE
     "implicit_llm/cards",
     "implicit_llm/checkpoint",
     "tests/gpu",
+    "workflow/lib/implicit_llm_workflow/planning",
+    "workflow/lib/implicit_llm_workflow/rules",
+    "workflow/lib/implicit_llm_workflow/launching",
+    "workflow/lib/implicit_llm_workflow/experiment_files",
+    "workflow/report/implicit_llm_report",
 )
 INSTEAD = {
     r"tells?|told": "says, shows, reports",

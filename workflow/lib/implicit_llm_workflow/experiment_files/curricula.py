@@ -61,7 +61,7 @@ class PhaseEntry:
 
 @dataclass(frozen=True)
 class CurriculumFile:
-    """A file workflow/config/curricula/<name>.yaml: the phases, each of which is one training job."""
+    """A file workflow/config/curricula/<name>.yaml: its phases, which are one training job each."""
 
     phases: Annotated[tuple[dict[str, Any], ...], SOME]
 

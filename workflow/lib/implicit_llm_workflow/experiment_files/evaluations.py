@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def sweep(self) -> SweepConfig | None:
-        """The values of a mode's fields, each of which is evaluated."""
+        """The swept fields of a mode; every value of a field is evaluated."""
         return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:

@@ -47,7 +47,7 @@ class Origin:
     runs: Annotated[tuple[Text, ...], SOME] = ("*",)
 
     def has(self, run: str, evaluation: str | None) -> bool:
-        """Return whether it includes this evaluation of this model, or the model's training if `evaluation` is None."""
+        """Return whether the origin has this evaluation of this model, or its training if `evaluation` is None."""
         is_mine = matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
         return is_mine and matches(run, self.runs)
 

@@ -76,7 +76,7 @@ class NodeJob:
     """The processes of a job on one node.
 
     `host`, `port`: the address on the first node where the processes find each other. `worker`: arguments of Python for
-    each process. `threads`: their number for each process; 0 means one, unless the environment sets another number.
+    each process. `threads`: the threads of each process; 0 means one, unless the environment sets another number.
     """
 
     folder: Path

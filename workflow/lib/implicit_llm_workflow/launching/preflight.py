@@ -22,7 +22,7 @@ from implicit_llm_workflow.text import first_line
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # what training needs on a bare node
+PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # packages that training needs on a bare node
 SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces is deleted
 _TOLERANCE = 0.1  # relative norm of bf16 minus fp32 through a whole model; a wrongly compiled kernel is off by 1
 

@@ -304,7 +304,7 @@ def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
 
 
 def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, SourceModule]:
-    """Return every module that counts, by name. Raises: SourceError if there is no module `entry`."""
+    """Return every module that belongs to the digest, by name. Raises: SourceError if there is no module `entry`."""
     if project.source(entry) is None:
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
     kept: dict[str, SourceModule] = {}

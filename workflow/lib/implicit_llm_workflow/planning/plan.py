@@ -180,7 +180,7 @@ class Plan:
         """Return the jobs whose manifests are the inputs of the node's rule.
 
         Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh result has no input
-        that will be computed again, and a page has no freed input, whose small files are still there.
+        that will be computed again. A page has no freed input: it reads only the small files, which are never freed.
         """
         found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
@@ -248,7 +248,7 @@ class Plan:
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
-        """The status of each job at the first access."""
+        """The status of each job, determined at the first access."""
         return self.look()
 
     def look(self) -> dict[str, Status]:

@@ -51,7 +51,7 @@ class Acceptance:
 
 
 def read_acceptance(run_dir: Path) -> Acceptance | None:
-    """Return the last acceptance if it was not revoked. Raises: AcceptedUnreadable."""
+    """Return the acceptance in a run directory; None if there is none or it was revoked. Raises: AcceptedUnreadable."""
     path = run_dir / ACCEPTED
     try:
         return fill(Acceptance, json.loads(path.read_bytes()), "accepted")

@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-# Options with which Snakemake does something else than make results.
+# Options with which Snakemake does something other than making results.
 _OTHER_CALLS = (
     "archive", "cleanup_metadata", "cleanup_shadow", "conda_cleanup_envs", "conda_create_envs_only",
     "container_cleanup_images", "containerize", "d3dag", "dag", "delete_all_output", "delete_temp_output",
@@ -97,7 +97,7 @@ def resource_of(workflow: Any, rule: str, name: str) -> str | None:
 
 
 def give_config_file(workflow: Any, path: Path) -> None:
-    """Replace the config files of this call by this one for all jobs that start from now on."""
+    """Make all jobs that start from now on read this config file instead of the config files of this call."""
     workflow.config_settings.configfiles = [path.resolve()]
 
 

@@ -1,4 +1,4 @@
-"""Accuracy and perplexity at each position of the longest rows."""
+"""Draw accuracy and perplexity at each position of the longest sequences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, 
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
-MAX_POSITIONS = 512  # beyond, positions are joined
-LEAST_TOKENS = 256  # of a point of perplexity
+MAX_POSITIONS = 512  # longer sequences are divided into as many bins
+LEAST_TOKENS = 256  # the fewest tokens of a point of perplexity
 Points = list[tuple[float, Spread]]
 
 
@@ -48,7 +48,7 @@ def _charts(
     decorate: Callable[..., None],
     **look: Any,
 ) -> list[Chart]:
-    """A panel for each test, of its longest rows: every model in the mode that stands for it."""
+    """Return a panel for each test with its longest sequences: every model in its headline mode."""
     charts = []
     for all_lengths in groups(headlines(rows), by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
@@ -65,7 +65,7 @@ def _accuracies(cell: Group) -> Points:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> Points:
-    """Return each seed's mean over equal bins of positions, where there are more of these than can be seen."""
+    """Return each seed's mean over equal bins of positions if there are too many positions to see."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
@@ -81,7 +81,7 @@ def _decorate_accuracy(axis: Axes, test: Group) -> None:
 
 
 def _perplexities(cell: Group) -> Points:
-    """The perplexity of each bin with enough tokens; seeds whose bins differ from the first one's are left out."""
+    """Return the perplexity of each bin with enough tokens; seeds with other bins than the first one are left out."""
     curves = [curve for curve in cell.curves("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []

@@ -1,4 +1,4 @@
-"""Theorem 1: heat maps of the state's Jacobian, explicit beside implicit."""
+"""Draw Theorem 1: heat maps of the state's Jacobian for explicit and implicit layers."""
 
 from functools import partial
 
@@ -14,11 +14,11 @@ from implicit_llm_report.inputs.sources import Given
 
 MOST_PANELS = 6
 RANDOM = "random layer"
-SHADES = 1e-7, 1.0  # values between which colours tell apart
+SHADES = 1e-7, 1.0  # range of the values with different colours
 
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Random layers, each kind once, which are the same in every evaluation of a kind; then trained models."""
+    """Return the rows of random layers, once per kind because all evaluations agree, then those of trained models."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [
@@ -29,7 +29,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def jacobian(given: Given) -> Figure | None:
-    """Heat maps, of one token each that has entries to draw."""
+    """Draw a heat map of one token for each model, if it has entries."""
     shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
@@ -39,7 +39,7 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Absolute values, the first row on top; cividis goes from dark to light for every kind of colour vision."""
+    """Draw absolute values with the first row on top; all kinds of colour vision see cividis go from dark to light."""
     pictures = model.curves("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)

@@ -1,4 +1,4 @@
-"""Language models: perplexity by length, size and share of the bounded phase; CatbAbI by task; convergence."""
+"""Draw figures of language models: perplexity by length, size and share of the bounded phase; CatbAbI; convergence."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,19 +22,19 @@ from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, 
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.tables import title_of
 
-LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
+LEAST_RESIDUAL = 1e-9  # smaller values are rounding errors, and zero has no logarithm
 KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alone"}
 
 
 def perplexity_by_length(given: Given) -> Figure | None:
-    """Held-out perplexity against the length of the test rows, one panel a family, size and test set."""
+    """Draw held-out perplexity against the length of the test sequences, one panel per family, size and test set."""
     rows = headlines(given.perplexities)
     charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, length_axis, y_label=PERPLEXITY)
     return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
 
 
 def perplexity_by_parameters(given: Given) -> Figure | None:
-    """A panel for each family and test set with models of several sizes; None without any."""
+    """Draw a panel for each family and test set with models of several sizes; return None if there are none."""
     rows = _at_training_length(given)
     kinds = [
         KINDS.get(b, "implicit" if i else "explicit") for b, i in zip(rows["budget"], rows["is_implicit"], strict=True)
@@ -60,7 +60,10 @@ def _at_training_length(given: Given) -> pd.DataFrame:
 
 
 def _rivals(test: Group) -> list[list[Group]]:
-    """Models of one kind and size, each after as many tokens as an implicit one of the test."""
+    """Return the groups of competing models, which have one kind and size.
+
+    A group contains only the models with as many tokens as an implicit model of the test, if there are any.
+    """
     cells = groups(test.rows, ("run", "phase", "name", "mode"))
     tokens = [cell.mean("train_tokens") for cell in cells if cell.is_implicit]
     found = in_rivals(cells, ("name",), ("num_parameters",))
@@ -76,10 +79,10 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 
 
 def curriculum(given: Given) -> Figure | None:
-    """A panel for each run and test set with several branches of one curriculum; None without any."""
+    """Draw a panel for each run and test set with several branches of one curriculum; return None if there are none."""
     rows, charts = _at_training_length(given), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
-        # A trunk that goes on to the end stands at 1; explicit runs of as many tokens are levels.
+        # A trunk that continues to the end is drawn at 1; explicit runs with as many tokens are levels.
         shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
         branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
         if len([share for share in branches if share < 1]) < 2:
@@ -106,9 +109,9 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 
 
 def accuracy_by_babi_task(given: Given) -> Figure | None:
-    """Accuracy on the test set at the questions of all tasks and of each, every model in the mode that stands for it.
+    """Draw accuracy on the test set for all questions and for each task, for every model in its headline mode.
 
-    If runs compete, only the one chosen on the validation set is drawn: a grid has more runs than fit.
+    If runs compete, only the one chosen on the validation set is drawn, because a grid has too many runs for a figure.
     """
     rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]
@@ -136,7 +139,7 @@ def _decorate_tasks(axis: Axes, test: Group) -> None:
 
 
 def convergence_by_iteration(given: Given) -> Figure | None:
-    """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
+    """Draw two panels for each data set and length: residuals of implicit models, and shares of final predictions."""
     frame, charts = given.measured, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
     for test in groups(rows, ("data", "length")):
@@ -163,7 +166,7 @@ def _trace(model: Group, key: str, width: float) -> Line:
 
 
 def _traces(model: Group) -> list[Mapping[str, Sequence[float]]]:
-    """Return the traces of the seeds, as far as they have the same evaluations."""
+    """Return the traces of the seeds that have the same evaluations as the first one."""
     curves = model.curves("convergence")
     return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
 

@@ -1,7 +1,7 @@
-"""How the figures look: readable in colour, to colour-blind readers and in grey; one look for paper and page.
+"""Define the style of all figures for paper and page, readable in colour, to colour-blind readers and in grey.
 
-Every series differs from its neighbours in colour, marker and dashes at once. The colours are those of the light page;
-on the page each of them becomes a CSS variable, so that the figures follow the reader's light or dark setting.
+Each series differs from its neighbours in colour, marker and dashes at once. The colours are those of the light page;
+on the page each becomes a CSS variable, so that figures follow the reader's light or dark setting.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ THEME = (
 )
 
 RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same outlines on every machine
+    "font.family": ["DejaVu Sans"],  # part of matplotlib, so outlines are the same on every machine
     "font.size": 8.5,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 15,
-    "axes.titley": 1.0,  # else matplotlib measures the labels of all ticks for it
+    "axes.titley": 1.0,  # otherwise matplotlib measures all tick labels to place it
     "axes.labelsize": 8.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -71,7 +71,7 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
 
 @dataclass(frozen=True)
 class Series:
-    """What a line is called and how it is drawn; `dashes` are lengths in units of the line width, none for solid."""
+    """The name of a line and its style; `dashes` are lengths in units of the line width, empty for a solid line."""
 
     label: str
     color: str
@@ -79,19 +79,19 @@ class Series:
     dashes: tuple[float, ...] = ()
 
     def line(self) -> dict[str, Any]:
-        """Keyword arguments of Axes.plot."""
+        """Return the keyword arguments of Axes.plot."""
         style: dict[str, Any] = {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "-"}
         return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
-# Colours of implicit and explicit lines; looks of another number, so that few lines are alike.
+# Colours of implicit and explicit lines; the numbers of colours and looks differ, so that few lines are alike.
 _COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
 _LOOKS = {
     True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-# They come first in a figure that tells modes apart, so that each looks alike in all figures.
+# Figures that distinguish modes start with these, so that each mode has the same style in all figures.
 _MODES = {
     f"implicit, {mode}": True
     for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
@@ -99,7 +99,7 @@ _MODES = {
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
-    """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
+    """Return a series for each (name, is implicit), implicit ones first; equal names in several panels share one."""
     wanted = dict(names)
     known = wanted if wanted.keys().isdisjoint(_MODES) else _MODES | wanted
     return {

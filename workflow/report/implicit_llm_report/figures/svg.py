@@ -1,8 +1,8 @@
 """Draw panels as SVG, with equal bytes for equal numbers.
 
-The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
-page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters are text in the page's font
-(found by searching, read aloud), its colours the page's variables (light or dark).
+The file is for papers and other pages: all panels, letters as outlines and a white background, the same everywhere. On
+the page each panel is a separate SVG, so that panels wrap on a narrow screen. Its letters are text in the page's font,
+which can be searched and read aloud, and its colours are the page's variables (light or dark).
 """
 
 import io
@@ -28,16 +28,16 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
-TITLE_LETTERS = 32  # as many as fit above a panel
+TITLE_LETTERS = 32  # the number that fits above a panel
 LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
 TITLE_PT = 12  # height of a line of a title
-LINE_PT = 17  # of the legend
+LINE_PT = 17  # height of a line of the legend
 XLINK = "http://www.w3.org/1999/xlink"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: `draw` is called with it; `description` is what a screen reader says."""
+    """One pair of axes, on which `draw` is called; `description` is the text for screen readers."""
 
     title: str
     draw: Callable[[Axes], None] = field(compare=False)
@@ -46,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend; `roles` are the runs whose numbers it shows. The panels of a wide one fill the page."""
+    """Panels with one legend; `roles` are the runs whose numbers it shows. Panels of a wide figure fill the page."""
 
     name: str
     title: str
@@ -84,12 +84,12 @@ def drawn(figure: Figure) -> Drawn:
 
 
 def file_svg(figure: Figure) -> str:
-    """The whole figure as a file: the panels side by side, the legend below them."""
+    """Return the whole figure as a file, with the panels side by side and the legend below them."""
     count, (width, height) = len(figure.panels), figure.panel_inches
     columns = 1 if figure.is_wide else min(count, 2 if count == 4 else MAX_COLUMNS)
     widest = (
         max((len(series.label) for series in figure.legend), default=0) * LETTER_EMS + HANDLE_EMS + 3
-    )  # with spaces
+    )  # 3 for the spaces around an entry
     per_row = max(1, min(len(figure.legend), int(72 * columns * width / (widest * LEGEND_PT))))
     heights = [height] * math.ceil(count / columns)
     if figure.legend:
@@ -117,19 +117,19 @@ def _draw(place: FigureBase, panel: Panel, figure: Figure) -> None:
 
 @cache
 def _swatch(series: Series) -> str:
-    """A short piece of the series' line with its marker."""
+    """Draw a short piece of the series' line with its marker."""
     canvas = Canvas(figsize=(0.42, 0.16))
     canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
     return _svg(canvas, "swatch")
 
 
 def theme_css(column: int) -> str:
-    """The declarations of the colour variables; column 1 is the light page, 2 the dark one."""
+    """Return the declarations of the colour variables; column 1 is for the light page, 2 for the dark one."""
     return " ".join(f"--{row[0]}: {row[column]};" for row in style.THEME)
 
 
 def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -> str:
-    """Return the SVG with letters as text or as outlines; ids are made of what they name and of `name`."""
+    """Return the SVG with letters as text or as outlines; its ids depend only on their content and on `name`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": name}):
         canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -137,7 +137,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Make an SVG file a part of another: ids that are unique there, no fixed size."""
+    """Make an SVG file a part of a page, with ids that are unique there and without a fixed size."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -150,16 +150,16 @@ def _element(svg: str, prefix: str) -> str:
 
 
 def _for_page(svg: str, prefix: str, description: str) -> Markup:
-    """An element in the page's font and colours, with a description."""
+    """Return an element in the page's font and colours, with a description."""
     svg = _element(svg, prefix).replace("<svg", '<svg role="img"', 1)
     svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet has the same rules
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", re.sub(r"font-family: [^;\"]*(; )?", "", svg))
     return Markup(with_variables(svg))
 
 
 def with_variables(svg: str) -> str:
-    """Its colours as variables, which `theme_css` sets: matplotlib writes fixed ones."""
+    """Replace the fixed colours that matplotlib writes by variables, which `theme_css` sets."""
     for name, light, _ in style.THEME:
         svg = svg.replace(light, f"var(--{name})")
     return svg

@@ -1,7 +1,7 @@
-"""Test-time compute: trained models with another iteration budget or another tolerance than their own.
+"""Draw test-time compute: trained models with another iteration budget or tolerance than in training.
 
-A line is one model in one mode with the swept setting at several values. Beside it stand the same model and mode as
-they are evaluated elsewhere, without the sweep, and the explicit models of the same kind on the same test set.
+A line is one model in one mode with several values of the swept setting. For comparison, the figure has the same model
+and mode without the sweep, and the explicit models of the same kind on the same test set.
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 
@@ -19,7 +19,7 @@ from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import title_of
 
-# By the kind of evaluation the metric and its words.
+# The metric and its label, by kind of evaluation.
 MEASURES = {
     "word_problem": (LAST_TEN, "accuracy, last 10 tokens"),
     "perplexity": (PERPLEXITY, "perplexity"),
@@ -29,11 +29,11 @@ AS_TRAINED = "as trained"  # instead of a swept value
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
-    """The rows of sweeps, by test and setting, with the unswept ones of the same models and of explicit models."""
+    """Return the rows of sweeps by test and setting, with unswept rows of the same models and of explicit models."""
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():
         rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["metric"].isin((measure, COST))]
-        if kind == "lm_eval":  # the first average stands for a suite
+        if kind == "lm_eval":  # the first average represents a suite
             firsts = {column.task for suite in load_suites() for column in suite.average_columns[:1]}
             rows = rows[rows["task"].isin(firsts) & (rows["metric"] == AVERAGE)]
         for test in groups(rows, ("data", "length", "models")):
@@ -67,7 +67,7 @@ def _figure(given: Given, key: str, words: str) -> Figure | None:
 
 
 def _line(model: Group, measure: str) -> Line:
-    """An explicit model is a level."""
+    """Return the line of a model; an explicit model is a level."""
     points = [(at, cell.spread(measure)) for at, cell in model.cells("at").items()]
     if model.is_implicit:
         return Line(model.name, True, [point for point in points if point[0] != AS_TRAINED], groups=[model])
@@ -75,7 +75,7 @@ def _line(model: Group, measure: str) -> Line:
 
 
 def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
-    """Each swept value with its tick, the work growing to the right."""
+    """Set a tick at each swept value, with the work growing to the right."""
     axis.set_xscale("log")
     ticks_at(axis, values)
     axis.set_xlabel("iterations allowed for a block")

@@ -218,7 +218,7 @@ def _numbers(
 ) -> Iterator[tuple[str | None, str, float | None]]:
     """Yield (task, metric, value) of a record; the task is None for a number over all tasks."""
     numbers = {name: record.get(name) for name in metrics}
-    numbers |= record.get("metrics") or {}  # of lm_eval: those of its task
+    numbers |= record.get("metrics") or {}  # lm_eval has those of its task here
     numbers |= {name: record.get(name) for name in COSTS}
     numbers |= {name: record[name] for name in EXTRAS if record.get(name) is not None}
     if kind == "word_problem":

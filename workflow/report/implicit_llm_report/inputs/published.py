@@ -92,7 +92,7 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Return whether our number measures the same quantity: of the same released model, or in equal conditions."""
+        """Return whether our number is of the same released model, or was measured under equal conditions."""
         if cell.kind != self.kind or cell.task != self.task:
             return False
         if cell.source is not None:
@@ -164,7 +164,7 @@ def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
 
 
 def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
-    """Return the entries of a list with the fields that the list determines."""
+    """Return the entries of a list, completed with the fields that follow from the list (PARTS)."""
     kind, metric, part, form = PARTS[name]
     found = [
         replace(entry, kind=kind, metric=entry.metric or metric, part=entry.part or part, form=form)

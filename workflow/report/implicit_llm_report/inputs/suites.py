@@ -39,7 +39,7 @@ class Suite:
 
     @property
     def average_columns(self) -> tuple[Column, ...]:
-        """The columns of the averages, each as if it were a task."""
+        """The columns of the averages; each average counts as a task of its own."""
         return tuple(Column(one.label, f"{self.title}: {one.label}", AVERAGE) for one in self.averages)
 
     @property

@@ -1,6 +1,6 @@
 """Represent training runs for the report: phases that follow or branch from one another, with their journals.
 
-A curve is a table with a row for each of equal bins of a phase's steps, so that all seeds have the same bins.
+A curve is a table with one row per bin of a phase's steps. The bins are of equal size, so all seeds have the same ones.
 """
 
 from __future__ import annotations

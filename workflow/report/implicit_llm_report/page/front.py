@@ -1,4 +1,4 @@
-"""The first page: verdicts, at most five figures with few lines, one compact table for each test, and links."""
+"""Make the first page: verdicts, at most five figures with few lines, one compact table for each test, and links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
 from implicit_llm_report.tables import Table, tables_of
 
-# In this order the first five that have something to show, the hero first.
+# The first page shows the first five that have data, in this order; the first one is the most prominent.
 FIGURES = (
     "accuracy-by-length", "loss-by-flops", "perplexity-by-length", "minimum-layers", "accuracy-by-position",
     "jacobian", "accuracy-by-babi-task", "perplexity-by-position",
 )  # fmt: skip
-FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # of all models: they have one line a kind, or none
+FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # show all models: they have one line per kind, or none
 MOST_LINES, MOST_PANELS, MOST_ROWS = 6, 3, 12
 TABLES = ("accuracy", "perplexity", "downstream", "babi")
 TEST = ("kind", "group", "monoid", "data_set")
@@ -27,7 +27,7 @@ TEST = ("kind", "group", "monoid", "data_set")
 
 @dataclass(frozen=True)
 class FrontTable:
-    """A table in the mode that stands for each model; `num_left_out` rows are on the page of all numbers.
+    """A table in the mode that represents each model; the page of all numbers has `num_left_out` more rows.
 
     not_run: titles of the planned models that have no result.
     """
@@ -62,7 +62,7 @@ def with_few_models(given: Given) -> Given:
 
 
 def _first(test: Group) -> list[str]:
-    """The first models of a test, of implicit and of explicit ones as many where there are."""
+    """Return the first models of a test, if possible as many implicit as explicit ones."""
     by_kind = [
         list(dict.fromkeys(test.rows[test.rows["is_implicit"].astype(bool) == is_implicit]["name"]))
         for is_implicit in (True, False)
@@ -73,11 +73,11 @@ def _first(test: Group) -> list[str]:
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
-    """Yield a table of the models of each test that match a pattern and of the first others that were measured."""
+    """Yield a table for each test: the models that match a pattern, and the first others that were measured."""
     for name in TABLES:
         entry = registry().tables[name]
         for table in tables_of(entry, headlines(rows_of[name])):
-            top = 1 if name == "babi" else None  # its tasks are in a figure
+            top = 1 if name == "babi" else None  # a figure shows its tasks
             cells = [row[:top] for row in table.cells]
             has_any = [any(cell.spread.mean is not None for cell in row) for row in cells]
             kept = [index for index, is_there in enumerate(has_any) if is_there]
@@ -97,7 +97,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return the source of the numbers: devices, hours of training, commits."""
+    """Return the origin of the numbers: devices, hours of training, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one for one in sources if one.manifest.stage == "train"]

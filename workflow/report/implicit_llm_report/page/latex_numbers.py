@@ -1,8 +1,8 @@
-r"""The report's numbers for a manuscript: \result{kind/run/phase/data/mode/length/metric} in numbers.tex.
+r"""Write the report's numbers for a manuscript: \result{kind/run/phase/data/mode/length/metric} in numbers.tex.
 
-A key is made of the record's own words; `.low` and `.high` after it are the range over seeds, `.seeds` their number. A
-number that could not be measured is \resultmissing, and so is, with a warning, one that the report does not have: it is
-never a zero, and a manuscript that asks for it still compiles and shows that it is missing.
+A key consists of the record's own names; `.low` and `.high` after it are the range over seeds, `.seeds` their number. A
+number that could not be measured is \resultmissing, which is never a zero. A key that the report does not have
+prints \resultmissing with a warning, so that a manuscript still compiles and shows what is missing.
 """
 
 import re
@@ -15,7 +15,7 @@ from implicit_llm_report.inputs.frame import COSTS, Group, Metrics, Spread, grou
 from implicit_llm_report.inputs.sources import Given
 
 FILE_NAME = "numbers.tex"
-# Columns that identify a number of a kind, in the order of a key.
+# The columns that identify a number of a kind, in the order of a key.
 PLACES = ("kind", "run", "phase", "setting", "task", "data", "protocol", "against", "mode", "length")
 MISSING = r"\resultmissing"
 HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \result{{key}}.
@@ -28,7 +28,7 @@ HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \res
 
 
 def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
-    """The file as text: a definition a number, with the runs that it comes from in a comment."""
+    """Return the text of the file: one definition for each number, with the runs behind it in a comment."""
     lines = [HEAD.format(experiment=given.config.experiment)]
     lines += [f"% lacks {item.job} ({item.state}); made by: {item.command}" for item in given.config.missing]
     metrics = metrics_of(given.kinds)
@@ -47,7 +47,7 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
 
 
 def _definitions(group: Group, known: Metrics) -> Iterator[tuple[str, str]]:
-    """The numbers of a group, over its seeds. Where a seed has a record for each token, its number is their mean."""
+    """Yield the numbers of a group over its seeds; if a seed has a record for each token, their mean counts."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
     metrics = known.get(group.kind) or sorted(set(group.metrics).difference(COSTS))
     spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}
@@ -65,7 +65,7 @@ def _spread(spread: Spread) -> Iterator[tuple[str, str]]:
 
 
 def latex_number(value: float | None) -> str:
-    """Four significant digits; powers of ten in mathematics."""
+    """Return a number with four significant digits, and powers of ten in mathematics."""
     if value is None:
         return MISSING
     text = f"{value:.4g}"
@@ -76,5 +76,5 @@ def latex_number(value: float | None) -> str:
 
 
 def _word(part: object) -> str:
-    """Return letters alone, which \\csname takes as they are."""
+    """Replace all characters that \\csname does not accept."""
     return re.sub(r"[^A-Za-z0-9._=@+-]+", "-", str(part))

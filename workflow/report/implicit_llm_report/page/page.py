@@ -1,4 +1,4 @@
-"""The pages: HTML files that load nothing; a number of the page of everything leads to the runs behind it."""
+"""Make the pages: HTML files that load nothing, on which numbers link to the runs behind them."""
 
 import html
 import re
@@ -37,7 +37,7 @@ from implicit_llm_report.sections import ROWS, PublishedRow
 from implicit_llm_report.tables import Cell, Table
 
 MISSING_WORD = Markup('<span class="missing">missing</span>')
-NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they say which run and phase it is
+NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # they identify run and phase
 ORIGINS = {"paper": "the paper", "project": "this project"}
 TITLES = {
     "word_problem": "Word problems",
@@ -56,7 +56,7 @@ SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", F
 
 @dataclass(frozen=True)
 class PageContent:
-    """Everything the page shows; `published` is empty for an experiment of its own."""
+    """The content of the page; `published` is empty for an experiment without claims of the paper."""
 
     title: str
     given: Given
@@ -64,11 +64,11 @@ class PageContent:
     sections: Mapping[str, Sequence[Table]]
     figures: Sequence[Drawn]
     published: Sequence[PublishedRow]
-    files: Mapping[str, Mapping[str, str]]  # the written tables by name
+    files: Mapping[str, Mapping[str, str]]  # the table files by name
 
 
 def render(content: PageContent) -> dict[str, str]:
-    """The pages by name. A figure or table for itself has one page; a report has a first page and one of everything."""
+    """Return the pages by name: a first page and one of all numbers; a single figure or table has one page."""
     given, config = content.given, content.given.config
     shared = {
         "content": content,
@@ -128,7 +128,7 @@ def _everything(content: PageContent) -> dict[str, Any]:
 
 
 def protocol_of(given: Given) -> list[str]:
-    """A sentence for each kind of result and each setting of the mode that stands for its implicit models."""
+    """Return a sentence for each kind of result and each setting of the mode that represents its implicit models."""
     rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
     found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
     return [
@@ -146,7 +146,7 @@ def _at_a_time(mode: Group) -> str:
 
 
 def _environment(given: Given) -> jinja2.Environment:
-    """What the templates have at hand beside the content."""
+    """Return the environment of the templates, with the filters that they use."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "page"),
         autoescape=True,
@@ -170,12 +170,12 @@ def _environment(given: Given) -> jinja2.Environment:
 
 
 def caption(name: str, kinds: Kinds) -> Markup:
-    """A figure's caption: reStructuredText, which also serves `snakemake --report`, with ``code`` its only markup."""
+    """Return a figure's caption as HTML; for `snakemake --report` it is reStructuredText with only ``code`` markup."""
     return Markup(re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(figures_with(kinds)[name].caption)))
 
 
 def number(value: float | None, metric: str = "") -> Markup:
-    """Shares in percent, else three decimals around 1 and four significant digits; a missing number says so."""
+    """Return a number as text: shares in percent, others with three decimals around 1 or four significant digits."""
     if value is None:
         return MISSING_WORD
     if metric in SHARES:
@@ -186,7 +186,7 @@ def number(value: float | None, metric: str = "") -> Markup:
 
 
 def cell_words(cell: Cell) -> Markup | str:
-    """The number of a cell; the fewest layers of several inputs in their own words."""
+    """Return the number of a cell as text; the fewest layers have their own text."""
     assert cell.group is not None
     if cell.metric == LAYERS:
         return MISSING_WORD if cell.spread.mean is None else str(cell.group.details[0]["words"])
@@ -194,7 +194,7 @@ def cell_words(cell: Cell) -> Markup | str:
 
 
 def brief(cell: Cell) -> Markup:
-    """A number with its range over seeds, in percent where it is a share."""
+    """Return a number with its range over seeds, in percent if it is a share."""
     spread, form = cell.spread, "percent" if cell.metric in SHARES else "number"
     if spread.mean is None:
         return MISSING_WORD
@@ -205,7 +205,7 @@ def brief(cell: Cell) -> Markup:
 
 
 def notes(cell: Cell, published: Published) -> list[Markup]:
-    """The small print of a number: range, work, what it lacks, and the published number beside it."""
+    """Return the notes of a number: its range, its work, missing seeds, and the published number."""
     if cell.group is None or cell.metric in (LAYERS, "chance_last10"):
         return []
     group, spread = cell.group, cell.spread
@@ -225,7 +225,7 @@ def minus(text: str) -> str:
 
 
 def spread_words(spread: Spread, metric: str = "") -> Markup:
-    """The range over seeds, and how many gave no number, where others did."""
+    """Return the range over seeds, and the number of missing seeds if other seeds have a value."""
     words = [f"{number(spread.low, metric)} to {number(spread.high, metric)}"] if len(spread.values) > 1 else []
     if spread.num_missing and spread.values:
         words.append(f'<span class="missing">{spread.num_missing} missing</span>')
@@ -233,7 +233,7 @@ def spread_words(spread: Spread, metric: str = "") -> Markup:
 
 
 def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """A line of the table of training runs."""
+    """Return a row of the table of training runs."""
     records = [sources[phase.role].provenance for phase in run.phases]
     busy_s = [attempt["busy_s"] for record in records for attempt in record.get("attempts") or []]
     losses = [phase.series(LOSS) for phase in run.last_phases]
@@ -250,7 +250,7 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:
-    """A row for each phase of each run with the settings that differ between them, and what all rows share."""
+    """Return a row for each phase of each run with the settings that differ, and the settings that all rows share."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run in given.training:
         for phase in run.phases:
@@ -267,7 +267,7 @@ def hyperparameters(given: Given) -> dict[str, Any]:
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
-    """A number as a link to its run; text without a run behind it stays as it is."""
+    """Return a number as a link to its run; text without a run does not change."""
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     if not known:
         return Markup.escape(text)
@@ -276,7 +276,7 @@ def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) ->
 
 
 def origin_words(source: Source) -> str:
-    """ "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow 4567…, metrics.json sha256 89ab…"."""
+    """Return "evaluate/a5-s0/free/word-problem: fingerprint 0123…, MLflow run 4567…, metrics.json sha256 89ab…"."""
     run, tracked = source.manifest, source.provenance.get("mlflow_run_id") or "none"
     parts = [f"fingerprint {run.fingerprint[:FINGERPRINT_DIGITS]}", f"MLflow run {tracked}"]
     parts += [f"{METRICS} sha256 {file.sha256[:16]}" for file in run.records(lambda path: path.name == METRICS)]
@@ -284,7 +284,7 @@ def origin_words(source: Source) -> str:
 
 
 def sources_of(sources: Mapping[str, Source], roles: Iterable[str]) -> list[Source]:
-    """The runs behind a number: each evaluation, then the training phases that made its model."""
+    """Return the runs behind a number: each evaluation, followed by the training phases of its model."""
     by_fingerprint = {source.manifest.fingerprint: source for source in sources.values()}
     pending = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     found = {source.role: source for source in pending}
@@ -297,7 +297,7 @@ def sources_of(sources: Mapping[str, Source], roles: Iterable[str]) -> list[Sour
 
 
 def git_words(source: Source) -> str:
-    """The commit a run was made with, and whether the tree had changes beside it."""
+    """Return the commit with which a run was made, and whether the tree had uncommitted changes."""
     git = source.provenance.get("git") or {}
     if not git.get("commit"):
         return "not recorded"
