@@ -26,7 +26,7 @@ class ReportError(UserError):
 
 @dataclass(frozen=True)
 class MinimumLayersConfig:
-    """Merrill's protocol finds the fewest layers that solve a group at the training length.
+    """The settings of Merrill's protocol, which finds the fewest layers that solve a group at the training length.
 
     A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: evaluate only
     tests with this share of hard tokens; None selects the hardest test that is no harder than training.

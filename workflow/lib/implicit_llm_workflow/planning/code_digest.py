@@ -236,7 +236,7 @@ def job_code(
 ) -> JobCode:
     """Return the code of a job; `model` is the training config of the model that the job trains or evaluates.
 
-    No model code is left out if the model is unknown or of a family that the library does not define.
+    No family's code is left out if the model is unknown or of a family that the library does not define.
     """
     return JobCode(stage_module(stage, config, kinds), _left_out(model or {}), tuple(map(str, plugin_paths(config))))
 

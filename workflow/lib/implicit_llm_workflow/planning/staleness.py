@@ -100,7 +100,7 @@ class Difference:
     removed_inputs: tuple[str, ...]
 
     def reasons(self) -> Iterator[str]:
-        """Yield one sentence for each kind of change."""
+        """Yield one reason for each kind of change."""
         # The config of a report contains the settings of its jobs, so these change together with the jobs.
         inputs = (*self.changed_inputs, *self.new_inputs, *self.removed_inputs)
         own = [change for change in self.config if not (inputs and change.startswith("jobs."))]

@@ -1,7 +1,7 @@
 """Check the config files and profiles of a call for mistakes that Snakemake ignores or reports without file and key.
 
-The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. If the user
-can fix the mistake, each function ends the process with one line.
+The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. Each
+function ends the process with one line if the user can fix the mistake.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Add to Snakemake a lock that dies with its process, help with targets, and readable names that show the results.
 
-Snakemake decides which jobs run: those whose declared manifest is missing. The driver also passes an id of this
-invocation of Snakemake to the jobs, which they log to MLflow.
+Snakemake decides which jobs run: those whose declared manifest is missing. The driver also describes this invocation of
+Snakemake in the environment of the jobs, which log it to MLflow.
 """
 
 import argparse

@@ -175,7 +175,7 @@ def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]
 
 
 def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
-    """Judge one claim at the scale of the experiment with this name by the rule in the docstring of this module."""
+    """Judge one claim at the scale of the named experiment; the docstring of this module explains the rule."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
         return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)

@@ -39,7 +39,7 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Draw absolute values with the first row on top; all kinds of colour vision see cividis go from dark to light."""
+    """Draw absolute values, the first row on top; every kind of colour vision can order the shades of cividis."""
     pictures = model.curves("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)
