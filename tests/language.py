@@ -2,9 +2,9 @@
 
     python tests/language.py [PAGE ...]
 
-A sentence has at most 30 words and one semicolon, and avoids the phrases below. Code is not checked, and tables only
-for the phrases. A docstring does not begin in the middle of a sentence; in the folders of CLEAN it also avoids the
-phrases. A class name occurs once in the code. Prints one line for each finding, with what to write instead.
+A sentence has at most 30 words and one semicolon, and avoids the phrases below. Docstrings and tables are checked only
+for the phrases. A docstring does not begin in the middle of a sentence, and a class name occurs once in the code.
+Prints one line for each finding, with what to write instead.
 """
 
 import ast
@@ -26,21 +26,6 @@ from tests.pages import PAGES  # noqa: E402
 
 MAX_WORDS = 30
 CODE = ("implicit_llm", "workflow/lib", "workflow/report/implicit_llm_report", "workflow/plugins/submitit/src")
-CLEAN = (  # grows until it covers CODE
-    "implicit_llm/solver",
-    "implicit_llm/kernels",
-    "implicit_llm/cuda_graphs",
-    "implicit_llm/models",
-    "implicit_llm/analysis",
-    "implicit_llm/cards",
-    "implicit_llm/checkpoint",
-    "implicit_llm/training",
-    "implicit_llm/evaluation",
-    "workflow/lib/implicit_llm_jobs",
-    "workflow/lib/implicit_llm_data",
-    "workflow/plugins/submitit/src",
-    "tests/gpu",
-)
 INSTEAD = {
     r"tells?|told": "says, shows, reports",
     r"speaks? for": "represents, decides",
@@ -107,16 +92,15 @@ def of_errors() -> Iterator[str]:
 
 
 def of_docstrings() -> Iterator[str]:
-    """Yield docstrings that begin in the middle of a sentence, and the findings in all docstrings of CLEAN."""
-    for place, node in code((*CODE, *CLEAN)):
+    """Yield docstrings that begin in the middle of a sentence, and the phrases in all docstrings."""
+    for place, node in code():
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
             if _MIDDLE.match(text):
                 yield f"{place}:{node.body[0].lineno}: begin with a verb or an article: {text[:90]}"
-            if any(Path(place).is_relative_to(folder) for folder in CLEAN):
-                for line, sentence, is_prose in sentences(text):
-                    found = findings_in(sentence, is_prose, has_limits=False)
-                    yield from (f"{place}:{node.body[0].lineno + line - 1}: {what}" for what in found)
+            for line, sentence, is_prose in sentences(text):
+                found = findings_in(sentence, is_prose, has_limits=False)
+                yield from (f"{place}:{node.body[0].lineno + line - 1}: {what}" for what in found)
 
 
 def of_class_names() -> Iterator[str]:
@@ -129,9 +113,9 @@ def of_class_names() -> Iterator[str]:
                 yield f"{here}: {other} has a class {node.name} too; name one of them by what it holds"
 
 
-def code(folders: tuple[str, ...] = CODE) -> Iterator[tuple[str, ast.AST]]:
+def code() -> Iterator[tuple[str, ast.AST]]:
     """Yield all nodes of the code's syntax trees, each with its file."""
-    for path in sorted({path for folder in folders for path in (ROOT / folder).rglob("*.py")}):
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             yield str(path.relative_to(ROOT)), node
 

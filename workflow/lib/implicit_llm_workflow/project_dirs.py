@@ -1,4 +1,4 @@
-"""Paths of the project's files, and a check that the current checkout is the installed one."""
+"""Define the paths of the project's files, and check that the installed code is that of the current checkout."""
 
 import importlib.util
 import shlex
@@ -19,13 +19,13 @@ LOCAL_PROFILE = "profiles/local"
 
 
 class ForeignPackage(UserError):
-    """The code that would run is not that of the checkout in use."""
+    """The code that would run belongs to another checkout than the one in use."""
 
     failure_class = "env"
 
 
 def package_dir(package: str = LIBRARY) -> Path:
-    """The folder of a top-level package, found without importing it. Raises: ConfigError when it is not installed."""
+    """Return the folder of a top-level package without importing it. Raises: ConfigError if it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"package {package} is not installed; run `make setup`")
@@ -33,19 +33,19 @@ def package_dir(package: str = LIBRARY) -> Path:
 
 
 def trained_models() -> Path:
-    """The folder of the library with a folder for each trained model."""
+    """Return the folder of the library that has a subfolder for each trained model."""
     return package_dir() / "trained"
 
 
 def nearest_with(name: str | Path, folder: Path) -> Path | None:
-    """The folder itself, or the nearest one above it, that contains `name`."""
+    """Return the folder itself, or its nearest parent, that contains `name`."""
     return next((item for item in (folder, *folder.parents) if (item / name).exists()), None)
 
 
 def require_own_package(folder: Path) -> None:
     """Check that a checkout runs its own code, not that of another checkout whose environment is active.
 
-    folder: in the checkout, if it is in one. Raises: ForeignPackage.
+    `folder` may be any folder; outside of a checkout there is nothing to check. Raises: ForeignPackage.
     """
     checkout = nearest_with(_PACKAGE_IN_CHECKOUT, folder.resolve())
     if checkout is None:

@@ -1,1 +1,1 @@
-"""Figures, tables, checked claims and the page that holds them."""
+"""Make figures, tables, checked claims and the pages that show them."""

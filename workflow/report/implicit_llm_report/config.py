@@ -1,4 +1,4 @@
-"""What the report shows: identity, since it changes the page."""
+"""Define the settings of the report, which belong to its identity because they change the page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.errors import UserError
 
 T = TypeVar("T")
-MOST_FIGURES = 5  # of the first page
-VALIDATION = "validation"  # the split on which one chooses
-# The kind of its numbers, by that of the evaluation.
+MOST_FIGURES = 5  # on the first page
+VALIDATION = "validation"  # the split on which runs are chosen
+# The kind of a validation set's numbers, by the kind of the evaluation.
 VALIDATION_KINDS = {WORD_PROBLEM: VALIDATION, PERPLEXITY: "validation_perplexity"}
-FOLDER = Path(__file__).resolve().parent  # of the templates, captions, claims and published numbers too
+FOLDER = Path(__file__).resolve().parent  # also contains the templates, captions, claims and published numbers
 
 
 class ReportError(UserError):
-    """The report cannot be made from what it was given."""
+    """The report could not be made from its inputs."""
 
 
 @dataclass(frozen=True)
 class MinimumLayersConfig:
-    """Merrill's protocol: the fewest layers that solve a group at the length they were trained on.
+    """The settings of Merrill's protocol, which finds the fewest layers that solve a group at the training length.
 
-    A length is solved from the accuracy `threshold` on, in (0, 1], in the `measure` named. `hard_fraction` takes the
-    tests with this share of hard tokens only; None takes the hardest that is no harder than training.
+    A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: evaluate only
+    tests with this share of hard tokens; None selects the hardest test that is no harder than training.
     """
 
     group: str
@@ -45,9 +45,9 @@ class MinimumLayersConfig:
 
 @dataclass(frozen=True)
 class MissingResult:
-    """A result that is not there: `state` is the word of `implicit-llm status` for its job, `command` makes it.
+    """A missing result. `state`: the state of its job in `implicit-llm status`; `command`: the command that makes it.
 
-    `config` and `data` (by role) are those of an evaluation; `is_implicit` None: not known before it is there.
+    `config` and `data` (by role) are those of an evaluation; `is_implicit` is None if it is not known yet.
     """
 
     job: str
@@ -62,10 +62,10 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class ReportJob:
-    """What the workflow knows of an input or of a missing result, so that nothing is read out of names.
+    """The description of an input or of a missing result by the workflow, so that no name has to be parsed.
 
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
-    `solver` is that of the phase, None for an explicit model.
+    `solver` belongs to the phase and is None for an explicit model.
     """
 
     run: str
@@ -85,10 +85,10 @@ class DataPart:
 
 @dataclass(frozen=True)
 class Front:
-    """What the first page shows: at most five figures, the hero first, and the models in them, at most six a panel.
+    """The first page: at most five figures, the most important one first, with at most six models in each panel.
 
-    figures: their names; none for those of sections.py. models: patterns of the names that readers see, such as
-    "S5, *"; none for the first six of each test.
+    figures: their names; without names, the figures of page/front.py. models: patterns of the names that readers see,
+    such as "S5, *"; without patterns, the first six models of each test.
     """
 
     figures: tuple[str, ...] = ()
@@ -101,11 +101,11 @@ class Front:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """`experiment` (demo, miniature, state-tracking, paper, ...) says which claims can be judged.
+    """The settings of a report; `experiment` (demo, miniature, paper, ...) decides which claims can be judged.
 
-    `note` is what a reader must know before the numbers, such as how a seed was chosen; it heads the page. `names` are
-    those of runs for the reader, `front` is what the first page shows.
-    `jobs` says by role what each input and each missing result is, `data` what each data set is by its name.
+    `note`: a text above the numbers that readers need first, such as how a seed was chosen. `names`: names of runs for
+    the reader. `front`: the contents of the first page. `jobs`: the description of each input and each missing result
+    by role. `data`: the description of each data set by its name.
     """
 
     experiment: str
@@ -115,26 +115,26 @@ class ReportConfig:
     note: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     front: Front = field(default_factory=Front)
-    missing: tuple[MissingResult, ...] = ()  # the results that it does without
+    missing: tuple[MissingResult, ...] = ()  # the planned results that do not exist
     minimum_layers: MinimumLayersConfig | None = None
-    figures: tuple[str, ...] | None = None  # those that are made, by name; None for all
+    figures: tuple[str, ...] | None = None  # names of the figures to make; None for all
     tables: tuple[str, ...] | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is shown, not one figure or table for itself."""
+        """Whether the report shows everything, not a single figure or table."""
         return self.figures is None and self.tables is None
 
     def shows(self, part: Literal["figures", "tables"], name: str) -> bool:
         return self.is_whole or name in (getattr(self, part) or ())
 
 
-# The one in C reads ten times as fast.
+# The loader in C is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, cls: type[T]) -> T:
-    """A YAML file as a dataclass. Raises: UserError naming the file, and its line or key."""
+    """Return a YAML file as a dataclass. Raises: UserError that names the file, and its line or key."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""Make the report of kept results again, with the code of today: results/README.md says how to keep them.
+"""Make the report of stored results again with the current code; results/README.md explains how to store them.
 
 python -m implicit_llm_report.kept results/demo page          # page/declared/index.html
 """
@@ -20,8 +20,8 @@ from implicit_llm_report import stage
 def make_again(results: Path, target: Path, experiment: Path | None = None) -> None:
     """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names.
 
-    Without a whole report it is that of `implicit-llm missing --report`. With the YAML file of the EXPERIMENT, title,
-    note and names are those of today.
+    If there is no complete report, its manifest is that of `implicit-llm missing --report`. With the YAML file of the
+    EXPERIMENT, title, note and names are the current ones.
     """
     whole = results / "report"
     manifest = Manifest.read((whole if whole.exists() else results / "report-with-missing") / MANIFEST)
@@ -31,7 +31,7 @@ def make_again(results: Path, target: Path, experiment: Path | None = None) -> N
 
 
 def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:
-    """Make a report of these settings in TARGET/declared, from the inputs in these folders by role."""
+    """Make a report with these settings in TARGET/declared, from the inputs in these folders by role."""
     stage.run(context_of(folders, target, config, fingerprint))
 
 

@@ -1,4 +1,4 @@
-"""Read registry.yaml for report and driver: the figures and tables, their captions, and what each needs."""
+"""Read registry.yaml for report and driver: the figures and tables, their captions, and the results that each needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,12 @@ from implicit_llm_report.config import FOLDER, read_yaml
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or a table, with the first lines of registry.yaml as its documentation; these are the keys of a table.
+    """A figure or a table; the first lines of registry.yaml document the fields. The following ones belong to tables.
 
-    title, text: its head on the page. by: columns of the frame that make a table each. rows: those that make a row.
-    across: the column whose values stand side by side, each with the first of `metrics`; without it all of `metrics`
-    do, which are metrics with their heads. over: what the spread is taken over. foot: a metric of the test itself.
+    title, text: the heading and text above it. by: columns of the frame; there is one table for each of their values.
+    rows: columns whose values define the rows. across: the column whose values are the columns of the table, each with
+    the first of `metrics`; without it there is a column for each metric. metrics: metrics with their headings. over:
+    the column over which the spread is computed. foot: a metric of the test itself, shown in the last row.
     """
 
     needs: Mapping[str, Any] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Entry:
     foot: str | None = None
 
     def is_met(self, planned: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether an experiment with these planned results has it."""
+        """Return whether an experiment with these planned results has the figure or table."""
         wanted = {"swept": (), "is_peer": False, **self.needs}
         differ, among = wanted.pop("differ", None), wanted.pop("among", ())
         found = [result for result in planned if all(_agrees(result.get(key), wanted[key]) for key in wanted)]
@@ -50,17 +51,17 @@ class ReportRegistry:
 
 @cache
 def registry() -> ReportRegistry:
-    """Raises: UserError naming file and key."""
+    """Return the content of registry.yaml. Raises: UserError that names file and key."""
     return read_yaml(FOLDER / "registry.yaml", ReportRegistry)
 
 
 def figures_with(kinds: Kinds) -> dict[str, Entry]:
-    """The figures of registry.yaml and those of plugins, by name."""
+    """Return the figures of registry.yaml and those of plugins, by name."""
     return {**registry().figures, **{name: Entry(own.needs, own.caption) for name, own in kinds.figures.items()}}
 
 
 def _agrees(value: Any, wanted: Any) -> bool:
-    """A result with several values has one that is wanted; wanting none, it must have none."""
+    """Return whether one of the result's values is wanted; if no value is wanted, the result must have none."""
     if wanted == ():
         return not value
     return bool(set(_listed(value)) & set(_listed(wanted)))

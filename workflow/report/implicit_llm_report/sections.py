@@ -1,4 +1,4 @@
-"""What a report shows: the figures, and the tables of each kind of result, in the order of the page.
+"""Define the contents of a report: the figures, and the tables of each kind of result, in the order of the page.
 
 A new figure is a function of `Given` in a module of figures/, and an entry of the same name in registry.yaml. A new
 table is an entry there and a line in ROWS.
@@ -32,13 +32,13 @@ def _of_kind(kind: str, given: Given, measure: str | None = None) -> pd.DataFram
 
 
 def _layers(given: Given) -> pd.DataFrame:
-    """The accuracies by depth, then the fewest layers."""
+    """Return the accuracies by depth, preceded by the fewest layers."""
     needed, config = given.frame[given.frame["kind"] == "layers"], given.config.minimum_layers
     return pd.concat([needed.assign(group=config.group), given.depths]) if config is not None else given.depths
 
 
 def _babi(given: Given) -> pd.DataFrame:
-    """Return the rows of test sets: validation sets only choose runs."""
+    """Return the rows of test sets, because validation sets only serve to choose runs."""
     rows = _of_kind("catbabi", given)
     return rows[rows["split"] != "valid"].assign(
         task=lambda shown: shown["task"].where(shown["task"].notna(), "all questions")
@@ -66,7 +66,7 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published number or statement; `ours`, of one model, None where there is no measurement of the same thing."""
+    """A published number or text; `ours` is the number of one model, None if we did not measure the same quantity."""
 
     entry: PublishedEntry
     ours: Spread | None
@@ -75,13 +75,13 @@ class PublishedRow:
 
 
 def figures_of(given: Given) -> list[Figure]:
-    """Return the figures of the configuration that have something to show, in the order of registry.yaml."""
+    """Return the figures that the configuration selects and that have data, in the order of registry.yaml."""
     asked = (figure_of(given, name) for name in figures_with(given.kinds) if given.config.shows("figures", name))
     return list(filter(None, asked))
 
 
 def figure_of(given: Given, name: str) -> Figure | None:
-    """One of registry.yaml or of a plugin."""
+    """Draw a figure of registry.yaml or of a plugin; return None if it has no data."""
     function = name.replace("-", "_")
     own = given.kinds.function("report", name)
     draw: Callable[[Given], Figure | None] = own or next(filter(None, (getattr(it, function, None) for it in MODULES)))
@@ -89,7 +89,7 @@ def figure_of(given: Given, name: str) -> Figure | None:
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
-    """The tables of each kind of result, by name: those that the configuration asks for and that have any."""
+    """Return the tables of each kind of result by name, if the configuration selects them and they have rows."""
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}
@@ -105,7 +105,7 @@ def missing_files(given: Given) -> dict[str, str]:
 
 
 def published_rows(given: Given) -> list[PublishedRow]:
-    """Every published number, those with one of ours beside them first."""
+    """Return every published number; numbers with a measurement of ours come first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
     cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
     rows = [row for entry in given.published.entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
@@ -113,7 +113,7 @@ def published_rows(given: Given) -> list[PublishedRow]:
 
 
 def _published_rows(entry: PublishedEntry, cells: Sequence[Group]) -> list[PublishedRow]:
-    """A row for each of our models that is of the same thing: recipes are never pooled."""
+    """Return a row for each of our models that measures the same quantity; different recipes are never pooled."""
     is_of_all_modes = entry.kind not in LANGUAGE_KINDS
     beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]
     rows = [PublishedRow(entry, cell.spread(entry.metric), cell.roles, cell.name) for cell in beside]

@@ -1,4 +1,4 @@
-"""The stage `report`: figures, tables, checked claims and the page, from finished evaluations and training phases."""
+"""Run the stage `report`: make figures, tables, checked claims and pages from finished evaluations and training."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -21,12 +21,12 @@ DEFAULT_TITLE = "Implicit language models are RNNs"
 
 
 def reads_of_inputs(path: PurePosixPath) -> bool:
-    """Whether a report reads this file beside the records: the weights need not be there, nor be hashed again."""
+    """Return whether a report reads this file of an input; it reads no weights, so these are not hashed."""
     return path.name == "metrics.json"
 
 
 def run(context: StageContext) -> StageResult:
-    """Body of `implicit-llm report`. Raises: UserError."""
+    """Do the work of `implicit-llm report`. Raises: UserError."""
     config = context.settings(ReportConfig)
     if not context.inputs:
         raise ReportError(
@@ -36,7 +36,7 @@ def run(context: StageContext) -> StageResult:
     claims = load_claims()
     is_papers = any(config.experiment in claim.scales for claim in claims)
     judgements = [judge(claim, given.frame, config.experiment) for claim in claims if is_papers]
-    if not config.is_whole:  # a figure for itself does not speak of claims that it says nothing about
+    if not config.is_whole:  # a single figure or table shows only claims for which it has numbers
         judgements = [judgement for judgement in judgements if judgement.verdict != NOT_RUN]
     sections = sections_of(given)
     published = published_rows(given) if config.shows("tables", "published") else []
@@ -51,7 +51,7 @@ def run(context: StageContext) -> StageResult:
         judgements=judgements,
         sections=sections,
         figures=[drawn(figure) for figure in figures_of(given)],
-        published=published if is_papers else [],  # written, and not shown beside an experiment of its own
+        published=published if is_papers else [],  # other experiments write them to files but do not show them
         files=tables,
     )
     files = _write(context.work / DECLARED, content)

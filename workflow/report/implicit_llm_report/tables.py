@@ -1,6 +1,6 @@
-"""Tables of the frame: models down, and across lengths, tasks, swept values or metrics; for the page, CSV and LaTeX.
+"""Make tables of the frame for the page, CSV and LaTeX: models as rows, and lengths, tasks or metrics as columns.
 
-registry.yaml says of each table what its rows and columns are.
+registry.yaml defines the rows and columns of each table.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from implicit_llm_report.inputs.frame import (
 from implicit_llm_report.inputs.published import Published
 from implicit_llm_report.registry import Entry
 
-MOST_COLUMNS = 12  # a table with more stands on its side
-LONG = 60  # rows of a table that needs the package longtable
+MOST_COLUMNS = 12  # a table with more columns is transposed
+LONG = 60  # a table with more rows needs the package longtable
 SYMBOLS = {">": "$>$", "<": "$<$", "×": r"$\times$"}
-# Columns of the frame that are of a record alone, or that a CSV file has in other words.
+# Columns of the frame that describe a single record, or that a CSV file contains in another form.
 NOT_WRITTEN = (
     "kind", "role", "seed", "is_implicit", "solver", "source", "sweep", "record", "metric", "value", "detail",
     "validation_loss",
 )  # fmt: skip
 ABOUT = [column for column in COLUMNS if column not in NOT_WRITTEN]
-TASK_NAMES = (  # of CatbAbI: Weston et al. 2015, Table 1
+TASK_NAMES = (  # tasks of CatbAbI: Weston et al. 2015, Table 1
     "single supporting fact", "two supporting facts", "three supporting facts", "two argument relations",
     "three argument relations", "yes/no questions", "counting", "lists/sets", "simple negation",
     "indefinite knowledge", "basic coreference", "conjunction", "compound coreference", "time reasoning",
@@ -54,7 +54,7 @@ PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric of a group of rows, None where it was not run."""
+    """A metric of a group of rows; `group` is None if it was not run."""
 
     group: Group | None
     metric: str
@@ -67,7 +67,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Head:
-    """A row or column: its title with lines of small print; `is_strong` marks the mode that stands for its model."""
+    """The heading of a row or column: a title and notes; `is_strong` marks the mode that represents its model."""
 
     title: str
     notes: Sequence[str] = ()
@@ -76,35 +76,35 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row and column."""
+    """A table of cells by row and column."""
 
     title: str
     side: Sequence[Head]
     top: Sequence[Head]
     cells: Sequence[Sequence[Cell]]
-    trained: frozenset[str] = frozenset()  # titles of the columns that are the length of training
-    foot: str | None = None  # metric of a last row, which is of the test and not of a model
+    trained: frozenset[str] = frozenset()  # titles of the columns whose length is a training length
+    foot: str | None = None  # metric of the last row, which describes the test and not a model
 
     @property
     def roles(self) -> tuple[str, ...]:
         return roles_of(cell.group for row in self.cells for cell in row if cell.group is not None)
 
     def readable(self) -> Table:
-        """Turn a table on its side if it is wider than the page."""
+        """Return the table, transposed if it is wider than the page."""
         if len(self.top) <= MOST_COLUMNS:
             return self
         return replace(self, side=self.top, top=self.side, cells=list(zip(*self.cells, strict=True)))
 
 
 def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
-    """The tables of an entry of the registry, of its rows of the frame."""
+    """Return the tables of an entry of the registry for its rows of the frame."""
     tests = groups(rows, entry.by) if entry.by else [Group(rows)] if len(rows) else []
     return [_table(entry, test) for test in tests]
 
 
 def _table(entry: Entry, test: Group) -> Table:
     models, metrics = groups(test.rows, entry.rows), list(entry.metrics)
-    first = metrics[0] if metrics else ""  # else each column has a metric of its own
+    first = metrics[0] if metrics else ""  # otherwise each column has its own metric
     side = [_head(model, first or _metric(model)) for model in models]
     if entry.across is None:
         cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
@@ -127,7 +127,7 @@ def _metric(group: Group | None) -> str:
 
 
 def title_of(test: Group, by: Sequence[str]) -> str:
-    """ "S5, 20 % hard, length 128": what the rows of a table or panel share, which agree in the columns `by`."""
+    """Return what the rows of a table or panel share in the columns `by`, such as "S5, 20 % hard, length 128"."""
     return ", ".join(words for column in by if (words := _words(column, getattr(test, column), test)))
 
 
@@ -135,7 +135,7 @@ def _words(column: str, value: Any, test: Group | None = None) -> str:
     if column == "group" and test is not None and test.monoid not in (None, "none"):
         return f"{value} × monoid"
     if column == "hard_fraction" and value is not None:
-        return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # mixed in equal parts
+        return " / ".join(f"{100 * share:g}" for share in shares_of(value)) + " % hard"  # training mixes them equally
     if value is None or column == "monoid" or pd.isna(value):
         return ""
     if column == "task" and str(value).isdigit():
@@ -152,7 +152,7 @@ SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
 
 
 def _head(model: Group, metric: str) -> Head:
-    """A model in a mode, with the seeds that have the metric."""
+    """Return the heading of a model in a mode, with the number of seeds that have the metric."""
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
     mode += f", converged by {model.eval_stop}" if model.eval_stop and not model.is_headline else ""
     by_seed = model.by_seed(metric)
@@ -168,14 +168,14 @@ def _head(model: Group, metric: str) -> Head:
 
 
 def source_words(source: Mapping[str, Any]) -> str:
-    """ "EleutherAI/pythia-70m at a39f36b10000" and whether a revision was named."""
+    """Return "EleutherAI/pythia-70m at a39f36b10000", with a note if no revision was pinned."""
     name = str(source.get("hub") or source.get("path") or "trained elsewhere")
     commit = f" at {source['commit'][:12]}" if source.get("commit") else ""
     return name + commit + (", not pinned" if "hub" in source and not source.get("revision") else "")
 
 
 def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) -> dict[str, str]:
-    """Every number of the cells with its range as one CSV file, and the tables as LaTeX for the package booktabs."""
+    """Return all numbers of the cells with their ranges as one CSV file, and the tables as LaTeX for booktabs."""
     cells = [
         cell
         for table in tables
@@ -195,7 +195,7 @@ def csv_of(frame: pd.DataFrame) -> str:
 
 
 def _csv_row(cell: Cell, published: Published, metrics: Metrics) -> dict[str, object]:
-    """Every number of a group, and every seed of the first one."""
+    """Return all numbers of a group, and the value of its first metric for every seed."""
     group, first = cell.group, cell.metric
     assert group is not None
     known = [metric for metric in (*metrics.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]
@@ -245,5 +245,5 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def rounded(value: float | None) -> float | None:
-    """Six significant digits."""
+    """Round to six significant digits."""
     return None if value is None else float(f"{value:.6g}")

@@ -1,1 +1,1 @@
-"""Experiment files and those they name: read, validated, and filled in."""
+"""Read, validate and complete experiment files and the files that they name."""

@@ -1,4 +1,4 @@
-"""Curricula: the phases of a training as a tree on one axis of global steps."""
+"""Build curricula: the phases of a training run form a tree over one axis of global steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,15 @@ Steps = Annotated[
 
 @dataclass(frozen=True)
 class PhaseEntry:
-    """A phase as a curriculum's file describes it. Shares of total_steps are numbers below 1.
+    """A phase as the curriculum's file describes it. Numbers of steps below 1 are shares of total_steps.
 
-    `steps`: optimizer steps; "rest" goes to the end of the training. `solver`: settings of the fixed point, null for
-    explicit models. `after`: the phase it goes on from, which comes earlier in the list, by default the one before it;
-    `start`: the step at which it leaves that phase, which must keep the checkpoint, by default its end. `keep`: steps
-    whose checkpoints stay, for others to start from. `state_passing`: for so many steps in a row a word starts in the
-    state of the one before it, by default in the empty state each time. `restart_when_wrong`: after a wrong last
-    answer, the next word starts in the empty state even so; false carries every state, as published.
+    `steps`: optimizer steps; "rest" continues to the end of the training run. `solver`: settings of the fixed point,
+    null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one in the list.
+    `start`: the step of that phase at which it resumes, by default the end; the phase must keep this checkpoint.
+    `keep`: steps whose checkpoints are kept for other phases. `state_passing`: the number of consecutive steps for
+    which a sequence starts in the final state of the previous one; by default each starts in the empty state.
+    `restart_when_wrong`: after a wrong last prediction, the next sequence starts in the empty state nevertheless; false
+    carries every state, as published.
     """
 
     name: Name
@@ -60,13 +61,13 @@ class PhaseEntry:
 
 @dataclass(frozen=True)
 class CurriculumFile:
-    """workflow/config/curricula/<name>.yaml: phases, each of which is one training job."""
+    """A file workflow/config/curricula/<name>.yaml: its phases, which are one training job each."""
 
     phases: Annotated[tuple[dict[str, Any], ...], SOME]
 
 
 def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
-    """A phase from its values. Raises: ConfigError that starts with `at`."""
+    """Return a phase from its values. Raises: ConfigError that starts with `at`."""
     entry = fill(PhaseEntry, phase, at)
     if entry.solver is not None:
         check_keys(entry.solver.given, _TRAINING, f"{at}.solver")
@@ -78,9 +79,9 @@ def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
 def build_phases(
     entries: Sequence[PhaseEntry], total_steps: int, where: str
 ) -> tuple[dict[str, PhaseConfig], dict[str, str]]:
-    """The training jobs by name, each after the one it goes on from; and the names of the phases they go on from.
+    """Return the training jobs by name, each after the phase that it resumes from, and the names of these phases.
 
-    Raises: ConfigError for phases that leave steps out, overlap, or start where no checkpoint is kept.
+    Raises: ConfigError for phases that omit steps, overlap, or start where no checkpoint is kept.
     """
     placed: dict[str, PhaseConfig] = {}
     starts: dict[str, str] = {}
@@ -129,7 +130,7 @@ def _place(
 
 
 def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
-    """The step at which a phase leaves the one before it, where that keeps a checkpoint. Raises: ConfigError."""
+    """Return the step of the previous phase at which a phase starts. Raises: ConfigError without a checkpoint there."""
     if before is None:
         if entry.start is not None:
             raise ConfigError(f"{at}.start: the first phase starts at step 0; remove the key")
@@ -144,5 +145,5 @@ def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int,
 
 
 def _step(value: int | float, total_steps: int) -> int:
-    """A number of steps; below 1 it is a share of total_steps."""
+    """Return a number of steps; a value below 1 is a share of total_steps."""
     return max(1, round(value * total_steps)) if value < 1 else int(value)

@@ -1,4 +1,4 @@
-"""The data sets of an experiment file: a class for each kind, with its fields, their defaults and its jobs."""
+"""Define the data sets of an experiment file: a class for each kind, with its fields, their defaults and its jobs."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ from implicit_llm_workflow.node import Node
 
 
 class _DataSet:
-    """A data set; by default its jobs read from no others, and it has no validation sets."""
+    """A data set. By default its jobs have no inputs, and it has no validation sets."""
 
     def sources(self) -> Iterator[Node]:
         yield from ()
@@ -57,7 +57,7 @@ class _DataSet:
 
 @dataclass(frozen=True)
 class TrainSplit:
-    """The training set. Several hard fractions are mixed in equal shares of the sequences."""
+    """The training set. Several hard fractions are mixed: each has an equal share of the sequences."""
 
     length: Length
     hard_fraction: Fraction | Annotated[tuple[Fraction, ...], DISTINCT]
@@ -70,7 +70,7 @@ class TrainSplit:
 
 @dataclass(frozen=True)
 class TestSplit:
-    """One test set for every pair of length and hard fraction."""
+    """The test sets, one for every pair of length and hard fraction."""
 
     lengths: Annotated[tuple[Length, ...], DISTINCT]
     hard_fractions: Annotated[tuple[Fraction, ...], DISTINCT]
@@ -79,20 +79,21 @@ class TestSplit:
 
 @dataclass(frozen=True)
 class ValidationSplit(TestSplit):
-    """Like `test`, from a `seed` of its own: learning rates and variants are chosen here, not on the test sets."""
+    """The validation sets, like `test` but from their own `seed`; learning rates and variants are chosen on them."""
 
     seed: Seed = 1
 
 
 @dataclass(frozen=True)
 class WordProblem(_DataSet):
-    """`group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product, "aperiodic" has four elements.
+    """A word problem over a group and, if there is one, a monoid.
 
-    A hard fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The
-    published suffix P090 is 0.1. Training and test draw from separate streams of `seed`. Evaluations with
-    `split: validation` read `validation` instead of `test`. `shard_samples`: sequences of one file; a restarted job
-    goes on after the last complete one. `folder`: where files of the authors' generator are, such as
-    train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then read instead of drawing sequences.
+    `group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product; "aperiodic" has four elements. A hard
+    fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The published
+    suffix P090 is 0.1. Training and test sets are drawn from separate streams of `seed`. `validation`: used instead of
+    `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each file; a restarted job resumes
+    after the last complete file. `folder`: a folder with files of the authors' generator, such as
+    train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
     """
 
     name: str
@@ -107,7 +108,7 @@ class WordProblem(_DataSet):
     folder: Text | None = None
 
     def __post_init__(self) -> None:
-        product_order(self.group, self.monoid)  # for its errors
+        product_order(self.group, self.monoid)  # raises errors
         refuse_if(
             self.folder is not None and (self.validation is not None or len(self.train.hard_fractions) > 1),
             "folder: its files have one hard fraction each, and none is for validation; remove the others, or folder",
@@ -119,7 +120,7 @@ class WordProblem(_DataSet):
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens: elements of the product."""
+        """The number of tokens, which are the elements of the product."""
         return product_order(self.group, self.monoid)
 
     def train_node(self) -> Node:
@@ -127,11 +128,11 @@ class WordProblem(_DataSet):
         return self._node("train", self.seed, "train", train.length, train.hard_fractions, train.num_samples)
 
     def test_nodes(self) -> Iterator[Node]:
-        """One for every length and hard fraction."""
+        """Yield one job for every length and hard fraction."""
         yield from self._held_out("test", self.seed, self.test)
 
     def validation_nodes(self) -> Iterator[Node]:
-        """One for every length and hard fraction: for the job that makes it, a test set of another seed."""
+        """Yield one job for every length and hard fraction; for the job itself it is a test set with another seed."""
         if self.validation is not None:
             yield from self._held_out(VALIDATION, self.validation.seed, self.validation)
 
@@ -151,18 +152,18 @@ class WordProblem(_DataSet):
         fraction = hard_fractions[0] if len(hard_fractions) == 1 else hard_fractions
         job = WordProblemConfig(self.group, self.monoid, fraction, length, num_samples, split, seed, self.shard_samples)
         if self.folder is not None:
-            percent = round(100 * (1 - hard_fractions[0]))  # of identities
+            percent = round(100 * (1 - hard_fractions[0]))  # the share of identities
             job = replace(job, file=f"{self.folder}/{split}_{self.group}_L{length}_P{percent:03d}.bin")
         return Node("data", f"{self.name}-{name}", as_config(job))
 
 
 @dataclass(frozen=True)
 class Catbabi(_DataSet):
-    """`text`: where the stories come from; `collection`: which of them, by default the first of the text.
+    """A CatbAbI data set. `text`: the source of the stories. `collection`: one of its collections; the first if None.
 
-    `mode` says what training learns, the answers to questions (qa) or every word (lm); validation and test sets are
-    read for both. `seed` is that of the order of the stories. `drop_last_story` leaves out the last story of each file,
-    as the published preparation does.
+    `mode`: training learns the answers to questions (qa) or every token (lm); validation and test sets are evaluated
+    for both. `seed` determines the order of the stories. `drop_last_story` omits the last story of each file, as the
+    published preparation does.
     """
 
     name: str
@@ -189,7 +190,7 @@ class Catbabi(_DataSet):
         return self._node("train")
 
     def test_nodes(self) -> Iterator[Node]:
-        """Also the validation set: on it the report chooses among runs of equal tokens; it judges on the test set."""
+        """Yield the validation set, on which the report chooses among runs with equal tokens, and the test set."""
         yield self._node("valid")
         yield self._node("test")
 
@@ -199,17 +200,17 @@ class Catbabi(_DataSet):
 
     def _node(self, split: Literal["train", "valid", "test"]) -> Node:
         collection = self.collection or self.text.collections[0]
-        mode = self.mode if split == "train" else "lm"  # an evaluation finds the questions by itself
+        mode = self.mode if split == "train" else "lm"  # the evaluation finds the questions itself
         job = CatbabiConfig(collection, split, mode, self.length, self.vocab_size, self.seed, self.drop_last_story)
         return Node("data", f"{self.name}-{split}", as_config(job), {"text": self._text_node().key})
 
 
 @dataclass(frozen=True)
 class TrainText:
-    """`length`: tokens of a training sequence.
+    """The training text. `length`: tokens of a training sequence.
 
-    `tokens`: only so many different ones are trained on, in sequences spread evenly over the text; a longer training
-    reads them several times, each time in another order.
+    `tokens`: the number of distinct tokens in the training set, in sequences spread evenly over the text. A longer
+    training run repeats them, each time in another order.
     """
 
     length: Length
@@ -225,25 +226,29 @@ class TrainText:
 
 @dataclass(frozen=True)
 class TestLengths:
-    """Lengths at which the test stream is cut into sequences."""
+    """The lengths of the sequences into which the test stream is cut."""
 
     lengths: Annotated[tuple[Length, ...], DISTINCT]
 
 
 @dataclass(frozen=True)
 class ValidationText(TestLengths):
-    """Like `test`, of documents of its own, a share `fraction` of all: rates and variants are chosen here."""
+    """The validation text, like `test` but from its own documents; learning rates and variants are chosen on it.
+
+    `fraction`: its share of all documents.
+    """
 
     fraction: Share = 0.01
 
 
 @dataclass(frozen=True)
 class LanguageModel(_DataSet):
-    """Text as one stream of tokens, documents divided by an end-of-text token.
+    """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
-    `num_shards`: number of jobs, and of files of tokens, that share the corpus; input files go to them in turn.
-    `test_fraction`: share of the documents in the test split, chosen by a hash of their text and `seed`. Evaluations
-    with `split: validation` read `validation` instead of `test`. Test documents are the same with and without it.
+    `num_shards`: the number of jobs, and of token files, that share the corpus; they get the input files in turn.
+    `test_fraction`: the share of documents in the test split, which a hash of their text and `seed` selects.
+    Evaluations with `split: validation` use `validation` instead of `test`. Test documents are the same with and
+    without it.
     """
 
     name: str
@@ -278,7 +283,7 @@ class LanguageModel(_DataSet):
         return self._stream_node("train", self.train.length, self.train.tokens)
 
     def test_nodes(self) -> Iterator[Node]:
-        """One stream for all lengths, which reading packs anew; the shortest length is only what its index says."""
+        """Yield one stream for all lengths, which evaluations cut again; the index names only the shortest length."""
         yield self._stream_node("test", min(self.test.lengths))
 
     def validation_nodes(self) -> Iterator[Node]:
@@ -286,12 +291,12 @@ class LanguageModel(_DataSet):
             yield self._stream_node("validation", min(self.validation.lengths))
 
     def lengths(self, split: str) -> tuple[int, ...]:
-        """The lengths at which evaluations read a held-out split."""
+        """Return the sequence lengths for evaluations of a held-out split."""
         return self.validation.lengths if split == VALIDATION and self.validation is not None else self.test.lengths
 
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
-        if isinstance(self.tokenizer, TrainedTokenizer):  # on what is not held out, so it must know the split
+        if isinstance(self.tokenizer, TrainedTokenizer):  # on the training split only, so it must know the split
             config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
             config |= {} if self.validation is None else {"validation_fraction": self.validation_fraction}
         return Node("data", f"{self.name}-tokenizer", config)
@@ -305,9 +310,9 @@ class LanguageModel(_DataSet):
         for shard, role in enumerate(self._shards):
             yield Node("data", f"{self.name}-{role}", {**first, "shard": shard}, upstream)
 
-    @cached_property  # every job that reads the text reads its thousands of shards
+    @cached_property  # every job that reads the text has thousands of shards as inputs
     def _shards(self) -> dict[str, str]:
-        """The keys of the jobs that tokenise the shares of the text, by the role of each for the job that reads it."""
+        """The keys of the jobs that tokenise the shards of the text, by their roles as inputs."""
         roles = (f"shard-{shard:05d}" for shard in range(self.num_shards))
         return {role: f"data/{self.name}-{role}" for role in roles}
 
@@ -319,7 +324,10 @@ class LanguageModel(_DataSet):
 
 @dataclass(frozen=True)
 class OwnData(_DataSet):
-    """`train`, and `test` by the name of each test set: settings of the task, by default those that it declares."""
+    """A data set of a plugin's task.
+
+    `train`, and `test` by the name of each test set, are settings of the task, which declares their defaults.
+    """
 
     name: str
     kind: str
@@ -340,8 +348,8 @@ class OwnData(_DataSet):
         return Node("data", f"{self.name}-{name}", config | as_config(settings))
 
 
-# `sources`: jobs that the others read from; `train_node`: that of the training set; `test_nodes`: those of the held-out
-# sets, on which its models are evaluated; `validation_nodes`: those for evaluations with `split: validation`.
+# `sources`: jobs that are inputs of the others; `train_node`: the job of the training set; `test_nodes`: those of the
+# held-out sets for evaluations; `validation_nodes`: those for evaluations with `split: validation`.
 DataSet = WordProblem | Catbabi | LanguageModel | OwnData
 KINDS: dict[str, type[Any]] = {
     WORD_PROBLEM: WordProblem,
@@ -351,7 +359,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 def build_data_set(name: str, item: Mapping[str, Any], source: str, kinds: Kinds) -> DataSet:
-    """A data set from its values. Raises: ConfigError that starts with `source`, the file."""
+    """Return a data set from its values. Raises: ConfigError that starts with `source`, the file."""
     at = f"{source}: data.{name}"
     task = selected(kinds.tasks, "kind", item, at)
     if not isinstance(task, OwnTask):

@@ -1,4 +1,4 @@
-"""The evaluations of an experiment, and its peers: models that were trained elsewhere."""
+"""Define the evaluations of an experiment, and its external baselines: models that were trained elsewhere."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`runs`: patterns of the runs it is done for. `settings`: those of its kind, as its job reads them.
+    """An evaluation. `runs`: patterns of the runs that it evaluates. `settings`: the settings of its kind for the job.
 
-    `split`: the held-out sets that it reads, of word problems and text also their validation sets.
+    `split`: the held-out sets that it uses; word problems and text can also have validation sets.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Evaluation:
 
     @property
     def sweep(self) -> SweepConfig | None:
-        """Values of a mode's fields, each of which is evaluated."""
+        """The swept fields of a mode; every value of a field is evaluated."""
         return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
-        """Whether both evaluations give the same number of a model that both apply to; `is_implicit` None: not known.
+        """Return whether both evaluations compute the same number for a model; `is_implicit` None means unknown.
 
         An explicit model has one mode, whatever the modes are called.
         """
@@ -59,7 +59,7 @@ class Evaluation:
 
 
 def build_evaluation(name: str, item: Mapping[str, Any], source: str, kinds: Kinds) -> Evaluation:
-    """An evaluation from its values. Raises: UserError that starts with `source`, the file."""
+    """Return an evaluation from its values. Raises: UserError that starts with `source`, the file."""
     at = f"{source}: evaluations.{name}"
     kind = selected(kinds.evaluations, "kind", item, at)
     own = {key: item[key] for key in ("runs", "split") if key in item}
@@ -76,9 +76,9 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str, kinds: Kin
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """Return the settings for the job; those of lm-eval have `tasks` as a list, and the digests of task files.
+    """Return the settings for the job; for lm-eval, `tasks` becomes a list and digests of task files are added.
 
-    Raises: ConfigError that starts with `at`, file and key of the evaluation.
+    Raises: ConfigError that starts with `at`, which is the file and key of the evaluation.
     """
     if kind != LM_EVAL:
         return settings
@@ -100,17 +100,17 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
 
 
 CHECKPOINT = "checkpoint"  # also the phase of its evaluations
-# What evaluates an explicit model in its one mode, whatever modes the evaluation has, and so says something of every
-# model. The others compare modes or look into implicit layers, and are to be asked for.
+# These kinds evaluate an explicit model in its one mode, whatever modes the evaluation has, so they apply to every
+# model. The other kinds compare modes or inspect implicit layers, so a baseline has them only if it names them.
 ONE_MODE_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`data`: the data set on which it is evaluated; the model must have been trained with its tokens.
+    """An external baseline. `data`: the data set on which it is evaluated; the model must use the same tokens.
 
-    `evaluations`: patterns of their names. By default those of the kinds word_problem, catbabi, perplexity and lm_eval
-    that fit its data and have no sweep.
+    `evaluations`: patterns of their names. The default is all evaluations of the kinds word_problem, catbabi,
+    perplexity and lm_eval that fit its data and have no sweep.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Peer:
     is_implicit = None  # not known before its import
 
     def takes(self, evaluation: Evaluation) -> bool:
-        """Whether this evaluation, which fits the data, runs on the model."""
+        """Return whether this evaluation, which fits the data, applies to the model."""
         if self.evaluations is None:
             return evaluation.settings.kind in ONE_MODE_KINDS and evaluation.sweep is None
         return matches(evaluation.name, self.evaluations)

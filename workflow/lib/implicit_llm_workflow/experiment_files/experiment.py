@@ -1,4 +1,4 @@
-"""An experiment file with everything that it refers to, as frozen dataclasses."""
+"""Build an experiment from its file and all files that it names, as frozen dataclasses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,25 +38,25 @@ _Shown = Annotated[tuple[Text, ...], DISTINCT]
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of an excerpt's numbers: these evaluations of these models, both as patterns of names.
+    """The source of an excerpt's numbers: these evaluations of these models, both given as patterns of names.
 
-    Without evaluations it is the training of the runs itself.
+    Without evaluations, the source is the training of the runs.
     """
 
     evaluations: tuple[Text, ...]
     runs: Annotated[tuple[Text, ...], SOME] = ("*",)
 
     def has(self, run: str, evaluation: str | None) -> bool:
-        """Whether it takes this evaluation of this model, or (None) its training."""
+        """Return whether the origin has this evaluation of this model, or its training if `evaluation` is None."""
         is_mine = matches(evaluation, self.evaluations) if evaluation is not None else not self.evaluations
         return is_mine and matches(run, self.runs)
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """`title`: what it is in the paper; `figures` and `tables`: what it shows of the report, by their names there.
+    """A figure or table of the paper. `title`: its title there; `figures`, `tables`: names of the report's parts in it.
 
-    `from`: where its numbers come from. The models behind them and their training come along.
+    `from`: the source of its numbers. The models behind them and their training are included.
     """
 
     name: str
@@ -68,15 +68,15 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """workflow/config/<name>.yaml. Every field belongs to the identity of some job; machine facts are in profiles/.
+    """A file workflow/config/<name>.yaml. Each field is in the identity of some job; machine settings are in profiles/.
 
-    `name` is also the folder under results/ and the MLflow experiment. `description` is for readers only.
-    `data`: data sets, each with one training set and the sets on which its models are evaluated. `override`: changes to
-    the models, tasks and curricula of all `runs`. `evaluations` run for every run whose data fits the kind, after every
-    phase that ends the training. `peers`: models that were trained elsewhere. `excerpts`: single figures and
-    tables of the paper, each a target such as `snakemake figure_1_right` with only the jobs that it needs. `report`:
-    title, note, names, front and minimum_layers of the report. `plugins`: Python files, relative to this one, that add
-    families, solver methods, groups, tasks, evaluations or figures.
+    `name`: also the folder below results/ and the MLflow experiment. `description`: a text for readers only. `data`:
+    data sets, each with one training set and the sets on which its models are evaluated. `override`: changes of the
+    models, tasks and curricula of all `runs`. `evaluations`: they apply to every run whose data fits the kind, after
+    every phase that ends the training run. `peers`: external baselines, which are models that were trained elsewhere.
+    `excerpts`: single figures and tables of the paper; each is a target such as `snakemake figure_1_right` that runs
+    only the jobs it needs. `report`: title, note, names, front and minimum_layers of the report. `plugins`: Python
+    files, relative to this one, that add families, solver methods, groups, tasks, evaluations or figures.
     """
 
     name: Name
@@ -93,7 +93,7 @@ class ExperimentFile:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`read`: what its files said, from which `planned_experiment` builds it again."""
+    """An experiment; `read` stores the contents of its files, from which `planned_experiment` builds it again."""
 
     name: str
     source: str
@@ -117,17 +117,17 @@ class Experiment:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read an experiment file. Raises: ConfigError, one line that names file, key and fix."""
+    """Read an experiment file. Raises: ConfigError with one line that names file, key and fix."""
     return build_experiment(read_yaml(path), ConfigFiles(path))
 
 
 def planned_experiment(read: Mapping[str, Any]) -> Experiment:
-    """The experiment of which this is `read`, whatever its files say now."""
+    """Return the experiment with these values of `Experiment.read`, whatever its files contain by now."""
     return build_experiment(read["values"], ConfigFiles(Path(read["path"]), read["source"], read["known"]))
 
 
 def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experiment:
-    """An experiment from its values. Raises: ConfigError, one line that names file, key and fix."""
+    """Return an experiment from its values. Raises: ConfigError with one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
     kinds = Kinds.read((shown_path(files.path.parent / name) for name in file.plugins), f"{source}: plugins")
@@ -186,7 +186,7 @@ def _check_peers(experiment: Experiment) -> None:
 
 
 def _check_evaluations(experiment: Experiment) -> None:
-    """An evaluation that meets no run is a mistake, not an empty table."""
+    """Refuse an evaluation that applies to no run, which would be an empty table in the report."""
     done = {item.name for model in experiment.models for item in experiment.evaluations_of(model)}
     for name, item in experiment.evaluations.items():
         if name not in done:
@@ -209,7 +209,7 @@ def _check_splits(experiment: Experiment) -> None:
 
 
 def _check_repeated(experiment: Experiment) -> None:
-    """A number that two evaluations give would count in the report as that of another seed."""
+    """Refuse evaluations that compute the same number, because the report would count it as that of another seed."""
     for model in experiment.models:
         for first, second in combinations(experiment.evaluations_of(model), 2):
             if first.repeats(second, is_implicit=model.is_implicit):

@@ -1,4 +1,4 @@
-"""Model files, and the configurations that the library ships, read without importing it (which would import torch)."""
+"""Read model files and the library's configurations without importing the library, which would import torch."""
 
 import json
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
 
-_MAX_INTEGER = 1 << 31  # no size or position of a model comes near it
-# Written by save_pretrained beside the model's own fields; they say who wrote the file, not what the model is.
+_MAX_INTEGER = 1 << 31  # far above any size or position of a model
+# save_pretrained adds these fields; they describe the program that wrote the file, not the model.
 _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype", "auto_map")
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """workflow/config/models/<name>.yaml of any Hugging Face causal model, with whose weights training begins.
+    """A file workflow/config/models/<name>.yaml of any Hugging Face causal model; training starts from its weights.
 
     `pretrained`: a folder (below the downloads or the working directory), or a name on the hub, which needs the commit.
     """
@@ -30,7 +30,7 @@ class PretrainedModel:
     revision: Commit | None = None
 
     def fields(self, path: str) -> dict[str, Any]:
-        """The model as its job is given it. Raises: ConfigError."""
+        """Return the model as its job receives it. Raises: ConfigError."""
         name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
         if is_folder != (self.revision is None):
             raise ConfigError(
@@ -42,12 +42,12 @@ class PretrainedModel:
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """workflow/config/models/<name>.yaml of a model that is trained from its seed.
+    """A file workflow/config/models/<name>.yaml of a model that is initialised from its seed.
 
-    `config`: the name of a configuration of the library, a folder of implicit_llm/configs/, or the fields of any
-    Hugging Face configuration with its model_type. `package`: a Python package that registers this model_type with
-    transformers. `override`: fields of config that differ; vocab_size follows from the data, the solver from the
-    curriculum.
+    `config`: the name of a configuration of the library, which is a folder of implicit_llm/configs/, or the fields of
+    any Hugging Face configuration with its model_type. `package`: a Python package that registers this model_type with
+    transformers. `override`: fields of the configuration that differ; vocab_size follows from the data, the solver from
+    the curriculum.
     """
 
     config: str | dict[str, Any]
@@ -59,7 +59,7 @@ class ConfiguredModel:
             raise ValueError("config: the key 'model_type' is missing; add it, or name a configuration of the library")
 
     def fields(self, path: str) -> dict[str, Any]:
-        """The model as its job is given it. Raises: ConfigError."""
+        """Return the model as its job receives it. Raises: ConfigError."""
         found = model_fields(self.config, f"{path}: config") if isinstance(self.config, str) else dict(self.config)
         _check_family(found, f"{path}: config")
         if self.package is not None:
@@ -68,14 +68,14 @@ class ConfiguredModel:
 
 
 def fill_model(values: Mapping[str, Any], path: str) -> PretrainedModel | ConfiguredModel:
-    """Raises: ConfigError."""
+    """Return the model of a file's values. Raises: ConfigError."""
     return fill(PretrainedModel, values, path) if "pretrained" in values else fill(ConfiguredModel, values, path)
 
 
 def model_fields(name: str, where: str) -> dict[str, Any]:
-    """Identity of a library configuration: its fields without the solver, which belongs to the curriculum.
+    """Return the fields of a library configuration without the solver, which belongs to the curriculum.
 
-    Raises: ConfigError that starts with `where` when there is no configuration of this name.
+    Raises: ConfigError that starts with `where` if there is no configuration with this name.
     """
     configs_dir = package_dir() / "configs"
     path = configs_dir / name / "config.json"
@@ -90,9 +90,9 @@ def model_fields(name: str, where: str) -> dict[str, Any]:
 
 
 def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`fields` with `changes`; numbers take the type of what they replace, so that 1 and 1.0 are one identity.
+    """Return `fields` with `changes`; numbers get the type of the old value, so that 1 and 1.0 are one identity.
 
-    Raises: ConfigError for a field that the configuration does not have, or a value of another type.
+    Raises: ConfigError for a field that the configuration does not have, or for a value of another type.
     """
     for key, instead in (("vocab_size", "it follows from the data"), ("solver", "set it in the curriculum")):
         if key in changes:
@@ -101,7 +101,7 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
     return {**fields, **{key: _like(fields[key], value, f"{where}.{key}") for key, value in changes.items()}}
 
 
-# A configuration of each family of the library, and those of its fields that no model does without.
+# A configuration of each family of the library, and the fields that every model of the family needs.
 _FAMILIES = {
     "implicit_mamba2": ("mamba2-130m-explicit", ("expand", "head_dim", "state_size", "n_groups", "conv_kernel")),
     "implicit_llama3": ("llama3-130m-explicit", ("num_attention_heads", "intermediate_size")),
@@ -109,9 +109,9 @@ _FAMILIES = {
 
 
 def _check_family(fields: Mapping[str, Any], where: str) -> None:
-    """Raises: ConfigError for an unknown or a missing field of a model of the library."""
+    """Raise ConfigError for an unknown or a missing field of a model of the library."""
     if fields["model_type"] not in _FAMILIES:
-        return  # training asks transformers, which is not loaded here
+        return  # transformers checks it when training starts; it is not imported here
     config, own = _FAMILIES[fields["model_type"]]
     check_keys(fields, [*model_fields(config, where), "weight_norm"], where)
     for key in ("is_implicit", "hidden_size", "num_hidden_layers", *own):
@@ -120,7 +120,7 @@ def _check_family(fields: Mapping[str, Any], where: str) -> None:
 
 
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training begins.
+    """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training starts.
 
     Raises: ConfigError that starts with `where`.
     """
@@ -145,7 +145,7 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _like(old: Any, new: Any, where: str) -> Any:
-    """`new` as the type of `old`, as far as no value is lost. Raises: ConfigError."""
+    """Return `new` as the type of `old` if no value is lost. Raises: ConfigError."""
     new = as_number(new) if type(old) in (int, float) else new
     if type(old) is int and isinstance(new, int | float) and abs(new) >= _MAX_INTEGER:
         raise ConfigError(f"{where}: {new!r:.60} is not allowed; give an integer below {_MAX_INTEGER}")

@@ -1,6 +1,6 @@
-"""The runs of an experiment: a model, a task and a curriculum, with the changes that apply to all runs and to one.
+"""Build the runs of an experiment: a model, a task and a curriculum, with the changes for all runs and for one.
 
-An entry with a grid stands for a run at every point of some axes.
+An entry with a grid stands for one run at every point of its axes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _RunName = Annotated[
 
 @dataclass(frozen=True)
 class Axis:
-    """`key`: path of what the axis changes in the run, such as override.task.batch_size, or model, task or data."""
+    """An axis of a grid. `key`: the path of the setting to change: override.task.batch_size, model, task, data, ..."""
 
     key: Text
     values: Annotated[tuple[int | float | str, ...], DISTINCT]
 
 
 def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[RunEntry, str]]:
-    """All runs by name, each entry with a grid replaced by its points, in the order of the file.
+    """Return all runs by name, in the order of the file; each entry with a grid is replaced by its points.
 
-    Beside each run, for messages, which point it is, "" for an entry without a grid. Raises: ConfigError.
+    The text beside each run names its point for messages; it is empty for an entry without a grid. Raises: ConfigError.
     """
     found: dict[str, tuple[RunEntry, str]] = {}
     for entry, item in runs.items():
@@ -70,7 +70,7 @@ def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[tuple[s
 
 
 def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str) -> dict[str, Any]:
-    """`item` with the value at the path, mappings on the way made where they are missing."""
+    """Return `item` with the value at the path; missing mappings on the path are created."""
     key, *rest = path
     if not rest:
         return {**item, key: value}
@@ -93,8 +93,9 @@ class Override:
 class RunEntry:
     """An entry of `runs`: a data set of the experiment, and files of models/, tasks/ and curricula/ by name.
 
-    `seeds`: of the initialisation and of the order of the data; each trains one model. `override` wins over the changes
-    for all runs. `grid`: axes by name; the entry makes one run at each point, <name>-<axis><value>-<axis><value>.
+    `seeds`: they determine the initialisation and the order of the data; each trains one model. `override`: changes
+    that replace those for all runs. `grid`: axes by name; there is one run at each point,
+    <name>-<axis><value>-<axis><value>.
     """
 
     name: _RunName
@@ -109,11 +110,11 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class Run:
-    """A model trained on a data set, once for every seed.
+    """A model that is trained on a data set, once for every seed.
 
-    `phases`: the training jobs of the first seed, by phase, each after the one that it goes on from, which `starts`
-    names. The fields of their model are those of its configuration without a solver, or {"pretrained": folder}, or of
-    the hub {"pretrained": name, "revision": commit}.
+    `phases`: the training jobs of the first seed by phase, each after the phase that it resumes from, which `starts`
+    names. The fields of the model are those of its configuration without a solver, {"pretrained": folder}, or for a
+    model of the hub {"pretrained": name, "revision": commit}.
     """
 
     name: str
@@ -124,7 +125,7 @@ class Run:
 
     @property
     def training(self) -> TrainConfig:
-        """The first phase; all have one model and one recipe."""
+        """The first phase; all phases have the same model and recipe."""
         return next(iter(self.phases.values()))
 
     @property
@@ -133,20 +134,20 @@ class Run:
 
     @property
     def final_phases(self) -> tuple[PhaseConfig, ...]:
-        """The phases after which the training is complete: one, or one for every branch. These are evaluated."""
+        """The phases that complete the training run: one, or one for every branch. These are evaluated."""
         return tuple(job.phase for job in self.phases.values() if job.phase.end_step == job.total_steps)
 
     def takes(self, evaluation: Evaluation) -> bool:
-        """Whether an evaluation for its kind of data is done for it: an explicit run has nothing to sweep."""
+        """Return whether an evaluation of its kind of data applies to the run; an explicit run has nothing to sweep."""
         return matches(self.name, evaluation.runs) and (self.is_implicit or evaluation.sweep is None)
 
 
-_Layers = Sequence[tuple[Override, str]]  # changes, each with its key; the later win
+_Layers = Sequence[tuple[Override, str]]  # changes, each with its key; later ones take precedence
 
 
 @dataclass(frozen=True)
 class RunBuilder:
-    """Makes the runs of one experiment file; `shared` are the changes for all of them."""
+    """A builder of the runs of one experiment file; `shared` contains the changes for all of them."""
 
     shared: Override
     data: Mapping[str, DataSet]
@@ -154,12 +155,12 @@ class RunBuilder:
     kinds: Kinds
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
-        """Refuse changes for all runs that meet no phase of any run. Raises: ConfigError."""
+        """Refuse changes for all runs that apply to no phase of any run. Raises: ConfigError."""
         names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self.files.source}: runs.{run.name}")}
         check_keys(self.shared.curriculum, names, f"{self.files.source}: override.curriculum")
 
     def build(self, item: RunEntry) -> Run:
-        """A run from its entry. Raises: ConfigError, one line that names file, key and fix."""
+        """Return a run from its entry. Raises: ConfigError with one line that names file, key and fix."""
         where = f"{self.files.source}: runs.{item.name}"
         if item.data not in self.data:
             raise ConfigError(f"{where}.data: no data set {item.data!r} in this file; {nearest(item.data, self.data)}")
@@ -211,7 +212,7 @@ class RunBuilder:
         return found
 
     def _phases(self, item: RunEntry, where: str, layers: _Layers) -> list[PhaseEntry]:
-        """The phases in the curriculum's file, with the changes of this run."""
+        """Return the phases of the curriculum's file with the changes of this run."""
         phases, found = self._curriculum(item, where), []
         check_keys(item.override.curriculum, [name for name, _, _ in phases], f"{where}.override.curriculum")
         for name, phase, at in phases:
@@ -223,17 +224,17 @@ class RunBuilder:
         return fill_phase(self.kinds.marked(values), at)
 
     def _curriculum(self, item: RunEntry, where: str) -> list[tuple[str, dict[str, Any], str]]:
-        """Each phase in the curriculum's file as it is there, with its name and its place."""
+        """Return each phase of the curriculum's file as it is there, with its name and its place."""
         values, path = self.files.read("curricula", item.curriculum, f"{where}.curriculum")
         phases = fill(CurriculumFile, values, path).phases
         return [(str(phase.get("name")), phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
 
 
-_Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with the place where they are
+_Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with their place for messages
 
 
 def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
-    """Fill the values with all changes. Raises: ConfigError that names the first place that is wrong."""
+    """Fill the values with all changes. Raises: ConfigError that names the first wrong place."""
     steps = [first]
     for changed, at in changes:
         steps.append((_changed(steps[-1][0], changed), at))
@@ -246,7 +247,7 @@ def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable
 
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Merge changes into values; a solver of another mode replaces the old one, since its settings differ."""
+    """Merge changes into values; a solver of another mode replaces the old one, because its settings differ."""
     old, new = values.get("solver"), changes.get("solver")
     if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("mode", old.get("mode")) != old.get("mode"):
         return {**values, **changes}
@@ -265,7 +266,7 @@ def _check_solvers(model: Mapping[str, Any], phases: Iterable[PhaseConfig], item
 
 
 def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `changes`, mappings merged key by key; neither is mutated."""
+    """Return `base` with the values of `changes`; mappings are merged key by key, and neither argument is mutated."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)

@@ -1,6 +1,6 @@
-"""The YAML files of an experiment as plain dictionaries, with errors that name file and line; and names in them.
+"""Read the YAML files of an experiment as plain dictionaries, check names, and report errors with file and line.
 
-Models, tasks and curricula lie in the folders of these names beside it, or else in those of the project.
+Models, tasks and curricula are in folders of these names beside the experiment file, or else in those of the project.
 """
 
 import math
@@ -16,12 +16,12 @@ from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.project_dirs import CONFIG_DIR
 
-# Six times faster where PyYAML was built with it.
+# The loader in C is six times as fast; not every build of PyYAML has it.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_SafeLoader):
-    """Refuses a key that occurs twice, of which YAML would keep the last."""
+    """A loader that refuses a key that occurs twice; YAML itself would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -41,7 +41,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises: ConfigError when it cannot be read, is no valid YAML or no mapping."""
+    """Return the mapping in a YAML file. Raises: ConfigError if it is unreadable, invalid YAML or not a mapping."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:
@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _check_finite(value: Any, where: str) -> None:
-    """Raises: ConfigError that names the key of the first number below `value` that is infinite or not a number."""
+    """Raise ConfigError, which names the key, for the first number below `value` that is not finite."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _check_finite(item, f"{where}[{key}]" if isinstance(value, list) else below(where, key))
@@ -71,9 +71,9 @@ _FOLDERS = (Path("workflow") / "config", CONFIG_DIR)
 
 
 class ConfigFiles:
-    """Reads the files that one experiment refers to; `source` names the experiment file in messages.
+    """A reader of the files to which one experiment refers; `source` names the experiment file in messages.
 
-    `known`: what was read, values and path by folder/name. Given those of another reader, it reads no file.
+    `known`: values and path of each file already read, by folder/name. With those of another reader, no file is read.
     """
 
     def __init__(self, path: Path, source: str = "", known: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +82,7 @@ class ConfigFiles:
         self.known = dict(known or {})
 
     def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
-        """Values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if there is none."""
+        """Return values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if missing."""
         key = f"{folder}/{name}"
         if key not in self.known:
             folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
@@ -97,7 +97,7 @@ class ConfigFiles:
 
 
 def experiment_path(name_or_path: str) -> Path:
-    """The file of an experiment, given by path or by its name in workflow/config/, here or of the project.
+    """Return the file of an experiment, given by path or by its name in workflow/config/, here or of the project.
 
     Raises: ConfigError.
     """
@@ -116,7 +116,7 @@ def experiment_names() -> set[str]:
 
 
 def shown_path(path: Path) -> Path:
-    """Relative to the working directory where that is shorter to read."""
+    """Return the path relative to the working directory if it is below it, otherwise unchanged."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:
@@ -127,13 +127,13 @@ T = TypeVar("T")
 
 
 def fill_entry(cls: type[T], name: str, item: Mapping[str, Any], at: str) -> T:
-    """Fill a class that has a `name` from an entry that stands under this name. Raises: ConfigError."""
+    """Fill a class that has a `name` from the entry with this name. Raises: ConfigError."""
     check_keys(item, [key for key in fill_keys(cls) if key != "name"], at)
     return fill(cls, {"name": name, **item}, at)
 
 
 def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: str) -> T:
-    """What an entry selects by the value of `key`. Raises: ConfigError that names the nearest valid value."""
+    """Return the choice that an entry selects with `key`. Raises: ConfigError that names the nearest valid value."""
     if not isinstance(item, Mapping) or key not in item:
         raise ConfigError(f"{at}: the key {key!r} is missing; add it, one of {', '.join(choices)}")
     if item[key] not in choices:
@@ -142,7 +142,7 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
 
 
 def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
-    """Raises: ConfigError that names the nearest valid key for the first of `keys` that is not valid."""
+    """Raise ConfigError, which names the nearest valid key, for the first of `keys` that is not valid."""
     names = list(valid)
     for key in keys:
         if key not in names:
@@ -150,12 +150,12 @@ def check_keys(keys: Iterable[str], valid: Iterable[str], where: str) -> None:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether any of the patterns, such as `a5-*`, matches the name."""
+    """Return whether any of the patterns, such as `a5-*`, matches the name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_patterns(patterns: Iterable[str], names: Iterable[str], problem: str) -> None:
-    """Raises: ConfigError that begins with `problem` for the first pattern that no name matches."""
+    """Raise ConfigError, which begins with `problem`, for the first pattern that no name matches."""
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(f"{problem} {pattern!r}; {nearest(pattern, names)}")

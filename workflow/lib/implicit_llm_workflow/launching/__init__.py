@@ -1,1 +1,1 @@
-"""The processes of one job on one node or several."""
+"""Start and supervise the processes of one job, on one node or several."""

@@ -1,11 +1,11 @@
-"""Training in several processes, on one node or on several.
+"""Run a training job in several processes, on one node or several.
 
-The launcher is the job's own process, to which stop signals are sent. It starts the training processes, hands the
-signals on, waits, and ends with the exit code and the class of the process that was the reason for the end. On each of
-several nodes srun starts an agent, which does the same there: `python -m ...launching.launch JSON`.
+The launcher is the job's own process, which receives stop signals. It starts the training processes, forwards the
+signals, waits, and ends with the exit code and the class of the process that caused the end. If there are several
+nodes, srun starts an agent on each, which does the same there: `python -m ...launching.launch JSON`.
 
-The processes find each other by the variables that torchrun sets too. torchrun itself does not fit between: it gives
-its processes 30 seconds after a SIGTERM, too few for a large checkpoint, and dies of SIGUSR2.
+The processes find each other by the variables that torchrun sets too. torchrun itself is not usable: after a SIGTERM it
+gives its processes only 30 seconds, too few for a large checkpoint, and it dies of SIGUSR2.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from implicit_llm_contracts.runs.launched import (
 MODULE = "implicit_llm_workflow.launching.launch"
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 LOOK_EVERY_S = 0.2
-GRACE_S = 30.0  # for the processes that are left when one has ended badly
+GRACE_S = 30.0  # for the remaining processes after one has failed
 _SHOWN = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NUM_NODES",
@@ -60,23 +60,23 @@ _SHOWN = (
 
 
 class LaunchError(UserError):
-    """The allocation or the environment is not what the job asked for."""
+    """The allocation or the environment differs from what the job requires."""
 
     failure_class = "env"
 
 
 def shown_slurm_variables() -> str:
-    """The variables in which Slurm says what it allocated, for messages."""
+    """Return the variables in which Slurm reports its allocation, for messages."""
     found = [f"{name}={os.environ[name]}" for name in _SHOWN if name in os.environ]
     return " ".join(found) or "no SLURM_* variables are set"
 
 
 @dataclass(frozen=True)
 class NodeJob:
-    """`host` and `port`: of the first node, where the processes find each other.
+    """The processes of a job on one node.
 
-    `worker`: arguments of Python for each process. `threads`: of each process; 0 takes one, unless the environment says
-    another number.
+    `host`, `port`: the address on the first node where the processes find each other. `worker`: arguments of Python for
+    each process. `threads`: the threads of each process; 0 means one, unless the environment sets another number.
     """
 
     folder: Path
@@ -89,11 +89,11 @@ class NodeJob:
     threads: int = 0
 
     def rank(self, number: int) -> int:
-        """The rank of the node's process with this number."""
+        """Return the rank of the node's process with this number."""
         return self.node * self.processes + number
 
     def variables(self, number: int) -> dict[str, str]:
-        """The environment of the node's process with this number, beside that of the launcher."""
+        """Return the variables of the node's process with this number, which extend the launcher's environment."""
         values = {
             "RANK": self.rank(number),
             "LOCAL_RANK": number,
@@ -110,15 +110,15 @@ class NodeJob:
 
 
 class LauncherSignals:
-    """Context in which stop signals are only noted; afterwards they do what they did before.
+    """A context that only records stop signals; afterwards the previous handlers are active again.
 
-    A Ctrl-C (SIGINT) after the first of them raises KeyboardInterrupt, as it does in the training processes.
+    A Ctrl-C (SIGINT) after the first signal raises KeyboardInterrupt, as it does in the training processes.
     """
 
     received: signal.Signals | None = None
 
     def __enter__(self) -> LauncherSignals:
-        is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is not meant for it
+        is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # then Ctrl-C is for another process
         numbers = STOP_SIGNALS[:-1] if is_in_background else STOP_SIGNALS
         self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
@@ -134,9 +134,9 @@ class LauncherSignals:
 
 
 def supervise(job: NodeJob) -> int:
-    """Run the node's processes to their end; a stop signal reaches each of them when it is ready.
+    """Run the node's processes to their end; a stop signal reaches each of them as soon as it can handle it.
 
-    Returns: 0, or 1 when a process ended badly, which ends the others; the folder holds the reasons.
+    Returns: 0, or 1 if a process failed, which also ends the others; the folder stores the reasons.
     """
     folder = LaunchFolder(job.folder)
     with LauncherSignals() as stop, _processes(job) as processes:
@@ -153,9 +153,9 @@ def supervise(job: NodeJob) -> int:
 def wait(
     processes: Sequence[subprocess.Popen[Any]], stop: LauncherSignals, ready: Callable[[], set[int]]
 ) -> list[int | None]:
-    """Wait until all processes have ended, or one has ended badly; their exit codes, None for those that still run.
+    """Wait until all processes have ended or one has failed; return their exit codes, None for running ones.
 
-    `ready`: pids that take a stop signal by now. Each of them gets one in all, as SIGUSR2.
+    `ready` returns the pids that can handle a stop signal by now. Each of them gets only one, as SIGUSR2.
     """
     told = set[int]()
     while True:
@@ -171,11 +171,11 @@ def wait(
 
 @contextmanager
 def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
-    """The training processes of a node. Those that still run at the end get a SIGTERM, and are killed after GRACE_S."""
+    """Start the training processes of a node. At the end, running ones get a SIGTERM and are killed after GRACE_S."""
     prepare, processes = partial(_prepare, os.getpid()), list[subprocess.Popen[Any]]()
     try:
         for number in range(job.processes):
-            # In sessions of their own, out of reach of what is sent to the process group.
+            # They have sessions of their own, so that signals to the process group do not reach them.
             process = subprocess.Popen(
                 [sys.executable, *job.worker],
                 env={**os.environ, **job.variables(number)},
@@ -199,20 +199,20 @@ def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _prepare(parent: int) -> None:
-    """Prepare a new process before its program: it ends with the launcher, and ignores SIGUSR2 without a handler."""
+    """Prepare a new process before its program: it ends with the launcher and ignores SIGUSR2 until it handles it."""
     launched.die_with(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
-# Slurm sets these for the step that srun is called in. The step that it starts must not inherit them.
+# Slurm sets these for the step in which srun is called. The step that srun starts must not inherit them.
 _OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What Slurm gave to this job; outside of Slurm this one machine.
+    """The nodes that Slurm allocated to this job; outside of Slurm, this machine.
 
-    `cpus_per_node`: of the node with the fewest; None where Slurm does not say.
+    `cpus_per_node`: the number on the node with the fewest CPUs; None if Slurm does not report it.
     """
 
     job_id: str = ""
@@ -221,7 +221,7 @@ class Allocation:
 
     @classmethod
     def current(cls) -> Allocation:
-        """The allocation in which this process runs."""
+        """Return the allocation in which this process runs."""
         if "SLURM_JOB_ID" not in os.environ:
             return cls()
         cpus_per_node = re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
@@ -230,7 +230,7 @@ class Allocation:
 
 
 def first_node() -> str:
-    """The first node of this job. Raises: LaunchError."""
+    """Return the first node of this job. Raises: LaunchError."""
     command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -240,7 +240,7 @@ def first_node() -> str:
 
 
 def require_nodes(nodes: int, allocation: Allocation) -> None:
-    """Raises: LaunchError when a job of several nodes, or of several processes, has not got exactly these nodes."""
+    """Raise LaunchError if the job's allocation does not have exactly this number of nodes."""
     if allocation.num_nodes != nodes:
         raise LaunchError(
             f"--nodes {nodes}: there are {allocation.num_nodes} here; give sbatch or salloc, or the rule by its "
@@ -249,7 +249,7 @@ def require_nodes(nodes: int, allocation: Allocation) -> None:
 
 
 class Ended(Exception):
-    """The processes did not reach the end of the job; what the job's process has to say and to exit with."""
+    """The processes ended before the job was complete; it has the message and exit code for the job's process."""
 
     def __init__(self, end: ProcessEnd) -> None:
         super().__init__(end.message)
@@ -259,9 +259,9 @@ class Ended(Exception):
 def launch(
     nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int
 ) -> None:
-    """Run the processes to their end. Raises: LaunchError before they begin; Ended.
+    """Run the processes to their end. Raises: LaunchError before they start; Ended.
 
-    `worker`: arguments of Python for each process; `threads_per_process`: 0 as in `NodeJob`.
+    `worker`: arguments of Python for each process. `threads_per_process`: 0 has the same meaning as in `NodeJob`.
     """
     allocation = Allocation.current()
     require_nodes(nodes, allocation)
@@ -275,9 +275,9 @@ def launch(
 
 
 def end(code: int) -> NoReturn:
-    """End this process with an exit code. One of several that train together skips the clean-up of the interpreter.
+    """End this process with an exit code; one of several training processes skips the interpreter's clean-up.
 
-    There NCCL waits for ever for the captured graphs that hold its sums, and the launcher with it.
+    In the clean-up NCCL would wait forever for captured graphs that contain its all-reduces, and the launcher with it.
     """
     if "RANK" in os.environ:
         logging.shutdown()
@@ -288,7 +288,7 @@ def end(code: int) -> NoReturn:
 
 
 def _run_on_nodes(command: Sequence[str]) -> int:
-    """Run srun to its end; it hands SIGUSR2 on to the node agents, which take it once if Slurm sends it as well."""
+    """Run srun to its end. It forwards SIGUSR2 to the node agents, which handle it once even if Slurm sends it too."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
     with (
         LauncherSignals() as stop,
@@ -297,24 +297,25 @@ def _run_on_nodes(command: Sequence[str]) -> int:
         try:
             wait([process], stop, lambda: {process.pid})
         finally:
-            process.kill()  # after an error; one that has ended stays as it is
+            process.kill()  # only has an effect after an error, when the process still runs
     return process.returncode
 
 
 def _srun(job: NodeJob, cpus: int | None) -> list[str]:
     command = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--distribution=block"]
-    # Beside the step that this process is in; an end of one node with an error is the end of all.
+    # The step overlaps the one of this process; if one node fails, all nodes end.
     command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
-    # Without the first a node's processes would share the CPUs of a single task.
+    # Without --cpu-bind=none, a node's processes would share the CPUs of a single task.
     command += ["--cpu-bind=none", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
     return [*command, sys.executable, "-m", MODULE, json.dumps(asdict(job), default=str)]
 
 
 @contextmanager
 def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
-    """An empty folder that all nodes see, deleted afterwards.
+    """Create an empty folder that all nodes can access, and delete it afterwards.
 
-    Across nodes it is below the run directory and named after the Slurm job: what a killed attempt of it left goes.
+    With several nodes it is below the run directory and named after the Slurm job: the remains of a killed attempt of
+    the same job are deleted first.
     """
     if allocation.num_nodes == 1:
         path = Path(tempfile.mkdtemp(prefix="implicit-llm-"))
@@ -329,14 +330,14 @@ def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
 
 
 def _free_port() -> int:
-    """A port that is free on this node, which is the first one of the job."""
+    """Return a free port of this node, which is the first one of the job."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
 def main(arguments: list[str]) -> int:
-    """Run the processes of a node under srun, which tells the node's number; the exit code."""
+    """Run the processes of a node under srun, which sets the node's number; return the exit code."""
     job = fill(NodeJob, {**json.loads(arguments[0]), "node": int(os.environ["SLURM_NODEID"])}, "node")
     if int(os.environ.get("SLURM_NTASKS", job.nodes)) != job.nodes:
         error = LaunchError(f"{job.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")

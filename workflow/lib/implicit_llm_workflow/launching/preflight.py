@@ -1,4 +1,4 @@
-"""A look at a machine before a long job: environment, driver, kernels and disk, in seconds."""
+"""Check a machine before a long job: its environment, driver, kernels and disk, in seconds."""
 
 import json
 import logging
@@ -22,20 +22,20 @@ from implicit_llm_workflow.text import first_line
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # what training needs on a bare node
-SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces goes
-_TOLERANCE = 0.1  # of bf16 against fp32, by norms, through a whole model; a kernel compiled wrongly is off by 1
+PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # packages that training needs on a bare node
+SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces is deleted
+_TOLERANCE = 0.1  # relative norm of bf16 minus fp32 through a whole model; a wrongly compiled kernel is off by 1
 
 
 class PreflightFailed(UserError):
-    """A long job would fail on this machine; the message names what and the fix."""
+    """A long job would fail on this machine; the message names the reason and the fix."""
 
     failure_class = "env"
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a hardware class promises; `checkpoint_bytes`: of the largest one."""
+    """The properties that a hardware class promises; `checkpoint_bytes` is the size of its largest checkpoint."""
 
     hardware: str = "this machine"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -44,7 +44,7 @@ class Preflight:
     checkpoint_bytes: Number = 0
 
     def run(self) -> dict[str, Any]:
-        """What was found, by check, with the seconds that each took. Raises: PreflightFailed at the first bad one."""
+        """Return the findings of each check, with its seconds. Raises: PreflightFailed at the first failed check."""
         found: dict[str, Any] = {"hardware": self.hardware, "host": socket.gethostname()}
         for check in (self.environment, self.driver, self.kernel, self.storage):
             begin = time.monotonic()
@@ -53,7 +53,7 @@ class Preflight:
         return found
 
     def environment(self) -> dict[str, Any]:
-        """Versions of what training imports, and where this library is."""
+        """Return the versions of the packages that training imports, and the folder of this library."""
         versions = {package: _version(package) for package in PACKAGES}
         if lacking := [package for package, version in versions.items() if version is None]:
             raise self._failed(
@@ -62,7 +62,7 @@ class Preflight:
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:
-        """Whether PyTorch sees what the class promises."""
+        """Check that PyTorch finds the device that the class promises."""
         import torch
 
         build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
@@ -117,7 +117,7 @@ class Preflight:
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
     def storage(self) -> dict[str, Any]:
-        """Whether results can be written here, and the largest checkpoint twice."""
+        """Check that results can be written here, and that two copies of the largest checkpoint fit on the disk."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
         needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:
@@ -139,7 +139,7 @@ class Preflight:
 
 
 def _differences(torch: Any, device: str) -> dict[str, float]:
-    """How far output and gradients of a layer in the device's own precision are from those in fp32 on the CPU."""
+    """Return how far a layer's output and gradients in the device's own precision are from those in fp32 on the CPU."""
     from implicit_llm.kernels.selection import kernels, selected_kernels
     from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 

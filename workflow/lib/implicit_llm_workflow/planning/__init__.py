@@ -1,1 +1,1 @@
-"""Turn an experiment into jobs: the graph, identities, code digests, and what is fresh."""
+"""Turn an experiment into jobs: their graph, identities and code digests, and the states of their results."""

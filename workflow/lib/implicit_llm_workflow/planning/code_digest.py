@@ -1,19 +1,19 @@
-"""The code a job's result depends on, as one digest: of syntax trees, so that comments and docstrings do not count.
+"""Compute one digest of the code that a job's result depends on.
 
-The digest covers the module of the job's stage and every project module that this imports, directly, through others
-or inside functions. It leaves out three things: package `__init__` files (a name imported from a package counts in the
-module that defines it); the plumbing below, which stores, records and tracks results but does not compute them; and
-modules that only other kinds of models run. A test compares the digest with traces of jobs of every kind.
+The digest is of syntax trees, so comments and docstrings do not count. It covers the module of the job's stage and
+every project module that this module imports: directly, through other modules, or inside functions. It leaves out
+package `__init__` files (a name imported from a package counts in the module that defines it), modules that only other
+kinds of models run, and the plumbing below, which stores, records and tracks results but does not compute them. A test
+compares the digest with traces of jobs of every kind.
 
-What the code behind a digest was is recorded module by module and function by function, so that a change can be named
-later:
+The code behind a digest is recorded by module and function, so that a later change can be named:
 
     results/<config>/.code/<first 16 of the code digest>.json:
     {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
      "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig.tol": "<first 16 of a sha256>", ...}}}
 
 The digest follows from `files`, so a record always matches its name. The workflow writes the records of all jobs before
-it starts the first one; results that are older than these records have none.
+it starts the first job. Results that are older than these records have none.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ STAGES = {
     "report": REPORT,
     "excerpt": REPORT,
 }
-# The folder that only one model family runs, by `model_type`, and the modules that only implicit models run. Every job
-# imports them all, but an import alone computes nothing. A module that they alone import is left out with them.
+# OF_FAMILY maps `model_type` to the folder that only this family runs; only implicit models run OF_IMPLICIT. Every job
+# imports them all, but an import computes nothing. A module that only excluded modules import is left out too.
 OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in FAMILY_NAMES}
 OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
 
 
 class CodeChanged(UserError):
-    """The code on disk is not the code with which the job was planned."""
+    """The code on disk differs from the code with which the job was planned."""
 
 
 class SourceError(UserError):
@@ -68,7 +68,7 @@ class SourceError(UserError):
 
 
 class Imported(NamedTuple):
-    """One import statement's target: a dotted name, and the names taken from it (None for a plain `import`)."""
+    """The target of one import statement: a dotted name, and the names imported from it (None for a plain `import`)."""
 
     module: str
     names: Sequence[str] | None
@@ -76,7 +76,7 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceModule:
-    """One module of the project. `package` is what its relative imports start from."""
+    """A module of the project; `package` is the package to which its relative imports refer."""
 
     module: str
     path: Path
@@ -85,7 +85,7 @@ class SourceModule:
 
     @cached_property
     def content(self) -> bytes:
-        """Raises: SourceError."""
+        """Return the bytes of the file. Raises: SourceError."""
         try:
             return self.path.read_bytes()
         except OSError as error:
@@ -93,7 +93,7 @@ class SourceModule:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Raises: SourceError that names file and line."""
+        """Return the syntax tree. Raises: SourceError that names file and line."""
         try:
             return ast.parse(self.content, filename=str(self.path))
         except SyntaxError as error:
@@ -105,11 +105,11 @@ class SourceModule:
 
     @cached_property
     def imports(self) -> tuple[Imported, ...]:
-        """Every import that can run, those inside functions included; not those for type checkers alone."""
+        """All imports that can run, including those inside functions but not those for type checkers alone."""
         return tuple(Imported(*item) for item in self.find("imports", lambda: list(self._find_imports())))
 
     def find(self, what: str, look: Callable[[], Any]) -> Any:
-        """What `look` finds in it, or found at an earlier time; it must be JSON. Raises: SourceError."""
+        """Return the result of `look` for this module, from the cache if possible; it is JSON. Raises: SourceError."""
         state = hashlib.sha256(_finders() + self.content).hexdigest()
         return self.cache.find(f"{self.module} {self.is_package} {what}", state, look)
 
@@ -129,7 +129,7 @@ class SourceModule:
         return ".".join([*packages[: len(packages) - node.level + 1], *([node.module] if node.module else [])])
 
     def _named_by(self, arguments: list[ast.expr]) -> Iterator[Imported]:
-        """importlib.import_module("a.b") and import_module(".b", __package__)."""
+        """Yield the module that `import_module("a.b")` or `import_module(".b", __package__)` imports."""
         if arguments and isinstance(arguments[0], ast.Constant) and isinstance(arguments[0].value, str):
             name = arguments[0].value
             yield Imported(self.package + name if name.startswith(".") else name, None)
@@ -137,14 +137,14 @@ class SourceModule:
 
 @functools.cache
 def _finders() -> bytes:
-    """This file, on which findings depend too."""
+    """Return the content of this file, because cached findings depend on it too."""
     return Path(__file__).read_bytes()
 
 
 class Project:
-    """The packages below `roots`: {"implicit_llm": its folder}. `cache`: what is known of their files."""
+    """The packages in `roots`, such as {"implicit_llm": its folder}; `cache` stores findings about their files."""
 
-    plugins: tuple[str, ...] = ()  # modules that are single files
+    plugins: tuple[str, ...] = ()  # names of modules that are single files
 
     def __init__(self, roots: dict[str, Path], cache: Remembered | None = None) -> None:
         self._roots = roots
@@ -152,14 +152,14 @@ class Project:
         self._found: dict[str, SourceModule | None] = {}
 
     def with_plugins(self, paths: Iterable[Path]) -> Project:
-        """The same packages with these files, each a module of its own."""
+        """Return a project with the same packages and these files, each as a module of its own."""
         files = {path.stem: path.with_suffix("") for path in paths}
         found = Project(self._roots | files, self.cache)
         found.plugins = tuple(files)
         return found
 
     def source(self, module: str) -> SourceModule | None:
-        """The module's source, None when it is no module of the project."""
+        """Return the module's source, or None if it is not a module of the project."""
         if module not in self._found:
             self._found[module] = self._find(module)
         return self._found[module]
@@ -187,7 +187,7 @@ def _running_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """The last word of a name with or without dots."""
+    """Return the last part of a plain or dotted name; empty for other expressions."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
@@ -202,29 +202,30 @@ class JobCode:
 
 @functools.cache
 def job_digest(code: JobCode) -> str:
-    """Digest of the code that a job can run. Raises: SourceError when some is missing or no valid Python."""
+    """Return the digest of the code that a job can run. Raises: SourceError if a module is missing or invalid."""
     digest = total_digest(file_digests(job_sources(code)))
     _library().cache.save()
     return digest
 
 
 def job_sources(code: JobCode) -> dict[str, SourceModule]:
-    """The modules behind `job_digest`, by name and in its order. Raises: SourceError."""
+    """Return the modules behind `job_digest` by name, sorted by name as in the digest. Raises: SourceError."""
     project = _library().with_plugins(map(Path, code.plugins)) if code.plugins else _library()
     return dict(sorted(reached_sources(code.module, project, code.left_out).items()))
 
 
 @functools.cache
 def _library() -> Project:
-    """One for all stages, which share most of what they import."""
+    """Return the project that all stages use, because they share most imports."""
     folders = {name: package_dir(name) for name in PACKAGES}
     return Project(folders, Remembered(folders[LIBRARY] / "__pycache__" / "code-digests"))
 
 
 def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
-    """The module whose function `run` is the body of a job: a stage of several kinds has one for each `kind`.
+    """Return the module whose function `run` does the job; a stage of several kinds has one module for each `kind`.
 
-    So editing how one kind of data is made leaves the other kinds as they are. A plugin's kind has its file.
+    Therefore an edit of one kind of data does not make the other kinds stale. The module of a plugin's kind is its
+    file.
     """
     owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
@@ -233,22 +234,22 @@ def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
 def job_code(
     stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None, kinds: Kinds = BUILTIN
 ) -> JobCode:
-    """The code of a job; `model`: what the training config says of the model that the job trains or reads.
+    """Return the code of a job; `model` is the training config of the model that the job trains or evaluates.
 
-    Everything counts if the model is unknown or of another family than ours.
+    No family's code is left out if the model is unknown or of a family that the library does not define.
     """
     return JobCode(stage_module(stage, config, kinds), _left_out(model or {}), tuple(map(str, plugin_paths(config))))
 
 
 def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str, ...] = ()) -> None:
-    """Load all code that the stage's module can run, then check that one of its digests is the identity's.
+    """Load all code that the stage's module can run, then check that the job's digest `code` is one of its digests.
 
-    In this order, and with what is imported inside functions: an edit after the comparison reaches the process no more.
-    Raises: CodeChanged, before anything of the job has begun.
+    Loading comes first and includes imports inside functions, so that an edit after the check cannot reach the process.
+    Raises: CodeChanged, before the job has started any work.
     """
     for source in job_sources(JobCode(module, plugins=plugins)):
         if source not in sys.modules:
-            with suppress(Exception):  # kernels for another device, say: what cannot be loaded here is not run here
+            with suppress(Exception):  # a module that cannot be loaded, such as kernels for another device, cannot run
                 importlib.import_module(source)
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
     if code not in {job_digest(JobCode(module, _left_out(model), plugins)) for model in models}:
@@ -266,7 +267,7 @@ def _left_out(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def file_digests(sources: Mapping[str, SourceModule]) -> dict[str, str]:
-    """sha256 (hexadecimal) of what counts of each module, and of the resource files of their packages, by name."""
+    """Return the sha256 of each module's syntax tree and of each resource file of their packages, by name."""
     modules = {name: source.find("digest", partial(_tree_digest, source)) for name, source in sources.items()}
     return modules | resource_digests(sources.values())
 
@@ -276,7 +277,7 @@ def _tree_digest(source: SourceModule) -> str:
 
 
 def total_digest(digests: Mapping[str, str]) -> str:
-    """The one digest of those of modules and resource files, by name; the names of the latter hold a slash."""
+    """Combine the digests of modules and resource files into one; only the names of resource files contain a slash."""
     total = hashlib.sha256()
     for name in sorted(digests, key=lambda name: ("/" in name, name)):
         total.update(f"{name} {digests[name]}\n".encode())
@@ -284,12 +285,15 @@ def total_digest(digests: Mapping[str, str]) -> str:
 
 
 def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
-    """sha256 of templates and the like beside the modules, by name; the library's own folder belongs to all stages."""
+    """Return the sha256 of the resource files beside the modules, by name.
+
+    The library's top folder is left out, because it belongs to all stages.
+    """
     files: dict[str, Path] = {}
     packages: dict[str, Path] = {}
     for source in sources:
         folder = source.path.parent
-        if not source.package:  # a plugin, which names the files that it reads
+        if not source.package:  # a plugin, which declares the files that it reads
             files |= {f"{source.module}/{name}": folder / name for name in read_plugin(source.path).files}
         elif source.package != LIBRARY:
             packages[source.package] = folder
@@ -300,7 +304,7 @@ def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
 
 
 def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> dict[str, SourceModule]:
-    """Every module that counts, by name. Raises: SourceError when there is no module `entry`."""
+    """Return every module that belongs to the digest, by name. Raises: SourceError if there is no module `entry`."""
     if project.source(entry) is None:
         raise SourceError(f"the project has no module {entry}; reinstall it with `make setup`")
     kept: dict[str, SourceModule] = {}
@@ -322,7 +326,7 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> di
 
 
 def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
-    """Return the module of an imported name: a sub-module itself, or the package whose `__init__` exports it."""
+    """Yield the modules that define the imported names: submodules, or the sources of a package's exports."""
     source = project.source(imported.module)
     if source is None:
         return
@@ -338,7 +342,7 @@ def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
 
 
 def _exported_from(package: SourceModule, name: str, project: Project) -> Iterator[str]:
-    """The module from which a package's `__init__` takes `name`; everything it imports when that cannot be told."""
+    """Yield the modules from which a package's `__init__` imports `name`, or the package itself if there is none."""
     for imported in package.imports:
         if imported.names and name in imported.names:
             yield from _defining_modules(Imported(imported.module, (name,)), project)
@@ -347,7 +351,7 @@ def _exported_from(package: SourceModule, name: str, project: Project) -> Iterat
 
 
 def tree_text(value: object) -> str:
-    """A syntax tree as text without docstrings, positions and empty fields: the same for every Python version."""
+    """Return a syntax tree as text without docstrings, positions and empty fields, equal for every Python version."""
     if isinstance(value, list):
         return f"[{','.join(map(tree_text, value))}]"
     if not isinstance(value, ast.AST):
@@ -362,7 +366,7 @@ def tree_text(value: object) -> str:
 
 
 def body_of(node: Any) -> Any:
-    """The body of a syntax tree's node without its docstring."""
+    """Return the body of a syntax tree's node without its docstring."""
     is_documented = isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None
     return node.body[1:] if is_documented else node.body
 
@@ -377,7 +381,7 @@ MODULE_LEVEL = "module level"
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """`files`: sha256 of modules and resource files by name; `parts`: of a module, digests of what it defines."""
+    """The code behind a digest: the sha256 of its `files` by name, and digests of the `parts` of each module."""
 
     module: str
     files: Mapping[str, str]
@@ -390,14 +394,14 @@ class CodeRecord:
 
 
 def code_now(code: JobCode) -> CodeRecord:
-    """Read what a job can run, as it is on disk. Raises: SourceError."""
+    """Return the record of the code that a job can run, as it is on disk. Raises: SourceError."""
     sources = job_sources(code)
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
     return CodeRecord(code.module, file_digests(sources), parts)
 
 
 def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCode], str]) -> None:
-    """Write the records below `root` that are not there yet."""
+    """Write the records that do not exist yet below `root`."""
     for code in dict.fromkeys(codes):
         if not record_path(root, digest_of(code)).exists():
             record = code_now(code)
@@ -405,7 +409,7 @@ def record_code(root: Path, codes: Iterable[JobCode], digest_of: Callable[[JobCo
 
 
 def read_code_record(root: Path, digest: str) -> CodeRecord | None:
-    """Read the record of the code with this digest; None where there is none, or it is of other code."""
+    """Read the record of the code with this digest; return None if there is none or its digest differs."""
     try:
         record = CodeRecord(**read_object(record_path(root, digest)))
         return record if record.digest == digest else None
@@ -414,7 +418,10 @@ def read_code_record(root: Path, digest: str) -> CodeRecord | None:
 
 
 def changes_since(root: Path, digest: str, code: JobCode) -> tuple[str, ...] | None:
-    """Name what differs on disk from the code with this digest; None if it was not recorded. Raises: SourceError."""
+    """Return how the code on disk differs from the code with this digest, or None if that was not recorded.
+
+    Raises: SourceError.
+    """
     record = read_code_record(root, digest)
     return None if record is None else tuple(changed_files(record, code_now(code)))
 
@@ -424,9 +431,9 @@ def record_path(root: Path, digest: str) -> Path:
 
 
 def changed_files(old: CodeRecord, new: CodeRecord) -> list[str]:
-    """Return what differs: "module (function, CONSTANT)", "name (new)", "name (gone)", or the name of a resource file.
+    """Return the differences: "module (function, CONSTANT)", "name (new)", "name (gone)", or a resource file's name.
 
-    A module whose parts are all equal has them in another order, and is named alone.
+    A module whose parts are all equal but in another order is listed by its name alone.
     """
     found = []
     for name in sorted({*old.files, *new.files}):
@@ -442,7 +449,7 @@ def changed_files(old: CodeRecord, new: CodeRecord) -> list[str]:
 
 
 def parts_of(tree: ast.Module) -> dict[str, str]:
-    """Digests of a module's functions, methods, classes and constants, and of all its other statements together."""
+    """Return digests of a module's functions, methods, classes and constants, and one of all its other statements."""
     texts: dict[str, list[str]] = {}
     _collect(tree, "", texts)
     return {name: hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGITS] for name, text in texts.items()}
@@ -466,7 +473,7 @@ def _collect(node: ast.Module | ast.ClassDef, prefix: str, texts: dict[str, list
 
 
 def _assigned(statement: ast.stmt) -> list[str]:
-    """The names to which an assignment gives a value; none of other statements."""
+    """Return the names that a statement assigns; empty if it is not an assignment."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
         return []
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]

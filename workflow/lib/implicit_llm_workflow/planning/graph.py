@@ -1,4 +1,4 @@
-"""Turn an experiment into the jobs that it takes: nodes, what each reads from, and what the report shows."""
+"""Turn an experiment into its jobs: the nodes, the inputs of each node, and the contents of the report."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,15 +22,15 @@ from implicit_llm_workflow.planning.staleness import EXCERPT, PAGES
 
 
 def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
-    """All nodes by key, every node after those it reads from. `digest`: sha256 of a file, None if unknown."""
+    """Return all nodes by key, every node after its inputs. `digest` returns the sha256 of a file, None if unknown."""
     nodes = {node.key: _with_digests(node, digest) for node in _all_nodes(experiment)}
     return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """The job with the sha256 of the files that it reads from a folder: other content there is another model, or data.
+    """Add the sha256 of the files that the job reads from a folder, because other content is another model or data set.
 
-    A pickle has to be named by the user.
+    The user must name a pickle file, so pickles are not added here.
     """
     config, model = node.config, node.config.get("model", {})
     if config.get("kind") == WORD_PROBLEM and "file" in config:
@@ -48,7 +48,7 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
-    """The job with the plugins that it imports: those of which it, or what it reads, has a name in its settings."""
+    """Add the plugins that the job imports: the settings of the job or of its inputs contain one of their names."""
     if not plugins:
         return node
     if node.stage in PAGES:
@@ -92,7 +92,7 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
 
 
 def _excerpt_node(excerpt: Excerpt, report: Node, nodes: Mapping[str, Node]) -> Node:
-    """The job of an excerpt: that of the report with fewer inputs."""
+    """Return the job of an excerpt, which is the report's job with fewer inputs."""
     jobs, behind = report.config["jobs"], set[str]()
     for role, key in report.upstream.items():
         if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in excerpt.from_):
@@ -104,7 +104,7 @@ def _excerpt_node(excerpt: Excerpt, report: Node, nodes: Mapping[str, Node]) -> 
 
 
 def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
-    """A job, and the models that it evaluates or goes on from with all phases of their training."""
+    """Yield a job, the model that it evaluates or resumes from, and all training phases before that model."""
     yield key
     for role in ("model", "start"):
         if role in nodes[key].upstream:
@@ -112,7 +112,7 @@ def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
 
 
 def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
-    """What the report must know of the data sets that models read: by name the set and its split."""
+    """Yield the data set and split of each data job that models read, by the job's name, for the report."""
     for data in experiment.data.values():
         for node in (data.train_node(), *data.test_nodes()):
             yield node.name, {"data": data.name, "split": node.config["split"]}
@@ -123,7 +123,7 @@ def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any], Node]]:
-    """The training of a run and its evaluations: for each job what the report shows it as, and the job."""
+    """Yield the training jobs of a run and their evaluations, each as its description for the report and its node."""
     for seed in run.seeds:
         trained: dict[str, tuple[dict[str, Any], Node]] = {}
         for phase, training in run.phases.items():
@@ -140,7 +140,7 @@ def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any
 
 
 def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Return the import of a peer and its evaluations, as those of a phase of a run of its name."""
+    """Yield the import of an external baseline and its evaluations, described like a phase of a run."""
     job, node = {"run": peer.name, "phase": CHECKPOINT}, Node(CHECKPOINT, peer.name, as_config(peer.checkpoint))
     yield job, node
     yield from _evaluate_nodes(experiment, peer, job, node)
@@ -149,7 +149,7 @@ def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, 
 def _evaluate_nodes(
     experiment: Experiment, model: Run | Peer, job: dict[str, Any], source: Node
 ) -> Iterator[tuple[dict[str, Any], Node]]:
-    """All evaluations of one of its phases, which is the job `source`."""
+    """Yield all evaluations of the model that the job `source` trains or imports."""
     data = experiment.data[model.data]
     name = source.name if source.stage == "train" else f"{source.name}/{CHECKPOINT}"
     for evaluation in experiment.evaluations_of(model):
@@ -163,19 +163,19 @@ def _evaluate_nodes(
             nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
             read = {node.name: node.key for node in nodes}
         if model.is_implicit is False and evaluation.settings.kind in ONE_MODE_KINDS:
-            config = {**config, "modes": []}  # which an explicit model has not, so none makes its evaluation stale
+            config = {**config, "modes": []}  # an explicit model has no modes, so they must not make its result stale
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node
 
 
 def report_figures(experiment: Experiment) -> list[str]:
-    """Names of the figures that the report of an experiment has."""
+    """Return the names of the figures in the report of an experiment."""
     return _met(figures_with(experiment.kinds), experiment)
 
 
 def report_tables(experiment: Experiment) -> list[str]:
-    """Names of the tables, each of which is written as .csv and .tex."""
+    """Return the names of the tables in the report; each is written as .csv and .tex."""
     return _met(registry().tables, experiment)
 
 
@@ -185,7 +185,7 @@ def _met(entries: Mapping[str, Entry], experiment: Experiment) -> list[str]:
 
 
 def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
-    """One for each run, evaluation of a run or peer, and the report, with the fields that registry.yaml names."""
+    """Yield the report, and each run and evaluation, as a mapping with the fields that registry.yaml names."""
     yield {"kind": "report", "settings": tuple(experiment.report), "is_peer": False}
     for model in experiment.models:
         about: dict[str, Any] = {"is_peer": True}

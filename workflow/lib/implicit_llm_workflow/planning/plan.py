@@ -1,4 +1,4 @@
-"""An experiment as a plan: its nodes, what each of them should be, and what there is already."""
+"""Plan an experiment: its nodes, the result that each node should have, and the results that already exist."""
 
 import hashlib
 import json
@@ -34,18 +34,18 @@ from implicit_llm_workflow.planning.staleness import (
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
-DRIVER_RECORD = ".driver.json"  # beside the driver's lock: the profile that it runs with
+DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the profile of the driver
 
 
-PLANNED = "planned"  # the one key of the config file that jobs are given
+PLANNED = "planned"  # the only key of the config file that the jobs read
 
 
 class UnknownTarget(UserError):
-    """No job of the experiment has this name."""
+    """No job of the experiment has the requested name."""
 
 
 class Plan:
-    """All paths lie below `results` / <experiment>; identities are computed when first asked for."""
+    """The plan of an experiment. All paths are below `results` / <experiment>; identities are computed on first use."""
 
     def __init__(
         self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[JobCode], str] = job_digest
@@ -60,20 +60,20 @@ class Plan:
 
     @cached_property
     def identities(self) -> dict[str, Identity]:
-        """The identity that each job must have; of a result accepted with other code, the one it was made with."""
+        """The identity that each job must have; a result accepted with other code has its recorded identity."""
         return self.identify(self.settle)
 
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
-        """The identity of each job; `settle` may give a job another one than follows from config, code and inputs."""
+        """Return the identity of each job; `settle` may replace the one that follows from config, code and inputs."""
         found: dict[str, Identity] = {}
-        for key, node in self.nodes.items():  # what a node reads from comes before it
+        for key, node in self.nodes.items():  # the inputs of a node come before it
             upstream = {role: found[source].fingerprint for role, source in node.upstream.items()}
             code = self.code_of(self.code(node))
             found[key] = settle(key, Identity(node.stage, node.name, node.config, code, upstream))
         return found
 
     def settle(self, key: str, wanted: Identity) -> Identity:
-        """The identity that stands: the wanted one, unless a result with other code was accepted in its place."""
+        """Return the wanted identity, or the recorded one if a result with other code was accepted."""
         acceptance = find_acceptance(self.run_dir(self.nodes[key]), wanted)
         if acceptance is None:
             return wanted
@@ -82,23 +82,23 @@ class Plan:
 
     @property
     def accepted(self) -> dict[str, Acceptance]:
-        """The acceptances that hold, by job."""
-        _ = self.identities  # finds them
+        """The acceptances in force, by job."""
+        _ = self.identities  # fills _accepted
         return self._accepted
 
     def code(self, node: Node) -> JobCode:
-        """The code that the node's job can run."""
+        """Return the code that the node's job can run."""
         source = self.nodes[node.upstream[MODEL_ROLE]] if MODEL_ROLE in node.upstream else node
         return job_code(node.stage, node.config, source.config.get("model"), self.experiment.kinds)
 
     def record_code(self) -> None:
-        """Write down what the code of the jobs is, so that a later change of it can be named."""
+        """Record the code of all jobs, so that a later change can be named."""
         record_code(self.root, map(self.code, self.nodes.values()), self.code_of)
 
     def find(self, target: str) -> Node:
-        """A node by key, run directory or manifest, an excerpt by name.
+        """Return a node by its key, run directory or manifest, or an excerpt by its name.
 
-        Raises: UnknownTarget; it names the nearest.
+        Raises: UnknownTarget, which names the nearest key.
         """
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
         key = key.partition(f"/{WORK}/")[0]
@@ -113,7 +113,7 @@ class Plan:
         return self.root / node.key
 
     def manifest(self, node: Node) -> str:
-        """Path of the node's declared manifest, in the work folder of the wanted result."""
+        """Return the path of the node's declared manifest, which is in the work folder of the wanted result."""
         return f"{self.work[node.key]}/{MANIFEST}"
 
     @cached_property
@@ -123,7 +123,7 @@ class Plan:
         return {key: f"{root}/{key}/{WORK}/{it.fingerprint[:digits]}" for key, it in self.identities.items()}
 
     def outputs(self, node: Node) -> dict[str, str]:
-        """What the node's rule declares, by its readable path."""
+        """Return the files that the node's rule declares, by their readable paths."""
         names = [MANIFEST]
         if node.stage in PAGES:
             names += ["index.html", "claims.json"]
@@ -134,18 +134,20 @@ class Plan:
         return {f"{self.run_dir(node).as_posix()}/{name}": f"{self.work[node.key]}/{name}" for name in names}
 
     def identity_file(self, node: Node) -> Path:
-        """Return the file of a job's identity; its name has the fingerprint, so a changed identity is another file."""
+        """Return the file of a job's identity; its name contains the fingerprint, so a new identity has a new file."""
         fingerprint = self.identities[node.key].fingerprint
         return self.root / ".jobs" / node.key / f"{fingerprint[:FINGERPRINT_DIGITS]}.json"
 
     def identity_text(self, node: Node) -> str:
-        """The text that a job is given: its identity, and the run directory of everything that it reads."""
+        """Return the text that a job receives: its identity and the run directories of its inputs."""
         directories = {role: (self.root / key).as_posix() for role, key in node.upstream.items()}
         return self.identities[node.key].to_json(directories)
 
     def write_job_files(self) -> Path:
-        """Make the files with identities that are not there yet, and the one that is returned: it keeps what the files
-        of the experiment say, for the jobs, which would read what somebody has saved meanwhile."""
+        """Write the missing identity files, and return a file with the values of all experiment files.
+
+        The values are those of the plan: jobs must not use an experiment file that somebody has edited in the meantime.
+        """
         for node in self.nodes.values():
             _write_once(self.identity_file(node), self.identity_text(node))
         text = json.dumps({PLANNED: self.experiment.read}, ensure_ascii=False)
@@ -156,29 +158,29 @@ class Plan:
 
     @property
     def wanted(self) -> list[str]:
-        """Keys of the jobs that a run of the experiment asks for: all, but excerpts, which are made by name."""
+        """Keys of the jobs that a run of the experiment requests: all except excerpts, which are requested by name."""
         return [key for key, node in self.nodes.items() if node.stage != EXCERPT]
 
     @property
     def target_manifests(self) -> list[str]:
-        """Manifests from which Snakemake finds every wanted job: of those that are no input of another one.
+        """Manifests of the wanted jobs that are no input of another one; from them Snakemake finds every wanted job.
 
-        The report alone would not bring back a missing manifest below a fresh report, and to name every job would make
-        Snakemake look for each of them twice.
+        The report alone is not enough, because a missing manifest below a fresh report would not be restored. If every
+        job were a target, Snakemake would check each job twice.
         """
         wanted = [self.nodes[key] for key in self.wanted]
         inputs = {item.key for node in wanted for item in self.read_by(node)}
         return self.targets(node for node in wanted if node.key not in inputs)
 
     def targets(self, nodes: Iterable[Node]) -> list[str]:
-        """Declared manifests of the nodes, without those of freed results, which count as done."""
+        """Return the declared manifests of the nodes, without freed results, which count as done."""
         return [self.manifest(node) for node in nodes if not self.statuses[node.key].is_freed]
 
     def read_by(self, node: Node) -> list[Node]:
-        """Jobs whose manifests are the inputs of the node's rule.
+        """Return the jobs whose manifests are the inputs of the node's rule.
 
-        Snakemake takes an ancient file for old only where it is there. So a fresh result must not see one that is made
-        again, nor a page one that was freed, of which it reads the small files.
+        Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh result has no input
+        that will be computed again. A page has no freed input: it reads only the small files, which are never freed.
         """
         found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
@@ -186,7 +188,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """The jobs that Snakemake runs for these targets: those of its graph whose result is not fresh."""
+        """Return the jobs that Snakemake runs for these targets: the jobs of its graph whose result is not fresh."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached
@@ -196,17 +198,17 @@ class Plan:
 
     @property
     def profile(self) -> str:
-        """The profile of the last driver, or the local one if there was none."""
+        """The profile of the last driver, or the local profile if there was no driver."""
         return read_object(self.root / DRIVER_RECORD).get("profile") or LOCAL_PROFILE
 
     @property
     def driver_lock(self) -> Path:
-        """The lock file that the Snakemake which works on the experiment holds."""
+        """The lock file that is held by the Snakemake process that runs the experiment."""
         return self.root / ".driver.lock"
 
     @property
     def argument(self) -> str:
-        """The experiment on a command line, quoted: its name where that finds its file, else the file."""
+        """The experiment as a quoted command-line argument: its name if that finds its file, otherwise the file."""
         source = self.experiment.source
         has_name = self.experiment.name in experiment_names() and experiment_path(self.experiment.name) == Path(source)
         return shlex.quote(self.experiment.name if has_name else source)
@@ -217,40 +219,40 @@ class Plan:
         return f"implicit-llm status {self.argument} --jobs"
 
     def command_for(self, nodes: Iterable[Node]) -> str:
-        """The shell command that makes these nodes and what they need; the whole experiment if there are none."""
+        """Return the shell command that runs these jobs and their dependencies, or everything if there are no nodes."""
         return shlex.join(self.snakemake(self.profile, map(self.target, nodes)))
 
     def target(self, node: Node) -> str:
-        """The node as a target of Snakemake, by its readable path below the folder where Snakemake is started."""
+        """Return the node as a target of Snakemake: its readable path, relative to Snakemake's working directory."""
         return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
-        """The words of the command that makes these targets; the whole experiment if there are none."""
-        # --configfile takes every word up to the next option, so it must not stand before the targets.
+        """Return the arguments of the command that makes these targets, or everything if there are no targets."""
+        # --configfile consumes all arguments up to the next option, so targets must not follow it directly.
         words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():
             words += ["--directory", str(self.root.parent.parent)]
         return [*words, *targets]
 
     def made_from(self, keys: Collection[str]) -> list[Node]:
-        """The nodes of these keys, and those that are made from their results."""
+        """Return the nodes of these keys and all nodes that depend on their results."""
         found: dict[str, Node] = {}
-        for key, node in self.nodes.items():  # what a node is made from comes before it
+        for key, node in self.nodes.items():  # the inputs of a node come before it
             if key in keys or not found.keys().isdisjoint(node.upstream.values()):
                 found[key] = node
         return list(found.values())
 
     def manifests(self, stage: str) -> list[str]:
-        """Declared manifests of all nodes of the stage."""
+        """Return the declared manifests of all nodes of the stage."""
         return self.targets(node for node in self.nodes.values() if node.stage == stage)
 
     @cached_property
     def statuses(self) -> dict[str, Status]:
-        """Status of each job at the first call."""
+        """The status of each job, determined at the first access."""
         return self.look()
 
     def look(self) -> dict[str, Status]:
-        """Status of each job as it is now. A freed result is stale if a job that will run reads its files."""
+        """Return the current status of each job. A freed result is stale if a job that will run reads its files."""
         accepted = self.accepted
         return needed_again(
             self.nodes,
@@ -261,18 +263,18 @@ class Plan:
         )
 
     def stale(self) -> dict[str, str]:
-        """Jobs with a result that is no longer what is wanted, and why."""
+        """Return the jobs whose result differs from the wanted one, each with the reason."""
         return {key: status.why for key, status in self.statuses.items() if status.state == "stale"}
 
     def recorded(self, node: Node) -> Path | None:
-        """The manifest of the wanted result, or else of the one that the run directory shows."""
+        """Return the manifest of the wanted result, or else of the result that the run directory shows."""
         found = self.statuses[node.key].recorded
         work = Path(self.work[node.key]) if found is None else work_directory(self.run_dir(node), found.fingerprint)
         return committed(work)
 
 
 def _write_once(path: Path, text: str) -> None:
-    # Nothing is synced, for these are thousands of files: after a power loss one may be there and be empty.
+    # Thousands of files are written, so nothing is synced: after a power loss a file may exist and be empty.
     if not path.exists() or path.stat().st_size == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,20 +1,20 @@
-"""Wanted against recorded: which results are missing, stale or fresh, and why.
+"""Compare wanted and recorded results: report which are missing, stale or fresh, and why.
 
-A result is fresh when its manifest is where the rule declares it, in the work folder of the wanted fingerprint. That is
-the test of Snakemake, which runs the other jobs; this module adds the reason. Somebody who deletes or damages the
-manifest of the run directory has the job look at its files again.
+A result is fresh if its manifest is where the rule declares it, in the work folder of the wanted fingerprint. Snakemake
+applies the same test and runs the other jobs; this module adds the reason. If somebody deletes or damages the manifest
+of the run directory, the job checks its files again.
 
 A result whose larger files were deleted to free the disk counts as done until a job needs the files.
 
-A result that somebody kept although its code changed has an `accepted.json` beside the manifest, which stays as it is:
+If a user accepts a result although its code changed, an `accepted.json` is beside the manifest, which does not change:
 
     {"recorded": "<fingerprint of the manifest>", "wanted": "<the one wanted instead>",
      "recorded_code": "<sha256>", "wanted_code": "<sha256>", "changed": ["module (function)"] or null,
      "when": "2026-11-21T22:00:00+00:00", "why": "..."}
 
-An acceptance holds for its pair of fingerprints alone: another change of code, config or input ends it, and so does the
-loss of the manifest. While it holds, the job's identity is the recorded one: the declared output is that of the older
-result, so what was made from it, and Snakemake, see no change.
+An acceptance is valid for its pair of fingerprints only. It ends with another change of code, config or input, and with
+the loss of the manifest. While it is valid, the job's identity is the recorded one and the declared output is that of
+the older result, so Snakemake and the jobs that depend on the result see no change.
 """
 
 import json
@@ -34,12 +34,12 @@ ACCEPTED = "accepted.json"
 
 
 class AcceptedUnreadable(UserError):
-    """The file of an accepted exception is not one."""
+    """A file `accepted.json` could not be read as an accepted exception."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One exception. `changed`: the code that changed, None where it was not recorded."""
+    """An accepted exception; `changed` lists the code that changed and is None if that code was not recorded."""
 
     recorded: str
     wanted: str
@@ -51,7 +51,7 @@ class Acceptance:
 
 
 def read_acceptance(run_dir: Path) -> Acceptance | None:
-    """The last one that was given and not revoked. Raises: AcceptedUnreadable."""
+    """Return the acceptance in a run directory; None if there is none or it was revoked. Raises: AcceptedUnreadable."""
     path = run_dir / ACCEPTED
     try:
         return fill(Acceptance, json.loads(path.read_bytes()), "accepted")
@@ -62,7 +62,7 @@ def read_acceptance(run_dir: Path) -> Acceptance | None:
 
 
 def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
-    """The one that holds: for the wanted fingerprint and that of the manifest, which differ by the code alone."""
+    """Return the valid acceptance: for the wanted fingerprint and the manifest's, which differ only by the code."""
     found = read_acceptance(run_dir)
     if found is None or found.wanted != wanted.fingerprint or with_code_of(found, wanted) is None:
         return None
@@ -72,7 +72,7 @@ def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
 
 
 def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
-    """The accepted identity; None when it is not the wanted one with other code."""
+    """Return the accepted identity, or None if it differs from the wanted one in more than the code."""
     identity = replace(wanted, code=acceptance.recorded_code)
     return identity if identity.fingerprint == acceptance.recorded else None
 
@@ -80,14 +80,16 @@ def with_code_of(acceptance: Acceptance, wanted: Identity) -> Identity | None:
 LOST = "its manifest was deleted"
 SHOWN_DIFFERENCES = 3
 EXCERPT = "excerpt"
-PAGES = ("report", EXCERPT)  # stages that read the small files of a result alone, which are kept
+PAGES = ("report", EXCERPT)  # stages that read only the small files of a result, which are never freed
 _SMALL = (".json", ".jsonl")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between a recorded and a wanted identity. `code`: the digests, if they differ; inputs are keys of nodes, those
-    that are no longer used the roles they had.
+    """The difference between a recorded and a wanted identity.
+
+    `code`: the two digests, if they differ. `changed_inputs` and `new_inputs` are keys of nodes; `removed_inputs` are
+    the roles of inputs that are no longer used.
     """
 
     stage: str
@@ -98,8 +100,8 @@ class Difference:
     removed_inputs: tuple[str, ...]
 
     def reasons(self) -> Iterator[str]:
-        """One for each kind of change, in words."""
-        # A report names the settings of its jobs, which change with them.
+        """Yield one reason for each kind of change."""
+        # The config of a report contains the settings of its jobs, so these change together with the jobs.
         inputs = (*self.changed_inputs, *self.new_inputs, *self.removed_inputs)
         own = [change for change in self.config if not (inputs and change.startswith("jobs."))]
         if own:
@@ -122,10 +124,10 @@ def _first(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """`why` is empty for a fresh result, unless it is `accepted`. `difference`: of a stale one that can be read.
+    """The status of a job's result. `why`: the reason for the state; empty for a fresh result that was not accepted.
 
-    `recorded`: the wanted result, or else the one that the run directory shows. `is_declared`: the declared manifest is
-    there, which it is not of a freed result.
+    `recorded`: the wanted result, or else the one that the run directory shows. `difference`: set for a stale result
+    that could be read. `is_declared`: whether the declared manifest exists, which a freed result does not have.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -141,7 +143,7 @@ class Status:
 
     @property
     def is_looked_at(self) -> bool:
-        """Whether the job runs although its declared manifest is there."""
+        """Whether the job runs although its declared manifest exists."""
         return self.state != "fresh" and self.is_declared
 
 
@@ -149,8 +151,8 @@ FORCED = "forced, or made from what was forced"
 
 
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
-    """Compare a run directory with the wanted identity of its node, which is that of the acceptance if there is one."""
-    if not run_dir.exists():  # thousands of times before the first run
+    """Compare a run directory with the identity of its node, which is the accepted one if there is an acceptance."""
+    if not run_dir.exists():  # a shortcut for the thousands of jobs before the first run
         return Status("missing", "never finished", None, is_declared=False)
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
     path, is_declared = committed(work), (work / MANIFEST).exists()
@@ -172,7 +174,7 @@ def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance 
 
 
 def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Difference:
-    """Return what makes their fingerprints differ."""
+    """Return the parts in which the two identities differ."""
     return Difference(
         stage=wanted.stage,
         config=tuple(config_differences(recorded.config, wanted.config)),
@@ -188,22 +190,25 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
 
 
 def payload(work: Path) -> list[Path]:
-    """The files of a result that can be freed: models, shards and checkpoints, not records and pages."""
+    """Return the files of a result that can be freed: models, shards and checkpoints, but not records and pages."""
     kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
 
 
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """The jobs that read the larger files of a job; for a shard also the readers of its stream, which points to it."""
+    """Return the jobs that read the larger files of a job.
+
+    For a shard these include the readers of its stream, which points to the shard.
+    """
     direct = [name for name, node in nodes.items() if key in node.upstream.values() and node.stage not in PAGES]
     streams = direct if nodes[key].config.get("kind") == "token_shard" else []
     return [*direct, *(name for stream in streams for name in readers(nodes, stream))]
 
 
 def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """The statuses, but stale for freed results that a job will read."""
+    """Return the statuses, in which a freed result is stale if a job that will run reads it."""
     found = dict(statuses)
-    for key in reversed(list(nodes)):  # a node comes after those that it reads from
+    for key in reversed(list(nodes)):  # a node comes after its inputs
         node = nodes[key]
         if found[key].state == "fresh" or node.stage in PAGES:
             continue
@@ -214,5 +219,5 @@ def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> d
 
 
 def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """Inputs whose files a data set points to instead of having a copy."""
+    """Return the inputs whose files a data set points to instead of copying them."""
     return [name for name in nodes[key].upstream.values() if nodes[name].config.get("kind") == "token_shard"]

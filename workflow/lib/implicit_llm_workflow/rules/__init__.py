@@ -1,1 +1,1 @@
-"""What the Snakefile and its rules call: the plan as Snakemake wants it."""
+"""Provide the functions that the Snakefile and its rules call; they present the plan in Snakemake's terms."""

@@ -1,7 +1,7 @@
-"""Checks of the config files and profiles of a call, in which Snakemake ignores mistakes or names neither file nor key.
+"""Check the config files and profiles of a call for mistakes that Snakemake ignores or reports without file and key.
 
-The profiles call the functions that need no rules before Snakemake reads an experiment or a profile by itself. Each
-ends the process with one line for what the user can put right.
+The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. Each
+function ends the process with one line if the user can fix the mistake.
 """
 
 import ast
@@ -30,15 +30,15 @@ from implicit_llm_workflow.site import fill_site
 from snakemake_executor_plugin_submitit.request import NUMBERS, SNAKEMAKES, UNDERSTOOD
 
 _READ = re.compile(r"\bresources\.(\w+)")
-_EXECUTORS = ("local", "touch", "dryrun", "submitit")  # those of other plugins may read further resources
-_OPTIONS = get_type_hints(Runtime)  # our rules pass them on by their names
+_EXECUTORS = ("local", "touch", "dryrun", "submitit")  # executors of other plugins may read further resources
+_OPTIONS = get_type_hints(Runtime)  # our rules pass them on under the same names
 _NUMBERS = NUMBERS | {"threads", "processes_per_node", "batch_size", "disk_mb"}
-_WORD = re.compile(r"(['\"]?)([A-Za-z_][\w.-]*|)\1")  # no number and no expression
+_WORD = re.compile(r"(['\"]?)([A-Za-z_][\w.-]*|)\1")  # neither a number nor an expression
 
 
 @contextmanager
 def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
-    """End the process with the message of an error that the user can cure: Snakemake would show where it was raised."""
+    """End the process with the message of an error that the user can fix; Snakemake would print a traceback."""
     try:
         yield
     except UserError as error:
@@ -50,7 +50,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Read the files of `--configfile` as the commands of the project read them."""
+    """Check the files of `--configfile` in the way in which the project's commands read them."""
     with errors_in_one_line(_say):
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
@@ -66,10 +66,10 @@ def _say(line: str) -> None:
 
 
 def check_profile() -> None:
-    """Check the options in the profiles of this call: Snakemake ignores some, and shows its whole usage for others."""
+    """Check the options in the profiles of this call; Snakemake ignores some mistakes or prints its usage."""
     with errors_in_one_line(_say):
         for profile in command_line().profile or ():
-            if (path := profile_file(profile)) is not None:  # otherwise Snakemake says so
+            if (path := profile_file(profile)) is not None:  # otherwise Snakemake reports it
                 _check_options(profile, path)
 
 
@@ -87,13 +87,13 @@ def _check_options(profile: str, path: Path) -> None:
         raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
 
 
-_TEMPLATE = ("?", "__")  # keys of the template language begin so
-# Names of the template language, beside the keys of the block.
+_TEMPLATE = ("?", "__")  # prefixes of the template language's keys
+# Names that the template language adds to the keys of the block.
 _OTHER_NAMES = ("doc", "this", "SKIP", "check_site")
 
 
 def check_site(names: dict[str, Any]) -> None:
-    """Check the block of profiles/cluster, or of the copy of it that is in use; `names` is where its keys end up."""
+    """Check the block of profiles/cluster, or of its copy in use; `names` contains the keys of the block."""
     block = {name: value for name, value in names.items() if name not in _OTHER_NAMES and not name.startswith("_")}
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with errors_in_one_line(_say):
@@ -101,7 +101,10 @@ def check_site(names: dict[str, Any]) -> None:
 
 
 def check_rule_settings(workflow: Any, profile: str | None) -> None:
-    """Raises: ConfigError for a rule that is not there, a resource that nothing reads, or a value that is not taken."""
+    """Check the settings for rules in the profile and on the command line.
+
+    Raises: ConfigError for an unknown rule, a resource that nothing reads, or a value that is not allowed.
+    """
     where = profile or "command line"
     rules = {rule.name for rule in workflow.rules}
     asked = {name for rule in workflow.rules for name in rule.resources} | UNDERSTOOD
@@ -122,9 +125,9 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """Return what a resource takes if it does not take this value; expressions are left to Snakemake, job by job."""
+    """Return the values that a resource allows if this value is not one of them; Snakemake checks expressions."""
     text, hint = str(value), _OPTIONS.get(name)
-    with suppress(ValueError, SyntaxError):  # of an expression or a word
+    with suppress(ValueError, SyntaxError):  # an expression or a plain text raises them
         if not isinstance(ast.literal_eval(text), str | int | float):
             return "one number or text"
     word = _WORD.fullmatch(text)

@@ -1,7 +1,7 @@
-"""What the driver adds to Snakemake: a lock that dies with its process, help with targets, names that show the results.
+"""Add to Snakemake a lock that dies with its process, help with targets, and readable names that show the results.
 
-Which jobs run, Snakemake decides: those whose declared manifest is missing. The driver also tells the jobs which
-invocation of Snakemake they belong to, so that they can tell MLflow.
+Snakemake decides which jobs run: those whose declared manifest is missing. The driver also describes this invocation of
+Snakemake in the environment of the jobs, which log it to MLflow.
 """
 
 import argparse
@@ -62,11 +62,11 @@ class TooCostly(UserError):
 
 
 class DriverRunning(UserError):
-    """Another Snakemake works on the same experiment."""
+    """Another Snakemake process already runs this experiment."""
 
 
 class Driver:
-    """The main process of a call of Snakemake, which the jobs that it starts in processes of their own do not have."""
+    """The main process of a call of Snakemake; jobs that Snakemake starts in other processes have no driver."""
 
     def __init__(self, workflow: Any, plan: Plan, logger: logging.Logger) -> None:
         self._workflow, self._plan, self._logger = workflow, plan, logger
@@ -75,10 +75,10 @@ class Driver:
         self._forced: set[str] = set()
 
     def begin(self) -> dict[str, str]:
-        """Check the call, and prepare the run if it is one; for the end of the Snakefile, when all rules are known.
+        """Check the call and, if it runs jobs, prepare the run.
 
-        Returns: targets that are readable paths, with the declared path of each. An unknown target or another driver
-        ends the process.
+        The end of the Snakefile calls it, when all rules are known. Returns: the requested targets that are readable
+        paths, with the declared path of each. An unknown target or another driver ends the process.
         """
         with errors_in_one_line(self._logger.error):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
@@ -98,7 +98,7 @@ class Driver:
 
     @property
     def forced(self) -> set[str]:
-        """Keys of the jobs that `-R`, `-f` and `-F` force, and of what is made from them."""
+        """The keys of the jobs that `-R`, `-f` and `-F` force, and of all jobs that depend on them."""
         return {node.key for node in self._plan.made_from(self._forced)}
 
     def _prepare(self) -> None:
@@ -108,14 +108,14 @@ class Driver:
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
-        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it is ignored in the background
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a process in the background ignores it
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw the results that the user forces; called by `onstart`, when Snakemake knows which jobs it will run.
+        """Withdraw the results that the user forces; `onstart` calls it, when Snakemake knows which jobs it will run.
 
-        A job otherwise returns the result that it finds. What is made from a forced result is withdrawn too, since its
-        numbers may change; its job runs now, or in the next call if this one does not reach it.
+        Otherwise a job would return the result that exists already. Results that depend on a forced one are withdrawn
+        too, since their numbers may change. Their jobs run now, or in the next call if this one does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
@@ -123,7 +123,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """Send the journals of short jobs to MLflow; called by `onsuccess` and `onerror`."""
+        """Send the journals of short jobs to MLflow; `onsuccess` and `onerror` call it."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
@@ -131,26 +131,26 @@ class Driver:
 
 
 def is_name_behind(plan: Plan, key: str) -> bool:
-    """Whether the wanted result is there and the readable names of its run directory show another one."""
+    """Return whether the wanted result exists but the readable names of its run directory show another one."""
     status = plan.statuses[key]
     is_there = status.state == "fresh" and status.is_declared
     return is_there and not is_result_shown(plan.root / key, Path(plan.work[key]))
 
 
 def show_results(plan: Plan, behind: Iterable[str]) -> None:
-    """Let the readable names of these jobs show the wanted results; start the jobs that are to look at theirs."""
+    """Let the readable names of these jobs show the wanted results, and start the jobs that must check theirs."""
     for key in behind:
         show_result(plan.root / key, Path(plan.work[key]))
     for key, status in plan.statuses.items():
         if status.is_looked_at:
-            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))  # equal; Snakemake misses the first
+            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))  # equal; Snakemake needs the first
 
 
 def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:
-    """Ask for the forced jobs that will run, and for what is made from them, to be computed again.
+    """Mark the forced jobs that will run, and all jobs that depend on them, to be computed again.
 
-    The declared manifest goes, so that Snakemake and `explain` see what is still to be done, also after a kill.
-    Raises: AcceptedJobForced for one that would have to be computed by the code of an accepted result.
+    The declared manifest is removed, so that Snakemake and `explain` see the pending work even after a kill. Raises:
+    AcceptedJobForced for a job that would have to be computed with the code of an accepted result.
     """
     found = plan.made_from([key for key in forced if plan.manifest(plan.nodes[key]) in outputs])
     if accepted := [node.key for node in found if node.key in plan.accepted]:
@@ -162,24 +162,23 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
         if committed(work) is not None:
             (work / AGAIN).touch()
             with suppress(FileNotFoundError):
-                (work / MANIFEST).replace(work / COMMIT)  # equal; an old result has only the first
+                (work / MANIFEST).replace(work / COMMIT)  # equal files; an old result has only the first
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """The first Ctrl-C: Snakemake starts no more jobs and waits for those that run, which commit what they have.
+    """Handle the first Ctrl-C: Snakemake starts no more jobs and waits for running ones, which commit their work.
 
-    A second one is for these jobs alone, which it ends at once; Snakemake would answer it with a traceback. A third one
-    ends the driver.
+    A second Ctrl-C reaches only these jobs, which end at once; Snakemake would print a traceback. A third one ends the
+    driver.
     """
     signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
     raise KeyboardInterrupt
 
 
 def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
-    """Make MLflow's SQLite store if there is none: clients that open an empty one at the same time break it.
+    """Create MLflow's SQLite store if it does not exist: clients that open an empty store at the same time break it.
 
-    A job that is run by hand takes the same lock. No job waits for a store, so a failure is reported
-    and stops nothing.
+    A job that is started manually uses the same lock. No job waits for a store, so a failure is only reported.
     """
     path = sqlite_path(default_uri(results))
     if path is not None and not path.exists():
@@ -187,7 +186,7 @@ def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
 
 
 def _mlflow(module: list[str], logger: logging.Logger) -> None:
-    """Run a module that loads MLflow, which the driver does not."""
+    """Run a module that imports MLflow in a process of its own, because the driver does not import it."""
     done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = without_password(done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
@@ -197,10 +196,10 @@ def _mlflow(module: list[str], logger: logging.Logger) -> None:
 
 
 def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[str, str]:
-    """See that a rule makes each requested target; Snakemake's own refusal does not say what there is.
+    """Check that a rule makes each requested target; Snakemake's own error message does not list the existing targets.
 
     Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
-    target and with all that have a name, or with the path to type after an option that takes no readable one.
+    target and all named targets; or, for an option that accepts no readable path, with the path to type.
     """
     forced = call.targets if call.force else ()
     options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize, "-f": forced}
@@ -222,7 +221,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
 
 
 def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Whether a rule makes this file, which is no result, or may do so in a Snakefile that includes ours."""
+    """Return whether a rule makes this file, which is no result, or a Snakefile that includes ours may make it."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
     is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
     return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
@@ -241,7 +240,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
-    """Raises: TooCostly for an experiment of days that nobody has named, and that would run on this machine."""
+    """Raise TooCostly for an experiment of days that the user did not name and that would run on this machine."""
     from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
@@ -256,7 +255,7 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
 
 
 def check_disk(plan: Plan) -> None:
-    """Raises: ConfigError for word problems that are still to be made and for which the disk is too small."""
+    """Raise ConfigError if the disk is too small for word problems that do not exist yet."""
     free = shutil.disk_usage(plan.root).free
     for node in plan.nodes.values():
         config = node.config
@@ -272,7 +271,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
-    """One line for each of these jobs, with the reason; the first ones of many."""
+    """Report these jobs in a line each, with the reason; at most the first SHOWN of them."""
     for key, why in list(jobs.items())[:SHOWN]:
         say(f"{what}: {plan.root / key} ({why})")
     if len(jobs) > SHOWN:
@@ -282,8 +281,8 @@ def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], Non
 def hold_lock(path: Path) -> AbstractContextManager[None]:
     """Hold the lock of an experiment.
 
-    Snakemake's own lock outlives a killed driver and has to be removed by hand, so the profiles switch it off.
-    Raises: DriverRunning.
+    Snakemake's own lock outlives a killed driver and must be removed manually, so the profiles disable it. Raises:
+    DriverRunning.
     """
     return locked(
         path,
@@ -297,14 +296,14 @@ COMMAND_CHARS = 2000
 
 
 def announce() -> None:
-    """Describe this invocation in a variable that all its jobs inherit, those on Slurm included.
+    """Describe this invocation in a variable that all its jobs inherit, including those on Slurm.
 
-    A job that a later driver takes over keeps what it has inherited. Call it in the main process only: a job that
-    Snakemake starts in a process of its own reads the Snakefile too.
+    A job that a later driver takes over keeps the inherited value. Call this function only in the main process: a job
+    that Snakemake starts in a process of its own also reads the Snakefile.
     """
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     command = shlex.join(words)[:COMMAND_CHARS]
     about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
     os.environ[VARIABLE] = json.dumps(about)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)  # of a container or a shell: a job would count itself among others
+        os.environ.pop(name, None)  # if a container or shell sets them, a job would act as one of several processes

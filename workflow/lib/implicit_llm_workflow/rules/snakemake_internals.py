@@ -1,8 +1,8 @@
-"""What the driver uses of Snakemake that has no documented interface: all of it is here, and nowhere else.
+"""Collect all uses of Snakemake that have no documented interface; no other module has any.
 
-None of these names is private, except for argparse's list of options. A Snakefile does not get its targets, so the
-command line is read once more.
-tests/workflow/test_snakemake_internals.py fails in a release where one of these functions means something else.
+None of these names is private, except for argparse's list of options. A Snakefile cannot see its targets, so the
+command line is parsed once more. tests/workflow/test_snakemake_internals.py fails in a release in which one of these
+functions changes its meaning.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-# Options with which Snakemake makes something other than results.
+# Options with which Snakemake does something other than making results.
 _OTHER_CALLS = (
     "archive", "cleanup_metadata", "cleanup_shadow", "conda_cleanup_envs", "conda_create_envs_only",
     "container_cleanup_images", "containerize", "d3dag", "dag", "delete_all_output", "delete_temp_output",
@@ -25,19 +25,19 @@ _OTHER_CALLS = (
 
 
 def command_line() -> argparse.Namespace:
-    """Return what was typed after `snakemake`, as its own parser reads it, without the profiles."""
+    """Return the arguments after `snakemake` as its own parser reads them, without the profiles."""
     from snakemake.cli import get_argument_parser
 
     return get_argument_parser().parse_known_args(sys.argv[1:])[0]
 
 
 def profile_in_use() -> str | None:
-    """The profile of this call of Snakemake, or of its environment: the last of several, which wins."""
+    """Return the profile of this call of Snakemake or of its environment; the last of several profiles wins."""
     return (command_line().profile or [None])[-1]
 
 
 def profile_file(profile: str) -> Path | None:
-    """The file of a profile that is given by its folder or its name."""
+    """Return the file of a profile that is given by its folder or its name."""
     from snakemake.cli import get_profile_dir
 
     found = get_profile_dir(profile)
@@ -45,9 +45,9 @@ def profile_file(profile: str) -> Path | None:
 
 
 def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | None]:
-    """The names of all options, those that this profile sets, and why Snakemake refuses one of its values, if it does.
+    """Return the names of all options, those that this profile sets, and Snakemake's error if it refuses a value.
 
-    `profile` as it is given in the call, `path` its file. What the profile itself calls may end the process.
+    `profile` is the name as given in the call, `path` its file. Code that the profile itself calls may end the process.
     """
     from snakemake.cli import get_argument_parser
     from snakemake.profiles import ProfileConfigFileParser
@@ -64,13 +64,13 @@ def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | No
         if not said.getvalue():
             raise
         return names, set(), said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
-    except Exception as error:  # of any type: Snakemake reads each option in its own way
+    except Exception as error:  # each option has its own parser, which may raise any type
         return names, set(), " ".join(str(error).split())
     return names, taken, None
 
 
 def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
-    """Whether this call of Snakemake runs jobs, rather than looking at them."""
+    """Return whether this call of Snakemake runs jobs instead of only inspecting them."""
     is_other = any(getattr(call, name, None) for name in _OTHER_CALLS)
     return not (workflow.output_settings.dryrun or (is_other and not getattr(call, "report_after_run", False)))
 
@@ -86,23 +86,26 @@ def forced_outputs(workflow: Any, call: argparse.Namespace, outputs: set[str]) -
 
 
 def outputs_to_make(workflow: Any) -> set[str]:
-    """Outputs of the jobs that will run, once they are chosen."""
+    """Return the outputs of the jobs that will run; call it after Snakemake has chosen them."""
     return {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
 
 
 def resource_of(workflow: Any, rule: str, name: str) -> str | None:
-    """A resource of a rule that is a text, as the profile in use sets it; None where it is not set."""
+    """Return a text resource of a rule as the profile in use sets it, or None if it is not set."""
     found = workflow.get_rule(rule).resources.get(name)
     return str(getattr(found, "raw", found) or "").strip("'\"") or None
 
 
 def give_config_file(workflow: Any, path: Path) -> None:
-    """Have the jobs that start from now on read this config file, in place of those of this call."""
+    """Make all jobs that start from now on read this config file instead of the config files of this call."""
     workflow.config_settings.configfiles = [path.resolve()]
 
 
 def settings_of_rules(workflow: Any) -> Iterator[tuple[str, str | None, str, Any]]:
-    """Option, rule, resource and value, as written, of what a profile or the command line sets for rules; None: all."""
+    """Yield option, rule (None for all rules), resource and value, as written, of all settings for rules.
+
+    The settings are those of the profile and of the command line.
+    """
     settings = workflow.resource_settings
     for rule, found in settings.overwrite_threads.items():
         yield "set-threads", rule, "threads", _as_written(found)
@@ -113,7 +116,7 @@ def settings_of_rules(workflow: Any) -> Iterator[tuple[str, str | None, str, Any
     if hasattr(defaults, "args"):  # in older releases of Snakemake
         defaults = dict(word.split("=", 1) for word in defaults.args)
     for name, found in defaults.items():
-        if (value := _as_written(found)) is not None:  # of Snakemake's own defaults
+        if (value := _as_written(found)) is not None:  # Snakemake's own defaults can be None
             yield "default-resources", None, name, value
 
 
@@ -122,13 +125,13 @@ def _as_written(found: Any) -> Any:
 
 
 def starts_jobs_here(call: argparse.Namespace) -> bool:
-    """Whether the jobs of this call run on this machine."""
+    """Return whether the jobs of this call run on this machine."""
     return executor_in_use() == "local" and not call.touch
 
 
 def executor_in_use() -> str:
-    """What runs the jobs of this call, for all that the command line and its profiles say."""
+    """Return the executor of this call, as the command line and its profiles select it."""
     from snakemake.cli import parse_args
 
-    with redirect_stderr(StringIO()):  # it names the profiles once more
+    with redirect_stderr(StringIO()):  # parse_args prints the profiles again
         return parse_args(sys.argv[1:])[1].executor or "local"

@@ -1,4 +1,4 @@
-"""What the rules ask of the plan: functions of wildcards for their `input`."""
+"""Provide the input functions of the rules: functions of wildcards that query the plan."""
 
 import inspect
 import re
@@ -21,7 +21,7 @@ from implicit_llm_workflow.planning.plan import PLANNED, Plan
 from implicit_llm_workflow.project_dirs import ENVIRONMENTS_DIR
 from implicit_llm_workflow.rules.snakemake_internals import resource_of
 
-# The wildcards of a stage's rules, in the order in which they make up a node's name.
+# The wildcards of a stage's rules, in the order in which they form a node's name.
 _NAME_WILDCARDS = {
     "data": ("data",),
     "train": ("run", "phase"),
@@ -30,7 +30,7 @@ _NAME_WILDCARDS = {
     "report": (),
     "excerpt": ("excerpt",),
 }
-HARDWARE = "hardware"  # the resource by which a profile gives a rule a class of machines
+HARDWARE = "hardware"  # the resource with which a profile assigns a class of machines to a rule
 
 _FUNCTION = TypeVar("_FUNCTION", bound=Callable[..., Any])
 _NUMBER = re.compile(r"(?<=-)[0-9]{5}$")
@@ -38,27 +38,27 @@ _NOTHING = r"[^\s\S]"  # matches no character
 
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
-    """The plan for the configuration that Snakemake has put together, or in a job for the one that it was planned with.
+    """Return the plan of the configuration that Snakemake has merged; a job gets the plan with which it was started.
 
-    Raises: ConfigError, one line.
+    Raises: ConfigError with a message of one line.
     """
     if PLANNED in config:
         return Plan(planned_experiment(config[PLANNED]))
     for path in config_paths:
-        if Path(path).name == MANIFEST:  # Snakemake reads it: it is JSON
+        if Path(path).name == MANIFEST:  # Snakemake accepts it because it is JSON
             raise ConfigError(
                 f"{shown_path(Path(path))}: is a target, and --configfile takes every word up to the next option for a "
                 "config file; type the targets before --configfile"
             )
-        read_yaml(shown_path(Path(path)))  # for its errors: Snakemake keeps the last of two equal keys
+        read_yaml(shown_path(Path(path)))  # only for its errors: Snakemake keeps the last of two equal keys
     source = ", ".join(str(shown_path(Path(path))) for path in config_paths)
     return Plan(build_experiment(config, ConfigFiles(Path(config_paths[-1]), source)))
 
 
 def the_config_file(plan: Plan, config_paths: list[str]) -> str:
-    """The file that alone gives the plan's experiment, for a rule whose command reads it again.
+    """Return the file that alone defines the plan's experiment, for a rule whose command reads it again.
 
-    Raises: ConfigError for what was put together from several files, or with `--config KEY=VALUE`.
+    Raises: ConfigError if several files or `--config KEY=VALUE` define it.
     """
     path = Path(config_paths[-1])
     if build_graph(load_experiment(path)) != build_graph(plan.experiment):
@@ -68,19 +68,20 @@ def the_config_file(plan: Plan, config_paths: list[str]) -> str:
 
 
 def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
-    """The function with its signature at hand, for which Snakemake asks several times for each job: seconds in all."""
+    """Cache the function's signature, which Snakemake inspects several times for each job; this saves seconds."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
 
 
 @dataclass
 class RuleInputs:
-    """Input functions for the rules of the stages; `ancient` is Snakemake's.
+    """Input functions for the rules of the stages; `ancient` is Snakemake's function.
 
-    Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. The exceptions are what
-    this call makes although it is there (`forced`, keys of jobs), so that what is made from it follows, and the run
-    directory of a job whose manifest somebody deleted from it. Snakemake then finds a newer input.
-    A job in a process of its own has no inputs: those were there when its driver started it.
+    Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. There are two
+    exceptions, for which Snakemake must find a newer input. Results in `forced` (keys of jobs) are computed again
+    although they exist, and the jobs that depend on them must follow. If somebody deleted the manifest of a run
+    directory, that directory is an input of its job. A job in a process of its own has no inputs, because they existed
+    when its driver started it.
     """
 
     plan: Plan
@@ -90,17 +91,17 @@ class RuleInputs:
 
     @property
     def wildcard_constraints(self) -> dict[str, str]:
-        """Names hold no slash, so that a path has one reading."""
+        """The patterns of all wildcards; names contain no slash, so that each path can be parsed in one way only."""
         names = dict.fromkeys(("data", "run", "phase", "evaluation", "peer", "hardware", "excerpt"), r"[A-Za-z0-9._-]+")
         digits = f"[0-9a-f]{{{FINGERPRINT_DIGITS}}}"
         return {"config": re.escape(self.plan.experiment.name), "fingerprint": digits, **names}
 
     def names(self, stage: str, *kinds: str, is_others: bool = False) -> str:
-        """A wildcard constraint for jobs of these kinds: what data or evaluation is called, or a run of training jobs.
+        """Return a wildcard constraint for jobs of these kinds: names of data, of evaluations or of trained runs.
 
-        The kind of a training job is its task. So each path has one rule, although the kinds of a stage share their
-        folder. Numbered jobs are one pattern: Snakemake searches the text of a constraint for every job, and with
-        thousands of names in it takes seconds. `is_others`: for jobs of all other kinds.
+        The kind of a training job is its task. The constraint assigns one rule to each path, although the kinds of a
+        stage share a folder. Numbered jobs share one pattern, because Snakemake searches the constraint for every job,
+        which takes seconds with thousands of names. `is_others`: return the constraint for jobs of all other kinds.
         """
         found = {
             node.name.split("/")[0 if stage == "train" else -1]
@@ -111,12 +112,12 @@ class RuleInputs:
         return "|".join(sorted(patterns)) or _NOTHING
 
     def node(self, stage: str, wildcards: Any) -> Node:
-        """The node of a job. Raises: UnknownTarget for wildcards that no node has."""
+        """Return the node of a job. Raises: UnknownTarget for wildcards that no node has."""
         parts = [getattr(wildcards, wildcard) for wildcard in _NAME_WILDCARDS[stage]]
         return self.plan.find("/".join([stage, *parts]))
 
     def upstream(self, stage: str) -> Callable[[Any], list[str]]:
-        """An input function: manifests of the nodes that a job reads from."""
+        """Return an input function that lists the manifests of a job's inputs."""
 
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
@@ -134,14 +135,14 @@ class RuleInputs:
         return manifest if is_made_now else self.ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
-        """Return an input function: the preflight of the hardware class of the job's rule, if the profile names one."""
+        """Return an input function that lists the preflight of the rule's hardware class, if the profile names one."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
             if not self.is_driver:
                 return []
             node = self.node(stage, wildcards)
-            # A fresh job has no preflight as input: Snakemake would rerun the job once that file is made.
+            # A fresh job has no preflight as input, because Snakemake would rerun the job after the preflight.
             is_fresh = self.plan.statuses[node.key].state == "fresh" and node.key not in self.forced
             hardware = None if is_fresh else resource_of(workflow, rule_of(node), HARDWARE)
             return [self.ancient(f"{self.plan.root}/.preflight/{hardware}.json")] if hardware else []
@@ -149,7 +150,7 @@ class RuleInputs:
         return report
 
     def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
-        """A `conda` directive: for a hardware class the file of its name in envs/, if there is one."""
+        """Return a `conda` directive: the file in envs/ that has the name of the hardware class, if it exists."""
 
         @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
@@ -159,7 +160,7 @@ class RuleInputs:
         return environment
 
     def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
-        """A parameter function: bytes of the largest training state; models of unknown size count nothing."""
+        """Return a parameter function: the bytes of the largest training state, without models of unknown size."""
 
         def largest(wildcards: Any) -> int:
             sizes = [0]
@@ -173,5 +174,5 @@ class RuleInputs:
 
 
 def rule_of(node: Node) -> str:
-    """The rule that does a job of training or evaluation."""
+    """Return the name of the rule that runs a training or evaluation job."""
     return f"{node.stage}_{node.config.get('kind', node.config.get('task'))}"

@@ -201,14 +201,14 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the verdict, if a seed missed it."""
+    """Return the bound of the verdict if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()
 
 
 def _few(entry: Entry) -> tuple[str, ...]:
-    """Return the interval, if there are few test sequences."""
+    """Return the interval if there are few test sequences."""
     samples = entry["num_samples"]
     return (f"{samples} sequences (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
 

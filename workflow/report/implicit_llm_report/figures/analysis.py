@@ -1,8 +1,8 @@
-"""What was measured beside the tests: test-time compute, convergence by iteration, and the state's Jacobian.
+"""Draw the analyses beside the tests: test-time compute, convergence by iteration, and the Jacobian of the state.
 
-A line of test-time compute is one trained model in one mode with an iteration budget or tolerance at several values.
-Beside it stand the same model and mode as they are evaluated elsewhere, without the sweep, and the explicit models of
-the same kind on the same test set.
+A line of test-time compute is one trained model in one mode, with several values of an iteration budget or tolerance.
+The figure also shows the same model and mode without the sweep, and the explicit models of the same kind on the same
+test set.
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 
@@ -46,7 +46,7 @@ AS_TRAINED = "as trained"  # instead of a swept value
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
-    """The rows of sweeps, by test and setting, with the unswept ones of the same models and of explicit models."""
+    """Return the rows of sweeps by test and setting, with unswept rows of the same models and of explicit models."""
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():
         rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["metric"].isin((measure, COST))]
@@ -78,7 +78,7 @@ test_time_tolerance = partial(_figure, key="eval_tol", words="tolerance")
 
 
 def _line(model: Group, measure: str) -> Line:
-    """An explicit model is a level."""
+    """Return the line of a model; an explicit model is a level."""
     points = [(at, cell.spread(measure)) for at, cell in model.cells("at").items()]
     if model.is_implicit:
         return Line(model.name, True, [point for point in points if point[0] != AS_TRAINED], groups=[model])
@@ -86,7 +86,7 @@ def _line(model: Group, measure: str) -> Line:
 
 
 def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
-    """Each swept value with its tick, the work growing to the right."""
+    """Set a tick at each swept value, with the work growing to the right."""
     axis.set_xscale("log")
     ticks_at(axis, values)
     axis.set_xlabel("iterations allowed for a block")
@@ -133,7 +133,7 @@ def _decorate_trace(axis: Axes, last: float) -> None:
 
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Random layers, each kind once, which are the same in every evaluation of a kind; then trained models."""
+    """Return the rows of random layers, once per kind because all evaluations agree, then those of trained models."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [
@@ -144,7 +144,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def jacobian(given: Given) -> Figure | None:
-    """Heat maps, of one token each that has entries to draw."""
+    """Draw a heat map of one token for each model, if it has entries."""
     shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
@@ -154,7 +154,7 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Absolute values, the first row on top; cividis goes from dark to light for every kind of colour vision."""
+    """Draw absolute values, the first row on top; every kind of colour vision can order the shades of cividis."""
     pictures = model.details("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)

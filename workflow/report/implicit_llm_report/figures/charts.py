@@ -1,6 +1,6 @@
-"""Panels of lines over the frame, and their axes: every seed as a thin line, and the median of the seeds.
+"""Draw panels of lines over the frame, with their axes: a thin line for every seed, and the median of the seeds.
 
-A mean would be drawn where no seed is: at 66 % of the seeds 99, 1 and 99 %.
+A mean could be where no seed is: it is at 66 % for seeds at 99, 1 and 99 %.
 """
 
 import os
@@ -21,14 +21,14 @@ from implicit_llm_report.inputs.frame import Group, Spread, groups, headlines, r
 from implicit_llm_report.tables import title_of
 
 NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
-MISSING_CHARACTERS = 52  # as many as fit into a panel
+MISSING_CHARACTERS = 52  # the number that fits into a panel
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of spreads over seeds; `level` is one that has no place on the axis: drawn from side to side.
+    """A line of spreads over seeds; `level` is a value without a place on the axis, drawn across the whole panel.
 
-    `short` is its name in the legend where no other line of a panel has the same.
+    `short` is its name in the legend if no other line of a panel has the same short name.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Line:
     points: Sequence[tuple[float, Spread]] = ()
     level: Spread | None = None
     groups: Sequence[Group] = ()
-    width: float | None = None  # of a curve without markers and dots, which may be missing as a whole
+    width: float | None = None  # width of a curve without markers; one without points is missing as a whole
     short: str | None = None
 
     @property
@@ -53,22 +53,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel of lines; `decorate` draws what is its own: the horizontal axis, and marks beside the lines."""
+    """A panel of lines; `decorate` draws its own parts: the horizontal axis, and marks beside the lines."""
 
     title: str
     lines: Sequence[Line]
     decorate: Callable[[Axes], None] = field(compare=False)
     y_label: str = "accuracy, last 10 tokens"
-    is_accuracy: bool = False  # from 0 to 1; else the axis is logarithmic
-    roles: tuple[str, ...] = ()  # beside those of the lines
-    level: tuple[str, float] | None = None  # a value with its name, as a dotted line
-    has_lines: bool = True  # else marks alone: the axis has no order
+    is_accuracy: bool = False  # whether the axis is from 0 to 1; otherwise it is logarithmic
+    roles: tuple[str, ...] = ()  # roles in addition to those of the lines
+    level: tuple[str, float] | None = None  # name and value of a dotted line
+    has_lines: bool = True  # otherwise there are only marks, because the axis has no order
 
 
 def charts_of(
     rows: pd.DataFrame, by: Sequence[str], x: str, metric: str, decorate: Callable[..., None], **look: Any
 ) -> list[Chart]:
-    """A chart for each test, of all its models, by the values of the column `x`."""
+    """Return a chart for each test, with a line for each model by the values of the column `x`."""
     return [
         Chart(
             title_of(test, by),
@@ -111,7 +111,7 @@ def longest_charts(
 def chart_figure(
     name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = (), **look: Any
 ) -> Figure | None:
-    """One series for each name of a line in all panels; `marks` follow. None without panels."""
+    """Return a figure with one series for each name of a line in any panel, then `marks`; None without panels."""
     if not charts:
         return None
     charts = list(map(_shortly_named, charts))
@@ -123,7 +123,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """Shorten the names of the lines if they still differ then, or else cut the head that all names share."""
+    """Shorten the names of the lines if they still differ then; otherwise remove the beginning that all names share."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1
@@ -135,7 +135,7 @@ def _shortly_named(chart: Chart) -> Chart:
 
 
 def draw_chart(axis: Axes, chart: Chart, series: Mapping[str, Series]) -> None:
-    for line in reversed(chart.lines):  # implicit ones come first and are drawn on top
+    for line in reversed(chart.lines):  # implicit lines are first and are drawn on top
         draw_line(axis, line, series[line.label], has_line=chart.has_lines)
     measured = [spread for line in chart.lines for spread in line.spreads if spread.values]
     if chart.level is not None:
@@ -166,7 +166,7 @@ def draw_line(axis: Axes, line: Line, series: Series, *, has_line: bool) -> None
     elif not has_line:
         for x, spread in known:
             draw_mark(axis, x, spread, series)
-    elif known:  # an empty line would count as one at the origin
+    elif known:  # matplotlib would treat an empty line as a point at the origin
         at, seeds = [x for x, _ in known], [spread.values for _, spread in known]
         if max(map(len, seeds)) > 1:
             if len(set(map(len, seeds))) == 1:
@@ -179,13 +179,13 @@ def draw_line(axis: Axes, line: Line, series: Series, *, has_line: bool) -> None
 
 
 def draw_mark(axis: Axes, x: float, spread: Spread, series: Series) -> None:
-    """The mean over seeds, their range as a line."""
+    """Draw the mean over seeds as a mark, and their range as a line."""
     axis.plot([x, x], [spread.low, spread.high], color=series.color, linewidth=1)  # type: ignore[arg-type]
     axis.plot(x, spread.mean, **series.line() | {"linestyle": "none"}, zorder=4, clip_on=False)  # type: ignore[arg-type]
 
 
 def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None:
-    """Shade the lengths or positions seen in training, as far as they lie in the range that is shown."""
+    """Shade the lengths or positions seen in training that are in the shown range."""
     for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
         axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
@@ -193,7 +193,7 @@ def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None
 
 
 def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
-    """Test lengths on a logarithmic axis, each with its tick; those of training are marked where some lie beyond."""
+    """Set a logarithmic axis with a tick at each test length; training lengths are marked if some tests are longer."""
     lengths = list(test.cells("length"))
     if is_beyond:
         mark_training(axis, test.rows, lengths[0], lengths[-1])
@@ -208,19 +208,19 @@ def log_axis(axis: Axes, ticks: Sequence[float], limits: tuple[float, float], la
 
 
 def ticks_at(axis: Axes, values: Sequence[float], words: Callable[[float], str] = "{:g}".format) -> None:
-    """A tick at each of the values and nowhere else."""
+    """Set a tick at each of the values and nowhere else."""
     axis.set_xticks(list(values), list(map(words, values)))
     axis.minorticks_off()
 
 
 def accuracy_axis(axis: Axes, label: str) -> None:
-    """A vertical axis from 0 to 100 %."""
+    """Set a vertical axis from 0 to 100 %."""
     axis.set(ylim=(-0.03, 1.05), ylabel=label)
     axis.set_yticks((0, 0.25, 0.5, 0.75, 1), ("0 %", "25 %", "50 %", "75 %", "100 %"))
 
 
 def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> None:
-    """Round ticks of a logarithmic axis, equal steps where it is short."""
+    """Set round ticks on a logarithmic axis, with equal steps if it is short."""
     low, high = axis.get_view_interval()
     subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
     locator = AutoLocator() if high < 3 * low else LogLocator(subs=subs, numticks=12)
@@ -229,11 +229,11 @@ def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> No
 
 
 def tell_if_empty(axis: Axes, shown: Sequence[Any]) -> None:
-    """Say in the middle of the axes that there is nothing to draw."""
+    """Write in the middle of the axes that the data are missing, if there are none."""
     if not shown:
         note(axis, "missing", (0.5, 0.5), ha="center", fontsize=9)
 
 
 def note(axis: Axes, words: str, place: tuple[float, float], **look: Any) -> None:
-    """Small print on the axes, at a place in shares of their width and height unless `xycoords` says otherwise."""
+    """Write small text on the axes, at a place in shares of their width and height unless `xycoords` differs."""
     axis.annotate(words, place, **NOTE | look)

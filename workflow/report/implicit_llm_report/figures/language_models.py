@@ -29,7 +29,7 @@ KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alo
 
 
 def perplexity_by_length(given: Given) -> Figure | None:
-    """Held-out perplexity against the length of the test rows, one panel a family, size and test set."""
+    """Draw held-out perplexity against the length of the test sequences, one panel per family, size and test set."""
     rows = headlines(given.perplexities)
     charts = charts_of(rows, ("models", "data"), "length", PERPLEXITY, length_axis, y_label=PERPLEXITY)
     return chart_figure("perplexity-by-length", "Perplexity by test length", charts)
@@ -42,7 +42,7 @@ def perplexity_by_position(given: Given) -> Figure | None:
 
 
 def _perplexities(cell: Group) -> list[tuple[float, Spread]]:
-    """The perplexity of each bin with enough tokens; seeds whose bins differ from the first one's are left out."""
+    """Return the perplexity of each bin with enough tokens; seeds with other bins than the first one are left out."""
     curves = [curve for curve in cell.details("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []
@@ -64,7 +64,7 @@ def _decorate_perplexity(axis: Axes, test: Group) -> None:
 
 
 def perplexity_by_parameters(given: Given) -> Figure | None:
-    """A panel for each family and test set with models of several sizes; None without any."""
+    """Draw a panel for each family and test set with models of several sizes; return None if there are none."""
     rows = headlines(given.perplexities).query("length_factor == 1")
     kinds = [
         KINDS.get(b, "implicit" if i else "explicit") for b, i in zip(rows["budget"], rows["is_implicit"], strict=True)
@@ -85,7 +85,10 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
 
 
 def _rivals(test: Group) -> list[list[Group]]:
-    """Models of one kind and size, each after as many tokens as an implicit one of the test."""
+    """Return the groups of competing models, which have one kind and size.
+
+    A group contains only the models with as many tokens as an implicit model of the test, if there are any.
+    """
     cells = groups(test.rows, ("run", "phase", "name", "mode"))
     tokens = [cell.mean("train_tokens") for cell in cells if cell.is_implicit]
     found = in_rivals(cells, ("name",), ("num_parameters",))
@@ -101,10 +104,10 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 
 
 def curriculum(given: Given) -> Figure | None:
-    """A panel for each run and test set with several branches of one curriculum; None without any."""
+    """Draw a panel for each run and test set with several branches of one curriculum; return None if there are none."""
     rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
-        # A trunk that goes on to the end stands at 1; explicit runs of as many tokens are levels.
+        # A trunk that continues to the end is drawn at 1; explicit runs with as many tokens are levels.
         shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
         branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
         if len([share for share in branches if share < 1]) < 2:
@@ -130,9 +133,9 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 
 
 def accuracy_by_babi_task(given: Given) -> Figure | None:
-    """Accuracy on the test set at the questions of all tasks and of each, every model in the mode that stands for it.
+    """Draw accuracy on the test set for all questions and for each task, for every model in its headline mode.
 
-    If runs compete, only the one chosen on the validation set is drawn: a grid has more runs than fit.
+    If runs compete, only the one chosen on the validation set is drawn, because a grid has too many runs for a figure.
     """
     rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]

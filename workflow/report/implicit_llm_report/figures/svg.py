@@ -28,10 +28,10 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
-TITLE_LETTERS = 32  # as many as fit above a panel
+TITLE_LETTERS = 32  # the number that fits above a panel
 LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
 TITLE_PT = 12  # height of a line of a title
-LINE_PT = 17  # of the legend
+LINE_PT = 17  # height of a line of the legend
 XLINK = "http://www.w3.org/1999/xlink"
 
 INK, MUTED, GRID, PAPER, BAND = "#1b1f24", "#68717b", "#e2e6ea", "#ffffff", "#eff2f5"
@@ -97,7 +97,7 @@ RC: dict[Any, Any] = {  # Any: matplotlib types its keys as literals
 
 @dataclass(frozen=True)
 class Series:
-    """What a line is called and how it is drawn; `dashes` are lengths in units of the line width, none for solid."""
+    """The name of a line and its style; `dashes` are lengths in units of the line width, empty for a solid line."""
 
     label: str
     color: str
@@ -105,19 +105,19 @@ class Series:
     dashes: tuple[float, ...] = ()
 
     def line(self) -> dict[str, Any]:
-        """Keyword arguments of Axes.plot."""
+        """Return the keyword arguments of Axes.plot."""
         style: dict[str, Any] = {"color": self.color, "linestyle": (0, self.dashes) if self.dashes else "-"}
         return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
-# Colours of implicit and explicit lines; looks of another number, so that few lines are alike.
+# Colours of implicit and explicit lines. There are not as many looks as colours, so that few lines are alike.
 _COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
 _LOOKS = {
     True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-# They come first in a figure that tells modes apart, so that each looks alike in all figures.
+# These come first in a figure that distinguishes modes, so that each mode has the same style in all figures.
 _MODES = {
     f"implicit, {mode}": True
     for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
@@ -125,7 +125,7 @@ _MODES = {
 
 
 def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
-    """A series for each (name, is implicit), implicit ones first; equal names of different panels share one."""
+    """Return a series for each (name, is implicit), implicit ones first; equal names in several panels share one."""
     wanted = dict(names)
     known = wanted if wanted.keys().isdisjoint(_MODES) else _MODES | wanted
     return {
@@ -138,7 +138,7 @@ def series_of_names(names: Iterable[tuple[str, bool]]) -> dict[str, Series]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: `draw` is called with it; `description` is what a screen reader says."""
+    """One pair of axes, on which `draw` is called; `description` is the text for screen readers."""
 
     title: str
     draw: Callable[[Axes], None] = field(compare=False)
@@ -147,7 +147,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend; `roles` are the runs whose numbers it shows. The panels of a wide one fill the page."""
+    """Panels with one legend; `roles` are the runs whose numbers it shows. Panels of a wide figure fill the page."""
 
     name: str
     title: str
@@ -185,12 +185,12 @@ def drawn(figure: Figure) -> Drawn:
 
 
 def file_svg(figure: Figure) -> str:
-    """The whole figure as a file: the panels side by side, the legend below them."""
+    """Return the whole figure as a file, with the panels side by side and the legend below them."""
     count, (width, height) = len(figure.panels), figure.panel_inches
     columns = 1 if figure.is_wide else min(count, 2 if count == 4 else MAX_COLUMNS)
     widest = (
         max((len(series.label) for series in figure.legend), default=0) * LETTER_EMS + HANDLE_EMS + 3
-    )  # with spaces
+    )  # 3 for the spaces around an entry
     per_row = max(1, min(len(figure.legend), int(72 * columns * width / (widest * LEGEND_PT))))
     heights = [height] * math.ceil(count / columns)
     if figure.legend:
@@ -218,19 +218,19 @@ def _draw(place: FigureBase, panel: Panel, figure: Figure) -> None:
 
 @cache
 def _swatch(series: Series) -> str:
-    """A short piece of the series' line with its marker."""
+    """Draw a short piece of the series' line with its marker."""
     canvas = Canvas(figsize=(0.42, 0.16))
     canvas.add_artist(Line2D((0, 0.5, 1), (0.5,) * 3, markevery=[1], **series.line()))
     return _svg(canvas, "swatch")
 
 
 def theme_css(column: int) -> str:
-    """The declarations of the colour variables; column 1 is the light page, 2 the dark one."""
+    """Return the declarations of the colour variables; column 1 is for the light page, 2 for the dark one."""
     return " ".join(f"--{row[0]}: {row[column]};" for row in THEME)
 
 
 def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -> str:
-    """Return the SVG with letters as text or as outlines; ids are made of what they name and of `name`."""
+    """Return the SVG with letters as text or as outlines; its ids depend only on their content and on `name`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": letters, "svg.hashsalt": name}):
         canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -238,7 +238,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Make an SVG file a part of another: ids that are unique there, no fixed size."""
+    """Make an SVG file a part of a page, with ids that are unique there and without a fixed size."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -251,10 +251,10 @@ def _element(svg: str, prefix: str) -> str:
 
 
 def _for_page(svg: str, prefix: str, description: str) -> Markup:
-    """An element in the page's font and colours, with a description."""
+    """Return an element in the page's font and colours, with a description."""
     svg = _element(svg, prefix).replace("<svg", '<svg role="img"', 1)
     svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet says the same once
+    svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet has the same rules
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", re.sub(r"font-family: [^;\"]*(; )?", "", svg))
     for name, light, _ in THEME:  # variables, which `theme_css` sets; matplotlib writes fixed colours
         svg = svg.replace(light, f"var(--{name})")

@@ -1,4 +1,4 @@
-"""Figures of training: loss by step, tokens and FLOPs, accuracy, the health of the solver, and the spectral radius."""
+"""Draw figures of training: loss by step, tokens and FLOPs, accuracy, solver health, and the spectral radius."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,9 +20,9 @@ from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, STEP, TOKENS, 
 from implicit_llm_report.tables import title_of
 
 KIND_WORDS = {WORD_PROBLEM: "Word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "Text"}
-SHOWN_FROM = 0.01  # of the longest run: the fall from the untrained loss would flatten everything after it
+SHOWN_FROM = 0.01  # share of the longest run; the first drop of the loss would flatten everything after it
 
-# Journal keys, as the training stage names them.
+# Journal keys of the training stage.
 SPECTRAL_RADIUS = "spectral_radius"
 HEALTH = {key: metric.axis for key, metric in METRICS.items() if metric.axis}
 LIMITS = {"residual": ("tol", "tolerance"), "num_iter": ("max_iter", "limit")}
@@ -31,9 +31,9 @@ LOSS_WORDS = "training loss (nats per token)"
 
 
 def training_curves(given: Given) -> Figure | None:
-    """Loss against the global step, of text against tokens, and training accuracy of word problems.
+    """Draw loss against the global step (for text against tokens), and training accuracy of word problems.
 
-    Leaves out runs that only show how many layers a length needs.
+    Runs that only show how many layers a length needs are left out.
     """
     left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
     charts = []
@@ -57,7 +57,7 @@ def loss_by_flops(given: Given) -> Figure | None:
 
 
 def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[TrainingRun]]:
-    """The runs that are evaluated, implicit ones first, under the label of their task; all where none is."""
+    """Return the evaluated runs by the title of their task, implicit ones first; all runs if none was evaluated."""
     frame, training = given.measured, given.training
     labels = {run: models for run, models in zip(frame["run"], frame["models"], strict=True) if models}
     for task in groups(given.words, TASK):
@@ -73,7 +73,7 @@ def _kind(run: TrainingRun) -> str:
 
 
 def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str = STEP, **look: Any) -> Chart:
-    """A line for each end of a curriculum, from the first step on."""
+    """Draw a line for each end of a curriculum, from the first step on."""
     ends = [(run, phase) for run in runs for phase in run.last_phases]
     lines = [_line(seeds, key, x) for seeds in grouped(ends, lambda end: (end[0].run, end[1].name)).values()]
     last = max((place for line in lines for place, _ in line.points), default=1.0)
@@ -101,7 +101,7 @@ def _decorate(axis: Axes, x: str, last: float) -> None:
 
 
 def solver_health(given: Given) -> Figure | None:
-    """Iterations, residual and share of unconverged tokens of implicit runs along training, a row a kind of task."""
+    """Draw iterations, residual and share of unconverged tokens of implicit runs along training, by kind of task."""
     charts = [
         _chart(kind, runs, key, label, is_accuracy=key == "unconverged_share", level=_limit(key, runs))
         for kind, runs in _implicit_kinds(given).items()
@@ -121,7 +121,7 @@ def _measured(charts: list[Chart]) -> list[Chart]:
 
 
 def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
-    """The tolerance or the iteration limit, where all runs have the same."""
+    """Return the tolerance or the iteration limit if all runs have the same."""
     if key not in LIMITS:
         return None
     name, words = LIMITS[key]
@@ -131,7 +131,7 @@ def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
 
 
 def spectral_radius(given: Given) -> Figure | None:
-    """One panel a kind of task; below 1 the iteration contracts."""
+    """Draw the spectral radius, one panel per kind of task; below 1 the iteration contracts."""
     charts = [
         _chart(kind, runs, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", level=("contracts below", 1.0))
         for kind, runs in _implicit_kinds(given).items()

@@ -1,7 +1,7 @@
 """Word problems: accuracy by length, position, mode and share of hard tokens, and the layers that a length needs.
 
-Models that were tested at their training length only show how many layers a length needs; the figures by length leave
-them out where others of the task go beyond it.
+Models that were tested only at their training length show how many layers a length needs. The figures by length omit
+them if other models of the task were tested at longer lengths.
 """
 
 from collections import Counter
@@ -54,21 +54,21 @@ LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
 
 def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without the models that were tested at their training length only, where others of the task go beyond it."""
+    """Remove the models that were tested only at their training length, if others of the task were tested beyond it."""
     is_beyond = rows["length"] != rows["train_length"]
     return rows[_any(is_beyond, rows[["name"]]) | ~_any(is_beyond, rows[TASK])]
 
 
 def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
-    """Whether one of the rows is, of those that agree in the columns of `by`."""
+    """Return for each row whether `is_one` is true for any row that agrees with it in the columns of `by`."""
     keys = [by[column] for column in by]
-    return is_one.groupby(keys, dropna=False, sort=False).transform("any")  # unsorted: a share may be several
+    return is_one.groupby(keys, dropna=False, sort=False).transform("any")  # unsorted, because a share may be a tuple
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without the models of a task that stand for one of many shares of hard tokens; they fill a figure of their own.
+    """Remove the models of a task that sweep the share of hard tokens; they have their own figure.
 
-    The shares at which an implicit model was evaluated in several modes stay.
+    Shares at which an implicit model was evaluated in several modes are not removed.
     """
     share = "train_hard_fraction"
     has_few = rows.groupby(TASK, dropna=False)[share].transform("nunique", dropna=False) <= MANY_SHARES
@@ -77,7 +77,7 @@ def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracy_by_length(given: Given) -> Figure | None:
-    """Last-ten accuracy against test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
+    """Draw last-ten accuracy by test length, implicit against explicit. Source: paper, Fig. 1 right and Fig. 3."""
     rows = headlines(without_fraction_sweep(of_lengths(given.words)))
     charts = charts_of(rows, TEST, "length", LAST_TEN, _decorate_lengths, is_accuracy=True)
     return chart_figure("accuracy-by-length", "Accuracy by sequence length", charts, [CHANCE])
@@ -89,7 +89,7 @@ def _decorate_lengths(axis: Axes, test: Group) -> None:
 
 
 def chance_of(test: Group) -> float | None:
-    """Accuracy of the best constant answer."""
+    """Return the accuracy of the best constant prediction."""
     return test.spread("chance_last10", over="record").high
 
 
@@ -108,7 +108,7 @@ def accuracy_by_position(given: Given) -> Figure | None:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
-    """Return each seed's mean over equal bins of positions, where there are more of these than can be seen."""
+    """Return each seed's mean over equal bins of positions if there are too many positions to see."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
@@ -124,9 +124,9 @@ def _decorate_positions(axis: Axes, test: Group) -> None:
 
 
 def accuracy_by_mode(given: Given) -> Figure | None:
-    """Last-ten accuracy against serial steps a token: a panel for each test.
+    """Draw last-ten accuracy against serial steps per token, with a panel for each test.
 
-    Where there are any, only models that were evaluated in several modes, at four times the training length.
+    If possible, only models that were evaluated in several modes are shown, at four times the training length.
     """
     rows = without_fraction_sweep(of_lengths(given.words))
     if not rows["is_implicit"].any():
@@ -151,7 +151,10 @@ def with_mode(cell: Group, name: str) -> str:
 
 
 def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]) -> None:
-    """A mark for each model and mode at the mean over seeds, their range as a line; models of one kind are named."""
+    """Draw a mark at the mean over seeds and a line over their range for each model and mode.
+
+    Models are named if there are several of one kind.
+    """
     axis.grid(axis="x")
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
     kinds = Counter(kind for kind, _ in {(cell.is_implicit, cell.name) for cell in cells})
@@ -166,7 +169,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
         if cell.is_headline and kinds[cell.is_implicit] > 1:
             labels.append((accuracy.mean, steps, cell.name, look.color))
     height = -1.0
-    for accuracy_mean, steps, name, color in sorted(labels):  # from below, none on another
+    for accuracy_mean, steps, name, color in sorted(labels):  # from below, so that no names overlap
         height = max(accuracy_mean, height + LABEL_HEIGHT)
         note(axis, f"   {name}", (steps, height), xycoords="data", va="center", fontsize=6, color=color)
     low, high = min([0.1, *places]) / 1.6, max([2.0, *places]) * 1.6
@@ -177,7 +180,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
 
 
 def accuracy_by_hard_fraction(given: Given) -> Figure | None:
-    """A panel for each test of models that differ in the share of hard tokens in training; None without any."""
+    """Draw a panel for each test of models that differ in the share of hard tokens in training; None without any."""
     charts = []
     rows = headlines(given.words)
     for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH):
@@ -191,7 +194,7 @@ def accuracy_by_hard_fraction(given: Given) -> Figure | None:
 
 
 def _by_share(kind: Group) -> Line:
-    """Return the most accurate of several models that were trained with one share."""
+    """Return the line of a kind of model, with the most accurate of several models that were trained with one share."""
     of_share = grouped(groups(kind.rows, CELL), lambda cell: max(shares_of(cell.train_hard_fraction)))
     best = {share: max(cells, key=lambda cell: cell.spread(LAST_TEN).mean or -1.0) for share, cells in of_share.items()}
     points = [(share, best[share].spread(LAST_TEN)) for share in sorted(best)]
@@ -208,7 +211,7 @@ def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) 
 
 
 def minimum_layers(given: Given) -> Figure | None:
-    """The fewest layers against the length; a triangle where none of the depths solves it."""
+    """Draw the fewest layers against the length, with a triangle if none of the depths solves it."""
     config = given.config.minimum_layers
     if config is None:
         return None

@@ -85,7 +85,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return the source of the numbers: devices, hours of training, commits."""
+    """Return the origin of the numbers: devices, hours of training, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one for one in sources if one.manifest.stage == "train"]

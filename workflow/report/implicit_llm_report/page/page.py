@@ -68,7 +68,7 @@ class PageContent:
     sections: Mapping[str, Sequence[Table]]
     figures: Sequence[Drawn]
     published: Sequence[PublishedRow]
-    files: Mapping[str, Mapping[str, str]]  # the written tables by name
+    files: Mapping[str, Mapping[str, str]]  # the table files by name
 
 
 def render(content: PageContent) -> dict[str, str]:
