@@ -261,7 +261,7 @@ class TrainingLoop:
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return options that request the summed loss from our models, and the large logits only for an accuracy."""
-        options = {} if self._passing is None else {"past_key_values": batch["rows"].cache}
+        options = {} if self._passing is None else {"past_key_values": batch["chains"].cache}
         if isinstance(self.model, ImplicitForCausalLM):
             options |= {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
             options["return_logits"] = self.metrics.measures_accuracy

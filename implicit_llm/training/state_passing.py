@@ -26,8 +26,8 @@ from implicit_llm_data.groups import load_product
 
 
 @dataclass
-class Rows:
-    """The start of each sequence of a micro-batch.
+class Chains:
+    """The chains of a micro-batch, at the start of a sequence.
 
     cache: the states. product_B: the product of the chain's earlier sequences. is_carried_B: whether there are any.
     """
@@ -54,10 +54,10 @@ class StatePassing:
         self._table_AA = torch.tensor(table_AA, dtype=torch.long, device=device)
         self._start, self._steps = phase.start_step, phase.state_passing
         self._restarts_when_wrong = phase.restart_when_wrong
-        row_B = torch.as_tensor(1 + layout.own(np.arange(layout.batch_size)), device=device)
-        words_B = (self._steps // (row_B & -row_B)).clamp(min=1)  # 64, 32, 64, 16, 64, 32, 64, 8, ...
-        self._words_by_batch = words_B.split(layout.micro_batch_size)
-        self._rows: list[Rows] = []
+        number_B = torch.as_tensor(1 + layout.own(np.arange(layout.batch_size)), device=device)
+        length_B = (self._steps // (number_B & -number_B)).clamp(min=1)  # 64, 32, 64, 16, 64, 32, 64, 8, ...
+        self._length_by_batch = length_B.split(layout.micro_batch_size)
+        self._chains: list[Chains] = []
 
     def starts_at(self, step: int) -> bool:
         """Return whether all chains start from the empty state after `step` finished steps."""
@@ -66,24 +66,24 @@ class StatePassing:
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
         """Continue the chains with the sequences of a step, and multiply the `labels` of the batches by the products.
 
-        Also set `rows`, `ends` (B), which is True where the chain restarts after this sequence whatever the prediction
-        is, and `carried_share`.
+        Also set `chains`, `carried_share` and `ends` (B), which is True where the chain restarts after this sequence
+        whatever the prediction is.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])
-            self._rows = [Rows(ConvergedStateCache(), empty_B, empty_B.bool()) for _ in batches]
-        words = (step - self._start) % self._steps + 1
-        for rows, batch, words_B in zip(self._rows, batches, self._words_by_batch, strict=True):
-            batch["rows"], batch["ends"] = rows, words % words_B == 0
-            batch["carried_share"] = rows.is_carried_B.float().mean()
-            batch["labels"] = self._table_AA[rows.product_B[:, None], batch["labels"]]
+            self._chains = [Chains(ConvergedStateCache(), empty_B, empty_B.bool()) for _ in batches]
+        sequences = (step - self._start) % self._steps + 1
+        for chains, batch, length_B in zip(self._chains, batches, self._length_by_batch, strict=True):
+            batch["chains"], batch["ends"] = chains, sequences % length_B == 0
+            batch["carried_share"] = chains.is_carried_B.float().mean()
+            batch["labels"] = self._table_AA[chains.product_B[:, None], batch["labels"]]
 
     def leave(self, batch: dict[str, Any], logits_BLV: Tensor) -> None:
         """Store the last states and products of a micro-batch, and reset those of the chains that restart."""
-        rows, answer_B = batch["rows"], batch["labels"][:, -1]
-        goes_on_B = ~batch["ends"]
+        chains, label_B = batch["chains"], batch["labels"][:, -1]
+        continues_B = ~batch["ends"]
         if self._restarts_when_wrong:
-            goes_on_B = goes_on_B & (logits_BLV[:, -1].argmax(-1) == answer_B)
-        rows.is_carried_B = goes_on_B
-        rows.product_B = answer_B * goes_on_B  # element 0 is the identity
-        rows.cache.prefix = rows.cache.prefix.map(lambda t: t.detach() * goes_on_B.view(-1, *[1] * (t.ndim - 1)))
+            continues_B = continues_B & (logits_BLV[:, -1].argmax(-1) == label_B)
+        chains.is_carried_B = continues_B
+        chains.product_B = label_B * continues_B  # element 0 is the identity
+        chains.cache.prefix = chains.cache.prefix.map(lambda t: t.detach() * continues_B.view(-1, *[1] * (t.ndim - 1)))

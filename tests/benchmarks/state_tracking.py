@@ -92,7 +92,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             out = model(
                 input_ids=batch["input_ids"], labels=batch["labels"], aligned=True, num_items_in_batch=1,
-                past_key_values=batch["rows"].cache,
+                past_key_values=batch["chains"].cache,
             )  # fmt: skip
         passing.leave(batch, out.logits)
         update(model, optimizer, out.loss / (32 * batch_size), max_norm=0.25)
@@ -100,7 +100,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
             {
                 "f_evaluations": out.solver_stats.f_evaluations.mean(),
                 "accuracy": (out.logits.argmax(-1) == batch["labels"]).float().mean(),
-                "carried": (batch["rows"].product_B != 0).float().mean(),
+                "carried": (batch["chains"].product_B != 0).float().mean(),
                 "loss": out.loss.detach() / (32 * batch_size),
             }
         )

@@ -125,13 +125,13 @@ def test_words_start_empty_at_the_end_of_a_row_and_if_asked_to_after_a_wrong_ans
         assert batch["labels"].tolist() == joined_LB.T.tolist()
         assert batch["carried_share"].item() == carried
         joins.append(bool((alone_LB != joined_LB).any()))
-        batch["rows"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
+        batch["chains"].cache.prefix = Prefix(((torch.ones(8, 3),),), 4)
         is_right_B = rng.random(8) < 0.7
         answers = batch["labels"] + torch.from_numpy(~is_right_B)[:, None]
         passing.leave(batch, torch.nn.functional.one_hot(answers % 6, 6))
         goes_on_B = (is_right_B | (not restarts)) & (step % words_in_a_row_B != 0)
         carried = 0.0 if step == 8 else goes_on_B.mean()
-        assert batch["rows"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * goes_on_B).tolist()
+        assert batch["chains"].cache.prefix.layers[0][0].sum(1).tolist() == (3 * goes_on_B).tolist()
         before_B = before_B * goes_on_B
         ends.append(passing.starts_at(step))
     assert ends == [True, False, False, False] * 2
