@@ -113,7 +113,7 @@ class CheckpointError(UserError):
 class CheckpointFiles:
     """The files of an existing checkpoint.
 
-    weights: the files with weights. others: further files, such as the tokenizer. about: the origin and the digests.
+    weights: the files with weights. about: the origin and the digests.
     """
 
     folder: Path

@@ -107,8 +107,9 @@ class ModelEvaluation:
         different ones.
         """
         solver = self.solver  # the sequences of an explicit model are never coupled
-        sizes = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
-        fixed = {size for size in sizes.values() if size is not None}
+        coupled = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
+        sizes = {name: size for name, size in coupled.items() if size is not None}
+        fixed = set(sizes.values())
         if len(fixed) > 1:
             raise EvaluateConfigError(
                 f"modes: all are compared on the same batches, and the batch sizes differ ({sizes}); "

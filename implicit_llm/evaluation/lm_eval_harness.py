@@ -102,7 +102,9 @@ class ImplicitLM(HFLM):
         solver = solver_of(self.model)
         if solver is not None:
             mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
-            self.model.solver = mode.solver(solver)
+            # A mode leaves a setting that is None as it is.
+            unset: dict[str, Any] = {key: None for key, value in settings.items() if value is None}
+            self.model.solver = replace(mode.solver(solver), **unset)
             self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
         elif settings:
             raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")
@@ -259,6 +261,8 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
 
 def _from_file(path: Path, end_of_text: str | int | None) -> Any:
     """Load a tokenizer.json; `end_of_text` is the token that ends a text, or its id. Raises: TokenizerMissing."""
+    if not path.is_file():
+        raise TokenizerMissing(f"{path}: is not there; give the run directory of a data set's tokenizer")
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # tokenizers raises nothing more precise

@@ -38,7 +38,7 @@ class UpdateGuard:
         """Check loss and gradient norm before the update; always return True if the check is deferred. Collective."""
         watched = loss_and_norm[:1] if self._may_overflow else loss_and_norm
         is_bad = 1 - torch.isfinite(watched).all().float()
-        self._is_bad = torch.maximum(self._is_bad, max_tensor_over_ranks(is_bad))  # only one rank has this loss
+        self._is_bad = torch.maximum(self._is_bad, max_tensor_over_ranks(is_bad))  # each rank knows only its own loss
         if self.is_immediate:
             return not bool(self._is_bad)
         if not self._may_overflow:
@@ -50,8 +50,8 @@ class SolverFailures:
     """A patch of `forward` that lets a rank whose solver failed continue with a loss of NaN: others need its gradients.
 
     The step then ends on every rank, and on every rank the guard skips the update and the error gives the reason. A
-    failure in evaluation mode is raised: only one rank runs the probes of a training step, and their failure is not one
-    of the step.
+    failure in evaluation mode is raised: each rank runs the probes of a training step for itself, and their failure is
+    not one of the step.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

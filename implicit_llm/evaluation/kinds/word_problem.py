@@ -33,7 +33,7 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.stack import Prefix
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.evaluation import COSTS, PARALLEL, SEQUENTIAL, EvaluateConfig
-from implicit_llm_contracts.config.solver import solver_of
+from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
 from implicit_llm_contracts.config.tasks import LAST_TOKENS
 from implicit_llm_contracts.runs.atomic import write_atomic
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE, Input, StageContext, StageResult
@@ -43,7 +43,8 @@ from implicit_llm_data.shards import open_dataset
 log = logging.getLogger(__name__)
 
 # The tokens of a batch. A model of the published size needs 15 KiB per token, mostly for its injection, whatever its
-# block length is. A batch needs 1 GiB on a CPU, which does not retry smaller batches, and 15 GiB on a GPU, which does.
+# block length is. A batch needs 1 GiB on a CPU, where the system may end a process that takes too much, and 15 GiB on
+# a GPU, where a smaller batch is tried instead.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
 PIECE = 2**11  # longer sequences are evaluated in pieces of this many tokens
@@ -132,7 +133,8 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
-    if length <= PIECE or not solver or PIECE % solver.eval_width(length) or model.base.has_growing_state:
+    is_whole = length <= PIECE or solver is None or solver.eval_mode == AS_TRAINED or model.base.has_growing_state
+    if is_whole or (solver is not None and PIECE % solver.eval_width(length)):
         return Answers.of(model(input_ids=input_ids))
     digest = sha256(input_ids.cpu().numpy().tobytes()).hexdigest()[:16]
     path, cache = None if job.kept is None else job.kept / f"{digest}.pt", ConvergedStateCache()
@@ -152,7 +154,10 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 
 
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
-    """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece."""
+    """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece.
+
+    The file names the classes of its objects and is valid only for the code of the job's digest.
+    """
     raw = BytesIO()
     # A view would be written with the whole tensor that it is a part of.
     torch.save((pieces, None if is_read else cache.prefix.map(torch.clone), cache.made_by), raw)

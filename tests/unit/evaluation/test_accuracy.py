@@ -151,6 +151,14 @@ def test_a_long_evaluation_goes_on_where_it_was_stopped(
     assert resumed.values == whole.values
 
 
+def test_long_sequences_are_evaluated_as_trained_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "PIECE", 64)
+    model = small_model("implicit")
+    model.solver = replace(model.solver, eval_mode="as_trained")
+    values = evaluate_word_problem(EvaluationJob(model, Rows(2, 256), 2, BatchSize(2), "data as trained")).values
+    assert values["num_samples"] == 2
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[RuntimeError]) -> None:
     rows, size = problems(), BatchSize(8)

@@ -34,7 +34,7 @@ class Preempted(Exception):
 
 
 def failure_class_of(error: BaseException) -> str | None:
-    """Return the class of a failure, which decides whether the job is retried; None if it is unknown."""
+    """Return the class of a failure, which decides about a retry; None if only an exit code is known."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's class, without an import

@@ -1,4 +1,4 @@
-"""Define the command `implicit-llm`. Commands import slow modules when they run, so `--help` needs no torch."""
+"""Define the command `implicit-llm`. Commands import torch, Snakemake and MLflow only when they run."""
 
 import atexit
 import sys

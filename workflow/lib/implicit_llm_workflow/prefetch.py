@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.evaluation_kinds import LM_EVAL
+from implicit_llm_contracts.config.fill import fill
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import require_space
 from implicit_llm_contracts.runs.fetched_files import (
@@ -95,7 +96,7 @@ class OnHub:
     is_vouched: bool = False
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Fetch the files; for an external baseline, also return the lines that pin them in the experiment file."""
+        """Fetch the files; for an external baseline without a revision, also name the key that pins it."""
         files, folder, state = self.files, self.files.folder(downloads), "there"
         try:
             fetched = find_fetched(files, downloads)
@@ -159,6 +160,13 @@ class EvaluationData:
         return "fetched", f"data set {name} in the cache of datasets"
 
 
+@dataclass(frozen=True)
+class EvaluationDataFile:
+    """workflow/config/prefetch/evaluation-data.yaml: the data sets of lm-eval's tasks."""
+
+    tasks: Mapping[str, EvaluationData]
+
+
 Need = BabiArchive | OnHub | LocalFile | EvaluationData
 
 
@@ -192,8 +200,8 @@ def _needs(node: Node) -> Iterator[Need]:
         files = HubFiles("model", config["hub"], config["revision"])
         yield OnHub(files, node.name, PICKLE_FILE in config["sha256"])
     elif stage == "evaluate" and kind == LM_EVAL:  # an evaluation that names no tasks runs all
-        known = read_yaml(EVALUATION_DATA_FILE)["tasks"]
-        yield from (EvaluationData(**known[task]) for task in config.get("tasks") or known if task in known)
+        known = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE)).tasks
+        yield from (known[task] for task in config.get("tasks") or known if task in known)
 
 
 def _corpus_needs(corpus: Mapping[str, Any]) -> Iterator[Need]:

@@ -26,7 +26,7 @@ MODULES = (word_problems, language_models, training, analysis)
 
 
 def _of_kind(kind: str, given: Given, measure: str | None = None) -> pd.DataFrame:
-    """Without sweeps, with models trained elsewhere; of a measure alone where it is given."""
+    """Return the unswept rows of a kind, also of models trained elsewhere; with `measure`, only its rows."""
     rows = given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
     return rows if measure is None else rows[rows["measure"] == measure]
 

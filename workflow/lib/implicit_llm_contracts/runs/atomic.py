@@ -82,6 +82,7 @@ def retried(write: Callable[[], T], path: Path) -> T:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` and create its directory; retry for a few seconds after an error that may be temporary.
 
+    A file whose temporary another job deleted is written again.
     Raises: StorageError; `path` is then unchanged, and no temporary file remains.
     """
 

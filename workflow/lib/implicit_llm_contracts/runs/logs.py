@@ -51,7 +51,7 @@ def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def at_level(level: int, *names: str | None) -> Iterator[None]:
-    """Let the loggers of these names (None: the root) show this level and above; afterwards they are as before."""
+    """Set the level of these loggers (None: the root) inside the block, and restore it afterwards."""
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in levels:
         logger.setLevel(level)

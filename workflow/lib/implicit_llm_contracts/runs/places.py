@@ -48,6 +48,6 @@ def find_task_folder(name: str) -> Path | None:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file below `folder`, by its path there. They belong to the identity of the evaluations."""
+    """Return the sha256 of every file below `folder` by its path there, for the identity of an evaluation."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
     return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}

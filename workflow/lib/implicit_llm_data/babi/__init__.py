@@ -1,1 +1,1 @@
-"""Build CatbAbI: download or simulate bAbI's stories, and write and read them as one stream of tokens."""
+"""Read bAbI's stories from its archive, or simulate them."""

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
         )
 
 
-def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[list[int]]:
+def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[np.ndarray]:
     """Return the byte offsets in each part of `config.tokens` tokens: sequences at equal distances over all parts.
 
     Raises: StreamError if there are fewer tokens.
@@ -110,10 +110,10 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
         )
     chosen = np.arange(wanted) * total // wanted
     borders = itertools.pairwise([0, *ends])
-    return [((chosen[(chosen >= start) & (chosen < end)] - start) * row_bytes).tolist() for start, end in borders]
+    return [(chosen[(chosen >= start) & (chosen < end)] - start) * row_bytes for start, end in borders]
 
 
-def _merge(work: Path, parts: list[FileRecord], places: Sequence[Sequence[int]], size: int) -> FileRecord:
+def _merge(work: Path, parts: list[FileRecord], places: Sequence[Iterable[int]], size: int) -> FileRecord:
     """Write the pieces of each part that begin at these offsets, of at most `size` bytes each, to one file."""
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
@@ -121,6 +121,6 @@ def _merge(work: Path, parts: list[FileRecord], places: Sequence[Sequence[int]],
             faults.point("token_stream.before_part")
             with (work / part.path).open("rb") as file:
                 for start in starts:
-                    file.seek(start)
+                    file.seek(int(start))
                     merged.write(file.read(size))
     return merged.record

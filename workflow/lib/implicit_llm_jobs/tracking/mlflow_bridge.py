@@ -261,10 +261,10 @@ class Bridge:
     def _bring_status(self) -> None:
         """Set the status of the run: RUNNING, SCHEDULED, FINISHED, FAILED or KILLED."""
         faults.point("tracker.before_status")
-        ended = self.run.times()[1]
         if self._status in ("RUNNING", "SCHEDULED"):
             self._client.update_run(self._run_id, status=self._status)
         else:
+            ended = self.run.times()[1]
             self._client.set_terminated(self._run_id, self._status, milliseconds(ended) if ended else None)
         self._save(status=self._status)
 

@@ -72,7 +72,7 @@ class TrackedRun:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The starts of the stage; read again until there is one, because a full disk delays the journal."""
+        """The starts of the stage, an empty one if there is none yet; a full disk delays the journal."""
         if not self._starts:
             self._starts.extend(starts_in(self.journal))
         return self._starts or [{}]

@@ -252,7 +252,7 @@ def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str
             with suppress(Exception):  # a module that cannot be loaded, such as kernels for another device, cannot run
                 importlib.import_module(source)
     models = [{"model_type": family, "is_implicit": it} for family in (None, *OF_FAMILY) for it in (True, False)]
-    if code not in {job_digest(JobCode(module, _left_out(model), plugins)) for model in models}:
+    if code not in (job_digest(JobCode(module, _left_out(model), plugins)) for model in models):
         raise CodeChanged(
             f"{name}: the code was changed since the job was planned (digest {code[:12]} then); run the workflow again "
             "to plan with this code, or bring the old code back to resume from what was saved"

@@ -34,7 +34,7 @@ from implicit_llm_workflow.planning.staleness import (
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
-DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the profile of the driver
+DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the driver's profile and experiment file
 
 
 PLANNED = "planned"  # the only key of the config file that the jobs read

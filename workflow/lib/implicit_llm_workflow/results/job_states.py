@@ -188,8 +188,8 @@ def _is_locked(pid: int, inode: int) -> bool:
 class Tail:
     """The end of a journal.
 
-    `event`: the last start or end of the stage; empty if there is none. `points`: the valid points of the last attempt.
-    `unix_s`: when the last line was written, in seconds since 1970.
+    `event`: the last start or end of the stage; empty if there is none. `points`: the valid points of the last attempt;
+    if it has none, the last point before it. `unix_s`: when the last line was written, in seconds since 1970.
     """
 
     event: Mapping[str, Any] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class _Job:
     """The inspection of one job, which determines its state.
 
     driven_since: when the driver that is alive started; 0 if there is none. ready_since: the same time, but 0 also if
-    an input of the job is missing.
+    an input of the job is not fresh.
     """
 
     def __init__(
@@ -281,7 +281,9 @@ class _Job:
     def _of_result(self, state: State, why: str, recorded: Manifest) -> JobView:
         """Return the view of a job that has a result."""
         work = work_directory(self.run_dir, recorded.fingerprint)
-        finished = read_object(work / PROVENANCE).get("finished")  # the time of a file changes when it is copied
+        finished = _modified(committed(work) or work)
+        with suppress(KeyError, ValueError, TypeError):  # the recorded time is better: copying a file changes its own
+            finished = unix_s(read_object(work / PROVENANCE)["finished"])
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
         return JobView(
             self.node,
@@ -292,7 +294,7 @@ class _Job:
                 recorded.summary.get("global_step"), phase.get("start_step"), phase.get("end_step")
             ),
             metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
-            unix_s=unix_s(finished) if finished else _modified(committed(work) or work) or None,
+            unix_s=finished or None,
             mlflow_run_id=read_object(work / MLFLOW).get("run_id"),
             submitted=self.submitted,
         )

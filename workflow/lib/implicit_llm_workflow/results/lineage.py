@@ -150,7 +150,8 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     # All finished results of the experiment by the first digits of their fingerprints, also those of former settings.
-    paths = {path.parent.name.partition(".")[0]: path for path in committed_below(top.root)}
+    # Those that are set aside (`<digits>.previous`) while their job computes them again do not count.
+    paths = {path.parent.name: path for path in committed_below(top.root) if not path.parent.suffix}
     runs = {top.fingerprint: top}
     lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
     waiting = [top]

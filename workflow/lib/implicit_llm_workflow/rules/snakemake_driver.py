@@ -143,7 +143,8 @@ def show_results(plan: Plan, behind: Iterable[str]) -> None:
         show_result(plan.root / key, Path(plan.work[key]))
     for key, status in plan.statuses.items():
         if status.is_looked_at:
-            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))  # equal; Snakemake needs the first
+            # The files are equal; Snakemake runs the job because MANIFEST is missing.
+            Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))
 
 
 def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:

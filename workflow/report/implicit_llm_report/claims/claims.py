@@ -93,14 +93,14 @@ class Claim:
         return f"{SIGNS[sign][0]} {bound:g}"
 
     def verdict_on(self, found: Found) -> Verdict:
-        """The verdict on one model, or pair of models: by the ends of the interval where there is one, else by seed."""
+        """Return the verdict on a model or a pair of models: by the ends of its interval or else by seed."""
         sign, bound = self._bound
         kept = [SIGNS[sign][1](value, bound) for value in found.interval or found.spread.values]
         disagreeing: Verdict = UNDECIDED if found.interval else BY_SEED
         return MISSING if not kept else HOLDS if all(kept) else disagreeing if any(kept) else FAILS
 
     def rank(self, found: Found) -> tuple[int, float, float]:
-        """Order models by verdict, then by how far the mean keeps the bound, then by training tokens."""
+        """Return a sorting key: the verdict, then the margin between mean and bound, then training tokens."""
         margin = (found.spread.mean or 0.0) - self._bound[1]
         return RANKS[self.verdict_on(found)], -margin if self.is_most else margin, found.train_tokens or 0.0
 

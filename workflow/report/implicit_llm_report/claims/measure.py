@@ -139,8 +139,10 @@ def wilson(share: float, num_samples: int) -> tuple[float, float]:
 
 
 def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
-    """The rival with the best score, on validation text where all have one there, else in training; with words that say
-    how it was chosen, None where nothing chooses.
+    """Return the rival with the best score, and text that says how it was chosen.
+
+    The score is that on validation text if all rivals have one, otherwise that of training. The text is None if no
+    score chooses, and empty for a single rival.
     """
     if len(rivals) == 1:
         return rivals[0], ""

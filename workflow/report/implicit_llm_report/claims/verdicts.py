@@ -98,7 +98,7 @@ def markdown(rows: Iterable[Row]) -> list[str]:
 
 
 def table(heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [f"| {heads} |", "|---" * len(heads.split(" | ")) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 

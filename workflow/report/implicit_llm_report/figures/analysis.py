@@ -32,16 +32,16 @@ from implicit_llm_report.inputs.suites import load_suites
 from implicit_llm_report.registry import registry
 from implicit_llm_report.tables import title_of
 
-# By the kind of evaluation the metric and its words.
+# Metric and axis label by kind of evaluation.
 MEASURES = {
     "word_problem": (LAST_TEN, "accuracy, last 10 tokens"),
     "perplexity": (PERPLEXITY, "perplexity"),
     "lm_eval": (AVERAGE, "average accuracy"),
 }
-LEAST_RESIDUAL = 1e-9  # below lies rounding, and zero has no logarithm
+LEAST_RESIDUAL = 1e-9  # smaller residuals are rounding errors, and zero has no logarithm
 MOST_PANELS = 6
 RANDOM = "random layer"
-SHADES = 1e-7, 1.0  # values between which colours tell apart
+SHADES = 1e-7, 1.0  # the range of the colour scale
 AS_TRAINED = "as trained"  # instead of a swept value
 
 
@@ -50,7 +50,7 @@ def swept_rows(given: Given) -> pd.DataFrame:
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():
         rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["metric"].isin((measure, COST))]
-        if kind == "lm_eval":  # the first average stands for a suite
+        if kind == "lm_eval":  # the first average represents a suite
             firsts = {column.task for suite in load_suites() for column in suite.average_columns[:1]}
             rows = rows[rows["task"].isin(firsts) & (rows["metric"] == AVERAGE)]
         for test in groups(rows, ("data", "length", "models")):
@@ -96,7 +96,7 @@ def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
 
 
 def convergence_by_iteration(given: Given) -> Figure | None:
-    """Two panels a data set and length, of every implicit model: its residual, and how many predictions are final."""
+    """Draw two panels for each data set and length: the residual of each implicit model, and its final predictions."""
     frame, charts = given.measured, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
     for test in groups(rows, ("data", "length")):

@@ -96,7 +96,7 @@ def longest_charts(
     decorate: Callable[..., None],
     **look: Any,
 ) -> list[Chart]:
-    """A panel for each test, of its longest rows: every model in the mode that stands for it."""
+    """Return a panel for each test with its longest sequences: every model in its headline mode."""
     charts = []
     for all_lengths in groups(headlines(rows), by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
@@ -201,7 +201,7 @@ def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
 
 
 def log_axis(axis: Axes, ticks: Sequence[float], limits: tuple[float, float], label: str, base: int = 2) -> None:
-    """A logarithmic horizontal axis with these ticks alone."""
+    """Set a logarithmic horizontal axis with only these ticks."""
     axis.set_xscale("log", base=base)
     ticks_at(axis, ticks)
     axis.set(xlim=limits, xlabel=label)

@@ -1,8 +1,8 @@
 """Draw panels as SVG, with equal bytes for equal numbers.
 
 The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
-page each panel is an SVG of its own, so that panels wrap on a narrow screen; its letters are text in the page's font
-(found by searching, read aloud), its colours the page's variables (light or dark).
+page each panel is an SVG of its own, so that panels wrap on a narrow screen. Its letters are text in the page's font,
+which a search finds and a screen reader reads; its colours are the page's variables for light and dark.
 
 The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
 colour, marker and dashes at once. The colours are those of the light page; each becomes a CSS variable on the page.

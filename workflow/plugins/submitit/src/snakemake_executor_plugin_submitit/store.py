@@ -59,7 +59,7 @@ class JobFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the job's lock, which only the driver that may decide about the job has."""
+        """Hold the job's lock; only the driver that holds it may decide about the job."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
