@@ -83,7 +83,7 @@ def to_rst(lines: list[str]) -> None:
 
 
 def _escape(text: str) -> str:
-    """Code in backticks as literals; elsewhere no character has a meaning."""
+    """Turn code in backticks into literals, and escape all characters elsewhere."""
     parts = re.split(r"`+([^`]+)`+", text)
     plain = [re.sub(r"([*|\\]|_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
     code = [f"``{part}``" for part in parts[1::2]]

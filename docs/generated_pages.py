@@ -84,7 +84,7 @@ MARK = "<!-- What follows is written by `python docs/generated_pages.py`. -->\n"
 
 
 def generated_pages() -> dict[Path, str]:
-    """What the pages are, by path: their own head, and then what the program says of itself."""
+    """Return the pages by path: each has its own head, followed by text from the program."""
     bodies = {
         "reference/cli.md": cli(typer.main.get_command(app)),
         "reference/experiment.md": keys(),

@@ -34,7 +34,7 @@ EXPERIMENTS = ("state-tracking", "language-models", "language-models-repeated", 
 
 
 def verdicts() -> list[str]:
-    """Every claim that was tested."""
+    """Return every claim that was tested."""
     rows = _rows()
     head = f"{counted(rows)} New claims: {counted_new(rows)}."
     return ["", head, "", *noted(markdown(row for row in rows if row.is_run))]
@@ -53,7 +53,7 @@ def short_verdicts() -> list[str]:
 
 
 def evidence_list() -> list[str]:
-    """What is behind each verdict."""
+    """Return the evidence for each verdict."""
     return ["", *evidence(row for row in _rows() if row.is_run), ""]
 
 
@@ -63,7 +63,7 @@ def not_run() -> list[str]:
 
 
 def outcomes_by_figure() -> list[str]:
-    """Every claim of the paper, by figure."""
+    """Return every claim of the paper, by figure."""
     return ["", *outcomes(_rows()), ""]
 
 

@@ -40,7 +40,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def milliseconds(action: Callable[[], object]) -> float:
-    """Between two events on the GPU, where there is one."""
+    """Return the time between two events on the GPU, or on the CPU without one."""
     if not HAS_GPU:
         return 1e3 * seconds(action)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -53,7 +53,7 @@ def milliseconds(action: Callable[[], object]) -> float:
 
 
 def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float = 1.0) -> None:
-    """Take the rest of a training step, from the backward pass on."""
+    """Run the backward pass, clip the gradients and update the weights."""
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
@@ -61,7 +61,7 @@ def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch
 
 
 def spread(values: Sequence[float], unit: str) -> dict[str, float]:
-    """Median and range."""
+    """Return median and range."""
     return {unit: statistics.median(values), f"min_{unit}": min(values), f"max_{unit}": max(values)}
 
 

@@ -19,7 +19,7 @@ from implicit_llm.analysis.jacobian import state_jacobian, step_after
 
 
 def random_layer(kind: str) -> torch.nn.Module:
-    """One Mamba2 layer with d_model 64, d_state 1, expand 1, in fp64."""
+    """Return one Mamba2 layer with d_model 64, d_state 1, expand 1, in fp64."""
     torch.manual_seed(0)
     size = {"hidden_size": 64, "expand": 1, "head_dim": 64, "state_size": 1, "vocab_size": 60}
     model = AutoModel.from_config(implicit_llm.load_config(f"mamba2-state-tracking-{kind}", **size)).double().eval()

@@ -67,7 +67,7 @@ def measure() -> None:
 
 
 def _solver() -> dict[str, Any]:
-    """Residuals and right predictions by iteration, of the first 32 tokens of one sequence."""
+    """Return residuals and correct predictions by iteration for the first 32 tokens of one sequence."""
     import torch
 
     from implicit_llm_workflow.commands.try_it import model_and_sequences
@@ -80,7 +80,7 @@ def _solver() -> dict[str, Any]:
 
 
 def watch(model: Any, ids_1L: Any, labels_1L: Any) -> tuple[Any, Any]:
-    """Solve the tokens as one block; return residuals and right answers, by iteration (K) and token (L).
+    """Solve the tokens as one block; return residuals and correct predictions, by iteration (K) and token (L).
 
     A hook on the last norm sees f(z) of every iteration.
     """
@@ -140,7 +140,7 @@ def _accuracy(positions: list[int], accuracy: dict[str, list[list[float]]]) -> I
 
 
 def _iterations(kept: dict[str, Any]) -> Iterator[str]:
-    """Residuals as shades, and a line where predictions become right for good."""
+    """Draw residuals as shades, and a line where predictions become correct for good."""
     residual, is_right, tol = kept["residual"], kept["is_right"], kept["tol"]
     wide, high = (RIGHT - LEFT) / len(residual), LOWER_HEIGHT / TRAINED
     title = "Inside the solver: about one more token right in each iteration"

@@ -77,7 +77,7 @@ def seeds_of(frame: pd.DataFrame, value: str = "accuracy_last10") -> Seeds:
 
 
 def draw_panel(panel: Panel, left: float) -> Iterator[str]:
-    """Shares from 0 to the panel's top over an axis from its first to its last tick."""
+    """Draw shares from 0 to the panel's top over an axis from its first to its last tick."""
     low, high = panel.ticks[0], panel.ticks[-1]
 
     def x_of(value: float) -> float:
@@ -111,7 +111,7 @@ def polyline(kind: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def two_panels(title: str, panels: Sequence[Panel]) -> str:
-    """Both side by side, with the labels of all their lines below."""
+    """Draw both panels side by side, with the labels of all their lines below."""
     shapes = [shape for left, panel in zip((62, 500), panels, strict=True) for shape in draw_panel(panel, left)]
     labels = dict.fromkeys((line.kind, line.label) for panel in panels for line in panel.lines)
     x = 62.0
@@ -136,7 +136,7 @@ def svg(title: str, shapes: list[str]) -> str:
 
 
 def draw_a5() -> str:
-    """A5 x monoid by length: the recipes, with few and with many hard tokens."""
+    """Draw the recipes of A5 x monoid by length, with few and with many hard tokens."""
     frame = accuracies()
     by_protocol = frame[frame["mode"] == PROTOCOL]
     runs = [
@@ -163,7 +163,7 @@ def _is(frame: pd.DataFrame, run: str) -> pd.Series:
 
 
 def draw_state_passing() -> str:
-    """Left exact matches by length, also of the LSTMs; right where implicit models fail in 65,536 tokens."""
+    """Draw exact matches by length, also of LSTMs, and where implicit models fail in 65,536 tokens."""
     frame = accuracies()
     runs = [
         ("blue", "implicit, without state passing", "s5-single-words"),
@@ -199,7 +199,7 @@ PARALLEL = {  # color and label of each trained model
 
 
 def draw_parallel() -> str:
-    """Iterations of whole-sequence solves by the number of hard tokens, and serial evaluations a token by block."""
+    """Draw iterations of whole-sequence solves by hard tokens, and serial evaluations per token by block."""
     shapes = [*_iterations(62.0), *_serial_steps(530.0)]
     x = 62.0
     for kind, label in PARALLEL.values():
@@ -247,7 +247,7 @@ def _iterations(left: float) -> Iterator[str]:
 
 
 def _serial_steps(left: float) -> Iterator[str]:
-    """Serial evaluations a token if every token of a block must converge: a bar for each model and block."""
+    """Draw serial evaluations per token if every token of a block must converge: a bar for each model and block."""
     rows = [row for row in _benchmark("evaluation-blocks-cpu")["rows"] if row["stop"] == "token"]
     yield f'<text class="title" x="{left}" y="{TOP - 18}">Serial evaluations per token, by block</text>'
     blocks = {1: "1 token", 8: "8 (protocol)", 32: "32", 256: "256 (A5: the whole)", 512: "512 (S5: the whole)"}
@@ -267,7 +267,7 @@ def _serial_steps(left: float) -> Iterator[str]:
 
 
 def draw_modes() -> str:
-    """Three models at four times their trained length, by the protocol and three other modes and criteria."""
+    """Draw three models at four times their trained length, by the protocol and three other modes and criteria."""
     shapes = [shape for left, model in zip((60, 330, 600), MODELS, strict=True) for shape in draw_model(*model, left)]
     caption = "accuracy on the last ten tokens at four times the trained length; bar: mean over seeds, dots: seeds"
     shapes.append(f'<text class="muted" x="{WIDTH / 2}" y="{HEIGHT - 18}" text-anchor="middle">{caption}</text>')

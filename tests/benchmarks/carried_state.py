@@ -1,17 +1,17 @@
-"""Which part of the carried state holds the product, and whether the mean over all sequences with it serves as well.
+"""Find which part of the carried state holds the product, and whether a code of the product can replace it.
 
     python -m tests.benchmarks.carried_state --out results/benchmarks/carried-state-cpu.json
 
-Sequences are solved in blocks of 8 by the protocol, and what one block hands to the next is changed. A layer of Mamba2
-carries its SSM state and the last three inputs of its convolution. First, one of these is set to zero after every
-block. Then, for S5, everything is set to zero but the last input of the convolution, and that is replaced by a code:
-the mean input + the effect of the product so far + the effect of the last token, with the product whose code is
-nearest to the input. Effects are means over 64 other sequences of 1,024 tokens, without their first block; they are
-fitted as if product and token, which are independent, had effects that add. `scatter` is the distance of an input,
-less the effect of its token, from the effect of its product, divided by the distance of that from the nearest other
-product; below one half, the nearest product is right. It takes half an hour on one core.
+Sequences are solved in blocks of 8 by the protocol. A Mamba2 layer carries its SSM state and the last three inputs of
+its convolution from block to block. First, parts of these are set to zero after every block. Then, for S5, everything
+is set to zero except the last input of the convolution, which is replaced by a code: the mean input, plus the effect
+of the product so far, plus the effect of the last token. The product is the one whose code is nearest to the input.
+The effects are means over 64 other sequences of 1,024 tokens without their first block; product and token are
+independent there. `scatter` is how far an input is from the code of its product, divided by the distance between this
+code and the nearest other one. If it is below one half, the nearest product is correct. The script takes half an hour
+on one core.
 
-Shapes: `B` sequences, `L` tokens, `K` tokens of a block, `C` products, `V` tokens, `W` width of the input.
+Shapes: `B` sequences, `L` tokens, `N` all states, `C` products, `V` tokens, `W` width of the input.
 """
 
 import time
@@ -93,7 +93,7 @@ def blocks(model: Any, ids_BL: Tensor, change: Change) -> Iterator[tuple[int, Te
 
 
 def exact_matches(model: Any, data: list[Tensor], change: Change) -> dict[str, Any]:
-    """How many sequences are right at every token, and the share of right tokens."""
+    """Return the number of exact matches and the share of correct tokens."""
     start_s = time.process_time()
     ids_BL, labels_BL = data
     predictions_BL = torch.cat([found for _, found in blocks(model, ids_BL, change)], 1)
@@ -133,11 +133,11 @@ class Code:
         return cls(inputs_NW.mean(0), of_product_CW, of_token_VW, share)
 
     def distances(self, carried: Carried, token_B: Tensor) -> Tensor:
-        """From the effect of each product, (B, C)."""
+        """Return the distance of the input, less the effect of its token, from the effect of each product, (B, C)."""
         return torch.cdist(carried[1][:, -1] - self.mean_W - self.of_token_VW[token_B], self.of_product_CW)
 
     def apply(self, carried: Carried, token_B: Tensor) -> Carried:
-        """Keep nothing of the state but which product is nearest."""
+        """Replace all that is carried by the code of the nearest product and the last token."""
         state, inputs_B3W = last_input_alone(carried)
         product_B = self.distances(carried, token_B).argmin(1)
         inputs_B3W[:, -1] = self.mean_W + self.of_product_CW[product_B] + self.of_token_VW[token_B]
@@ -145,14 +145,14 @@ class Code:
 
 
 def means(values_NW: Tensor, group_N: Tensor) -> Tensor:
-    """The mean of each group; with both kinds of groups drawn at random, the effects of the two are these means."""
+    """Return the mean of each group; these means are the effects of both kinds of groups, because both are random."""
     groups = int(group_N.max()) + 1
     sums = values_NW.new_zeros(groups, values_NW.shape[1]).index_add_(0, group_N, values_NW)
     return sums / torch.bincount(group_N, minlength=groups)[:, None]
 
 
 class Scatter:
-    """The scatter at some positions of a run; leaves what is carried as it is."""
+    """A record of the scatter at some positions of a run, which changes nothing."""
 
     def __init__(self, code: Code, labels_BL: Tensor) -> None:
         self.found: list[dict[str, float]] = []

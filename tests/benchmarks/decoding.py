@@ -83,7 +83,7 @@ def measure(model: Any, batch: int, num_tokens: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def decode(model: Any, prompt_BL: torch.Tensor, num_tokens: int) -> tuple[list[float], torch.Tensor, float | None]:
-    """Milliseconds of each token after the first few, the tokens (B, T), and f-evaluations a token."""
+    """Return milliseconds of each token after the first few, the tokens (B, T), and f-evaluations per token."""
     cache = ConvergedStateCache()
     out = model(input_ids=prompt_BL, past_key_values=cache, logits_to_keep=1)
     times_ms, tokens, evaluations = [], [], []

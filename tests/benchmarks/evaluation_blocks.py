@@ -59,7 +59,7 @@ def solvers(saved: implicit_llm.SolverConfig, cap: int, length: int) -> Iterator
 
 @torch.inference_mode()
 def measure(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> dict[str, Any]:
-    """Accuracy over all tokens, over the last ten and of whole sequences, and the work for it."""
+    """Return accuracy over all tokens and the last ten, exact matches, and the work for them."""
     start_s = time.process_time()  # other work on the machine hardly changes it
     out = model(ids_BL)
     busy_s = time.process_time() - start_s

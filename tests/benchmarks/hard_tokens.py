@@ -54,7 +54,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(model: Any, monoid: str, ids_BL: Tensor, labels_BL: Tensor) -> dict[str, Any]:
-    """Hard tokens and iterations of each sequence, and which of them converged at every token."""
+    """Return hard tokens and iterations of each sequence, and which converged at every token."""
     start_s = time.process_time()
     out = model(ids_BL)
     return {
@@ -98,7 +98,7 @@ def fits(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def points(rows: list[dict[str, Any]], sequence: int) -> np.ndarray:
-    """Hard tokens and iterations of one sequence of each row where it converged, (N, 2)."""
+    """Return hard tokens and iterations of one sequence of each row where it converged, (N, 2)."""
     found = [
         (row["hard_tokens"][sequence], row["iterations"][sequence]) for row in rows if row["is_converged"][sequence]
     ]
@@ -106,7 +106,7 @@ def points(rows: list[dict[str, Any]], sequence: int) -> np.ndarray:
 
 
 def line(points_NX: np.ndarray) -> tuple[float, float]:
-    """Slope and start; of equal numbers of hard tokens their mean iterations."""
+    """Return slope and start; for equal numbers of hard tokens the mean iterations."""
     if not np.ptp(points_NX[:, 0]):
         return 0.0, float(points_NX[:, 1].mean())
     slope, start = np.polyfit(*points_NX.T, 1)

@@ -70,7 +70,7 @@ def measure(batch: int, length: int, heads: int, forward_ms: float, both_ms: flo
 
 
 def without_gate(projected_BLE: Tensor, weights: ScanWeights, heads: int) -> Tensor:
-    """Convolution and SSD (B, L, H, P) as the layers call them one by one."""
+    """Return convolution and SSD (B, L, H, P) as the layers call them one by one."""
     width, groups, size = SIZES
     inner, state = heads * width, groups * size
     _, xBC, dt_BLH = projected_BLE.split([inner, inner + 2 * state, heads], dim=-1)

@@ -47,7 +47,7 @@ def dry_run_s() -> float:
 
 
 def job_s(options: tuple[str, ...]) -> float:
-    """What one more job adds."""
+    """Return the time that one more job adds."""
     walls = []
     for count in (FEW, MANY):
         with tempfile.TemporaryDirectory() as folder:

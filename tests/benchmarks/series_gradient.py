@@ -105,7 +105,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def tasks() -> Iterator[tuple[str, dict[str, Any], list[Tensor]]]:
-    """Each trained model, changes of its solver, and test data of its task: input and labels (B, L).
+    """Yield each trained model, changes of its solver, and test data of its task: input and labels (B, L).
 
     Labels are -100 where there is no question.
     """

@@ -36,7 +36,7 @@ CHAIN, WARM_UP = 64, 8
 
 
 class Words:
-    """S5 sequences in memory, fetched as a data set's."""
+    """S5 sequences in memory, with the interface of a data set."""
 
     def __init__(self, length: int, count: int, split: str) -> None:
         self.length, self.vocab_size = length, 120

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def cases(folder: Path, data: Path) -> Iterator[tuple[str, Path]]:
-    """Prose; and the Python library, of which much is code."""
+    """Yield prose, and the Python library, which is mostly code."""
     yield "books", data / BOOKS
     path = folder / "library.jsonl.gz"
     with path.open("wb") as file:
@@ -92,7 +92,7 @@ def measure(case: str, path: Path, folder: Path, data: Path) -> dict[str, Any]:
 
 
 def make_shard(project: Project, path: Path) -> int:
-    """Tokens without the ends of texts."""
+    """Return the number of tokens without the ends of texts."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # which `datasets.map` with several processes switches off for good
     config = shard_config({"source": "files", "files": [str(path)]}, 0, 1)
     config |= {"vocab_size": VOCAB_SIZE, "test_fraction": 0.001}
@@ -101,7 +101,7 @@ def make_shard(project: Project, path: Path) -> int:
 
 
 def run_peer(path: Path, data: Path, processes: int | None, batch_size: int) -> int:
-    """Tokens."""
+    """Return the number of tokens."""
     fast = PreTrainedTokenizerFast(tokenizer_file=str(data / NEOX))
 
     def encode(batch: dict[str, list[str]]) -> dict[str, Any]:

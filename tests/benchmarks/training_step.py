@@ -34,7 +34,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Times in ms on an H200: the published code, the roofline floor, what we want to reach."""
+    """A line of the table, with times in ms on an H200: the published code, the roofline floor, and the goal."""
 
     config: str
     batch: int
@@ -86,7 +86,7 @@ def main() -> None:
     show(rows, f"{card()}, torch {torch.__version__}, {selected_kernels()} kernels")
 
 
-# Of a script that takes training steps: without captured graphs, and with the kernels of one step.
+# Options of scripts that run training steps: without captured graphs, and the kernels of one step.
 OF_STEPS = {
     "--no-graphs": {"dest": "graphs", "action": "store_false", "help": "start every kernel by itself"},
     "--profile": {"type": int, "metavar": "N", "help": "print the N most expensive kernels of one step"},

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def stage_seconds(config: WordProblemConfig) -> float:
-    """Time of the stage body."""
+    """Return the time of the stage body."""
     with tempfile.TemporaryDirectory() as work:
         context = context_in(Path(work), {"kind": "word_problem", **asdict(config)})
         return seconds(partial(stage.run, context))

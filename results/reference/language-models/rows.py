@@ -69,7 +69,7 @@ def table_of(name: str) -> pd.DataFrame:
 
 
 def at_choice() -> pd.DataFrame:
-    """Losses of seed 0 on validation text at the trained length."""
+    """Return the losses of seed 0 on validation text at the trained length."""
     return table_of("validation_loss").query(f"seed == 0 and length == {LENGTHS[0]}")
 
 
@@ -95,7 +95,7 @@ def of_model(frame: pd.DataFrame, text: str, model: str) -> pd.DataFrame:
 
 
 def losses(text: str, model: str, length: int = LENGTHS[0]) -> pd.Series:
-    """Loss by seed."""
+    """Return the loss by seed."""
     return tested(text, model).query("length == @length").set_index("seed").loss.sort_index()
 
 
@@ -108,7 +108,7 @@ def interval(values: pd.Series) -> tuple[float, float] | None:
 
 
 def gain(text: str, of: str, minus: str) -> pd.Series:
-    """Difference of the losses of equal seeds."""
+    """Return the difference of the losses of equal seeds."""
     return (losses(text, of) - losses(text, minus)).dropna()
 
 
@@ -143,13 +143,13 @@ def ingredients() -> Iterator[str]:
 
 
 def of_loops(name: str, loops: int) -> dict[int, tuple[float, float]]:
-    """FLOPs and loss of the study's models by depth."""
+    """Return FLOPs and loss of the study's models by depth."""
     kept = json.loads((HERE / "loops.json").read_text(encoding="utf-8"))[name]
     return {depth: (flops, loss) for depth, number, flops, loss in kept if number == loops}
 
 
 def at_equal_flops(name: str, loops: int, beside: str) -> list[float]:
-    """Their losses minus those of models without loops, between whose FLOPs one interpolates."""
+    """Return their losses minus those of models without loops, interpolated to equal FLOPs."""
     flops, loss = zip(*of_loops(beside, 1).values(), strict=True)
     inside = [pair for pair in of_loops(name, loops).values() if flops[0] <= pair[0] <= flops[-1]]
     return [own - float(np.interp(np.log(at), np.log(flops), loss)) for at, own in inside]
@@ -173,7 +173,7 @@ LOOPS = {
 
 
 def regulariser() -> Iterator[str]:
-    """Whether iteration gains more where text is repeated, by the 95 % interval of the difference of two means."""
+    """Yield whether iteration gains more on repeated text, by the 95 % interval of the difference of two means."""
     fresh, repeated = (gain(text, "free", "single") for text in (FRESH, REPEATED))
     question = "free iterations gain more on repeated than on fresh text"
     if len(repeated) < 2:
@@ -188,7 +188,7 @@ def regulariser() -> Iterator[str]:
 
 
 def final() -> Iterator[str]:
-    """Held-out losses, with the FLOPs of training."""
+    """Yield held-out losses, with the FLOPs of training."""
     yield row("", *TEXTS)
     yield "|---|" + "---:|" * len(TEXTS)
     for model, label in LABELS.items():
@@ -206,7 +206,7 @@ def final_cell(text: str, model: str) -> str:
 
 
 def lengths() -> Iterator[str]:
-    """Mean and range over the seeds by length."""
+    """Yield mean and range over the seeds by length."""
     yield row("", *(f"{length:,} tokens{' (trained)' * (length == LENGTHS[0])}" for length in LENGTHS))
     yield "|---|" + "---:|" * len(LENGTHS)
     for text in TEXTS:
@@ -228,7 +228,7 @@ MODES = {"simultaneous": "at once", "blockwise": "blocks of 256", "blockwise-256
 
 
 def agreement() -> Iterator[str]:
-    """Share of equal tokens between the modes, by text and phase."""
+    """Yield the share of equal predictions of the modes, by text and phase."""
     frame = table_of("agreement")
     texts = [text for text in TEXTS if (frame.experiment == TEXTS[text][0]).any()]
     heads = [(text, model) for text in texts for model in ("bounded", "free")]
@@ -249,7 +249,7 @@ def agreement_cell(frame: pd.DataFrame, text: str, model: str) -> str:
 
 
 def choices() -> Iterator[str]:
-    """Loss of seed 0 on validation text, by which learning rate and weight decay were chosen."""
+    """Yield the loss of seed 0 on validation text, which chose learning rate and weight decay."""
     yield row("seed 0, loss on validation text", "nats per token")
     yield "|---|---:|"
     frame = at_choice().sort_values(["experiment", "run"])

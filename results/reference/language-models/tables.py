@@ -111,7 +111,7 @@ def split_of(job: Path) -> str:
 
 
 def named(job: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What names a training job or an evaluation of it, and its manifest."""
+    """Return the name of a training job or of its evaluation, and the manifest."""
     manifest = manifest_of(job)
     run, phase = manifest["name"].split("/")[:2]
     name, _, seed = run.rpartition("-s")

@@ -37,7 +37,7 @@ def records() -> list[dict]:
 
 
 def summary(rows: list[dict]) -> dict:
-    """One line of the file: what is the same for all seeds of a run, and a list of accuracies per seed."""
+    """Return one line of the file: the values that all seeds of a run share, and a list of accuracies per seed."""
     shared = {key: rows[0][key] for key in SAME_FOR_ALL_SEEDS}
     assert all(row[key] == value for row in rows for key, value in shared.items())
     accuracy = [[round(share, 4) for share in row["accuracy_per_position"]] for row in rows]

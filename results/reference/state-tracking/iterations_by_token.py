@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 
 @torch.inference_mode()
 def read_token_by_token(model: torch.nn.Module, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions and iterations of each token, both (B, L)."""
+    """Return predictions and iterations of each token, both (B, L)."""
     cache, answers, iterations = None, [], []
     for position in range(ids_BL.shape[1]):
         out = model(input_ids=ids_BL[:, position : position + 1], past_key_values=cache, use_cache=True)
@@ -61,7 +61,7 @@ def read_token_by_token(model: torch.nn.Module, ids_BL: Tensor) -> tuple[Tensor,
 
 
 def summary(iterations_BL: np.ndarray, is_right_BL: np.ndarray, is_hard_BL: np.ndarray) -> dict[str, object]:
-    """Numbers by kind of token. Quantiles are over all tokens of the kind."""
+    """Return numbers by kind of token. Quantiles are over all tokens of the kind."""
     kinds = {"hard": is_hard_BL, "identity": ~is_hard_BL}
     found = {
         name: {

@@ -49,7 +49,7 @@ def spread(values: pd.Series) -> str:
 
 
 def names() -> dict[str, str]:
-    """Of runs, those of the report."""
+    """Return the names of runs in the report."""
     config = HERE.parents[2] / "workflow/config/state-tracking.yaml"
     return yaml.safe_load(config.read_text(encoding="utf-8"))["report"]["names"]
 
@@ -94,7 +94,7 @@ def a5_cells(length: int, hard: float, mode: str) -> list[str]:
 
 
 def jacobian() -> Iterator[str]:
-    """Shares off the diagonal and spectral radii, means over tokens."""
+    """Yield shares off the diagonal and spectral radii, as means over tokens."""
     frame = records("jacobian").query("run == 'a5m-released' and setting == 'trained'")
     frame["bound"] = frame.phase.str.removeprefix("free-").astype(int)
     found = frame.groupby(["bound", "seed", "is_hard"])[["off_diagonal_share", "transition_radius", "f_radius"]].mean()
@@ -159,7 +159,7 @@ CONTROLS = {
 
 
 def passing_summary() -> Iterator[str]:
-    """Exact matches of S5 by length, without and with state passing."""
+    """Yield exact matches of S5 by length, without and with state passing."""
     for run, name in PASSED.items():
         mode = PROTOCOL if run.endswith("free") else "parallel"
         found = [seeds_of(run, mode, length, 1) for length in (32, 512, 4096, 65536)]
@@ -167,7 +167,7 @@ def passing_summary() -> Iterator[str]:
 
 
 def passing_controls() -> Iterator[str]:
-    """Exact matches of each seed by length, and the share of training sequences that started in a carried state."""
+    """Yield exact matches of each seed by length, and the share of training sequences with a carried state."""
     training = pd.read_csv(HERE / "training.csv")
     for run, name in CONTROLS.items():
         jobs = training[training.job.str.startswith(f"train/{run.split('/')[0]}-s")]
@@ -177,14 +177,14 @@ def passing_controls() -> Iterator[str]:
 
 
 def mixed() -> Iterator[str]:
-    """Exact matches of A5 with state passing and mixed training, by length and hard tokens."""
+    """Yield exact matches of A5 with state passing and mixed training, by length and hard tokens."""
     for length in (256, 1024, 4096):
         run = "a5m-state-passing-mixed/free"
         yield row(f"{length:,}", *(cell(run, PROTOCOL, length, hard, "accuracy_sequence") for hard in (0.1, 0.5)))
 
 
 def state_passing() -> Iterator[str]:
-    """Trained on single words, with state passing for half the steps and for all: the last ten tokens, whole words."""
+    """Yield last-ten accuracy and exact matches: without state passing, and with it for half and for all steps."""
     for length in (32, 512, 4096, 65536):
         yield row(f"{length:,}", *state_passing_cells(length, PROTOCOL))
 
@@ -203,7 +203,7 @@ def state_passing_cells(length: int, mode: str) -> list[str]:
 
 
 def lost() -> Iterator[str]:
-    """State passing at 65,536 tokens: words right throughout, then wrong answers at the end of each eighth of them."""
+    """Yield exact matches at 65,536 tokens, then wrong predictions at the end of each eighth of the tokens."""
     frame = records("word-problem-s5-longest").query("run == 's5-state-passing'").sort_values("seed")
     for one in frame.itertuples():
         at_eighths = one.accuracy_per_position[one.length // 8 - 1 :: one.length // 8]
@@ -237,7 +237,7 @@ CARRIED = HERE.parents[1] / "benchmarks/carried-state-cpu.json"
 
 
 def carried() -> Iterator[str]:
-    """Exact matches when parts of the carried state are set to zero, by model and data."""
+    """Yield exact matches if parts of the carried state are set to zero, by model and data."""
     frame = pd.DataFrame(json.loads(CARRIED.read_text(encoding="utf-8"))["rows"])
     for (model, hard, length), rows in frame.groupby(["model", "hard_fraction", "length"], sort=False):
         cells = [f"{one.exact_matches} of {one.sequences}" for one in rows.itertuples()]
@@ -245,7 +245,7 @@ def carried() -> Iterator[str]:
 
 
 def coded() -> Iterator[str]:
-    """Exact matches on S5 with the carried state and with its code, and how far the states are from the codes."""
+    """Yield exact matches on S5 with the carried state and with its code, and the distance of the two."""
     frame = pd.DataFrame(json.loads(CARRIED.read_text(encoding="utf-8"))["coded"])
     for length, rows in frame.groupby("length"):
         cells = [f"{one.exact_matches} of {one.sequences}" for one in rows.sort_values("is_coded").itertuples()]
@@ -255,7 +255,7 @@ def coded() -> Iterator[str]:
 
 
 def catbabi() -> Iterator[str]:
-    """Accuracy at all questions, and at those of the 19 tasks with a training file; implicit models by mode."""
+    """Yield accuracy on all questions and on those of the 19 tasks with a training file; implicit models by mode."""
     frame = pd.concat([records("catbabi"), finished_modes()]).query("data == 'babi-test'").sort_values("seed")
     frame["mode"] = frame["mode"].replace("published", "released-criterion")  # by its name in the archive
     counts = pd.DataFrame([*frame.num_questions_by_task], index=frame.index).drop(columns="3")

@@ -64,7 +64,7 @@ def products(tokens_BL: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def read(model: torch.nn.Module, tokens_BL: torch.Tensor) -> tuple[np.ndarray, dict[int, float]]:
-    """Answers (B, L), and after each position of EDGES the mean norm over words of the state of the layer's scan."""
+    """Return predictions (B, L), and the mean norm of the scan's state after each position of EDGES."""
     cache, answers, norms = None, [], {}
     for position in range(1, tokens_BL.shape[1] + 1):
         out = model(input_ids=tokens_BL[:, position - 1 : position], past_key_values=cache, use_cache=True)
@@ -107,7 +107,7 @@ def without_misread(factors_BL: np.ndarray) -> np.ndarray:
 
 
 def slips(factors_BL: np.ndarray) -> np.ndarray:
-    """By what the state slips at each token (B, L): the shared factor times the inverse of the one before."""
+    """Return the state error at each token (B, L): the shared factor times the inverse of the one before."""
     shared_BL = without_misread(factors_BL)
     before_BL = np.pad(shared_BL, ((0, 0), (1, 0)))[:, :-1]
     return TABLE[shared_BL, INVERSE[before_BL]]

@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
 
 @torch.inference_mode()
 def read(model: Any, ids_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, float]:
-    """Which answers are right (B, L), and the mean number of evaluations of f for a token."""
+    """Return which predictions are correct (B, L), and the mean number of evaluations of f per token."""
     cache, is_right, evaluations = ConvergedStateCache(), [], []
     for ids_BP, labels_BP in zip(ids_BL.split(PIECE, dim=1), labels_BL.split(PIECE, dim=1), strict=True):
         out = model(input_ids=ids_BP, past_key_values=cache)

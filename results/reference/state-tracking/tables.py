@@ -68,7 +68,7 @@ def manifests(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 
 def of_words(config: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is of word problems and has one row for each test set and mode."""
+    """Return whether an evaluation is of word problems and has one row for each test set and mode."""
     return config["kind"] == "word_problem" and "sweep" not in config
 
 
@@ -97,7 +97,7 @@ def rows_of(one: dict[str, Any], trained: dict[str, Any], results: Path) -> list
 
 
 def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -> list[dict[str, Any]]:
-    """What evaluations had finished before they were interrupted; without what is known at the end of a test set."""
+    """Return what evaluations had finished before they were interrupted, without values of a whole test set."""
     models = {one["name"]: one["summary"]["num_parameters"] for one in trained.values()}
     data = {node.name: node.config for node in plan if node.stage == "data"}
     rows = []
@@ -119,7 +119,7 @@ def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -
 
 
 def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
-    """What a training job did; `busy_seconds` is the sum over its attempts, `carried_share` the mean over its steps."""
+    """Return a training job's row; `busy_seconds` is the sum over attempts, `carried_share` the mean over steps."""
     folder = results / "train" / one["name"]
     provenance = json.loads((folder / "provenance.json").read_text())
     [journal] = folder.glob(f"work/{one['fingerprint'][:16]}/journal.jsonl")
