@@ -68,7 +68,7 @@ class ImplicitLM(HFLM):
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
         `batch_size`: the number of requests per forward pass, which is halved when memory runs out; "auto" starts with
         max_batch_size. `kernels`: auto, torch or triton. Other options are those of HFLM.
-    Raises: SolverSettingError, TokenizerMissing.
+    Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing.
     """
 
     def __init__(
@@ -82,6 +82,9 @@ class ImplicitLM(HFLM):
         **options: Any,
     ) -> None:
         settings = {key: options.pop(key) for key in SOLVER_SETTINGS if key in options}
+        for key, value in settings.items():
+            if value is None:
+                raise SolverSettingError(f"{key}: None changes nothing; give a value, or leave it out")
         is_auto = batch_size is None or str(batch_size).startswith("auto")
         size = (max_batch_size or DEFAULT_BATCH_SIZE) if is_auto else int(batch_size)  # type: ignore[arg-type]
         self.batches = BatchSize(size)
@@ -102,9 +105,7 @@ class ImplicitLM(HFLM):
         solver = solver_of(self.model)
         if solver is not None:
             mode = ModeConfig(NAME, **{"eval_mode": solver.eval_mode} | settings)
-            # A mode leaves a setting that is None as it is.
-            unset: dict[str, Any] = {key: None for key, value in settings.items() if value is None}
-            self.model.solver = replace(mode.solver(solver), **unset)
+            self.model.solver = mode.solver(solver)
             self.batches.is_fixed = mode.coupled_batch_size(solver) is not None
         elif settings:
             raise SolverSettingError(f"{min(settings)}: the model is explicit and has no solver; leave it out")

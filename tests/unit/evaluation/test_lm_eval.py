@@ -29,9 +29,16 @@ from implicit_llm.evaluation import lm_eval_harness
 from implicit_llm.evaluation.answers import BatchSize, EvaluationOutOfMemory, UnknownToken
 from implicit_llm.evaluation.kinds import lm_eval as stage
 from implicit_llm.evaluation.kinds.lm_eval import TaskError, load_tasks
-from implicit_llm.evaluation.lm_eval_harness import ImplicitLM, SolverSettingError, StaleAnswers, TokenizerMissing
+from implicit_llm.evaluation.lm_eval_harness import (
+    ImplicitLM,
+    SolverSettingError,
+    StaleAnswers,
+    TokenizerMissing,
+    load_tokenizer,
+)
 from implicit_llm.solver.stats import NonFiniteState
 from implicit_llm_contracts.config.evaluation import LmEvalConfig
+from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.places import TASK_FOLDERS, file_digests
 from implicit_llm_jobs.stage import run_stage
 from tests.refusals import refused
@@ -211,6 +218,28 @@ def test_solver_settings_change_the_saved_ones_and_explicit_models_have_none() -
     assert (solver.eval_mode, solver.eval_max_iter, solver.tol, solver.eval_block_len) == ("sequential", 5, 0.2, 8)
     with pytest.raises(SolverSettingError, match="eval_tol: the model is explicit"):
         ImplicitLM(harness_model("mamba2", "explicit"), harness_tokenizer(), eval_tol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"eval_max_iter": None}, "eval_max_iter: None changes nothing"),
+        (
+            {"eval_mode": "as_trained", "eval_tol": 0.1},
+            "eval_tol: the mode as_trained takes all settings from training",
+        ),
+        ({"eval_stop": "tokens"}, "eval_stop: there is no 'tokens'; did you mean 'token'"),
+    ],
+)
+def test_a_solver_setting_that_would_change_nothing_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ImplicitLM(harness_model("mamba2"), harness_tokenizer(), **settings)
+
+
+def test_a_run_directory_without_a_tokenizer_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    data = finished_runs.word_problems(tmp_path / "data" / "s3-test")
+    with pytest.raises(TokenizerMissing, match=r"tokenizer.json: is not there; give the run directory of a data set's"):
+        load_tokenizer(data, tmp_path)
 
 
 DRAWS = 1000
