@@ -220,6 +220,17 @@ def test_a_result_of_former_settings_keeps_its_own_lineage(project: Project) -> 
     assert trace(project.results / IMPLICIT).runs.keys() >= before
 
 
+def test_a_result_that_is_set_aside_is_not_part_of_the_lineage(project: Project) -> None:
+    work = work_of(project, FREE)
+    shutil.copytree(work, work.with_name(f"{work.name}.previous"))
+    for top, is_forward in ((project.results / IMPLICIT, False), (work, True)):
+        found = trace(top, is_forward=is_forward)
+        assert {run.path.parent.suffix for run in found.runs.values()} == {""}
+        assert broken_in(found) == []
+    shutil.rmtree(work)
+    assert [role for _, role, _ in trace(project.results / IMPLICIT).missing()] == ["model"]
+
+
 def test_every_file_behind_a_result_is_verified_and_one_that_is_gone_is_broken(project: Project) -> None:
     found, work = trace(project.results / IMPLICIT), work_of(project, FREE)
     assert broken_in(found) == []

@@ -281,5 +281,8 @@ def test_modes_that_couple_batches_of_different_sizes_are_not_compared(tmp_path:
     modes = [
         {**SETTINGS[0], "name": name, "eval_stop": "batch", "batch_size": size} for name, size in (("a", 2), ("b", 4))
     ]
-    with pytest.raises(EvaluateConfigError, match=r"batch sizes differ .*; give them the same batch_size"):
+    modes.append({**SETTINGS[0], "name": "c", "eval_stop": "token"})  # it couples no sequences, so any batch suits it
+    with pytest.raises(
+        EvaluateConfigError, match=r"batch sizes differ \(\{'a': 2, 'b': 4\}\); give them the same batch_size"
+    ):
         evaluate(tmp_path, "implicit", text, modes=modes)

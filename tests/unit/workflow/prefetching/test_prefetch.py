@@ -19,6 +19,7 @@ import pytest
 from huggingface_hub import constants
 
 from implicit_llm_contracts.config.text import HubCorpus
+from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.fetched_files import FetchedFilesError, HubFiles, find_fetched
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_data.babi import archive as babi_archive
@@ -482,3 +483,13 @@ def test_a_suite_needs_the_data_of_its_tasks(language: ExperimentFile, tasks: st
     language.edit("evaluations:\n", f"evaluations:\n  downstream: {{kind: lm_eval, tasks: {tasks}, {MODES}}}\n")
     needs = needs_of(language.plan())
     assert [need.dataset for need in needs if isinstance(need, EvaluationData)] == data_sets
+
+
+def test_a_misspelt_key_in_the_file_of_evaluation_data_is_one_line(
+    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    language.edit("evaluations:\n", f"evaluations:\n  downstream: {{kind: lm_eval, tasks: [piqa], {MODES}}}\n")
+    (tmp_path / "data.yaml").write_text("tasks:\n  piqa: {datset: baber/piqa}\n")
+    monkeypatch.setattr("implicit_llm_workflow.prefetch.EVALUATION_DATA_FILE", tmp_path / "data.yaml")
+    with pytest.raises(ConfigError, match=r"data.yaml: tasks.piqa: unknown key 'datset'; did you mean 'dataset'"):
+        list(needs_of(language.plan()))

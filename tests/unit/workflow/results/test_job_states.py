@@ -64,6 +64,8 @@ def test_a_finished_job_shows_the_end_of_its_phase(plan: Plan) -> None:
     assert found.unix_s > START_S
     (work_of(plan, FREE) / "provenance.json").write_text('{"finished": "2023-11-14T22:13:20+00:00"}')
     assert look(plan).unix_s == START_S
+    (work_of(plan, FREE) / "provenance.json").write_text('{"finished": "yesterday"}')
+    assert look(plan).unix_s > START_S
 
 
 def test_a_job_that_holds_its_lock_runs(plan: Plan) -> None:
