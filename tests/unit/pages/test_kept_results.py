@@ -101,7 +101,7 @@ def test_the_list_of_trained_models_has_the_measured_accuracies() -> None:
     ]
     for row in rows:
         listed = next(model for model in models() if model.name == row["model"])
-        about = f"of the answers in {row['sequences']} sequences of {row['length']} tokens"
+        about = f"of the predictions in {row['sequences']} sequences of {row['length']} tokens"
         assert listed.accuracy == f"{100 * row['accuracy']:.1f} % {about}"
     assert {row["model"] for row in rows} == {model.name for model in models()}
 
