@@ -236,7 +236,8 @@ class BlockGraph:
 
     def _iterate(self, level: int) -> None:
         here = self.open[level]
-        fz = self._model.apply_stack(here.z_AWD, here.x)[0]
+        apply = self._token_stack
+        fz = self._model.apply_stack(here.z_AWD, here.x)[0] if apply is None else apply(here.z_AWD, here.x)
         rule, damping = self._search.rule, self._search.damping
         if damping is not None and self._best.advance(here.active_A, here.z_AWD, fz, rule, damping):
             return
@@ -271,10 +272,20 @@ class BlockGraph:
         with torch.no_grad():
             with torch.autocast("cuda", dtype=self.setting.autocast, enabled=self.setting.autocast is not None):
                 self._weights = tuple(layer.weights() for layer in self._model.layers)  # type: ignore[operator]
+            self._token_stack = self._make_token_stack()
             self._graphs = {name: recorder.capture(part) for name, part in self._parts()}
             for state, before in zip(self._states(self._layers), kept, strict=True):
                 state.copy_(before)
             self._position.copy_(position)
+
+    def _make_token_stack(self) -> Callable[[Tensor, StackInput], Tensor] | None:
+        """Return what evaluates f in iterations on a single token, or None if that is the stack itself."""
+        setting = self.setting
+        if setting.solver is None or setting.width > 1 or not setting.with_state or self._masks is not None:
+            return None
+        if setting.dtype != torch.float32 or setting.autocast is not None:
+            return None
+        return self._model.token_stack(self._weights, setting.batch)
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "refresh", self._refresh

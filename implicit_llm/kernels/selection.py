@@ -257,6 +257,24 @@ def search_runs_on_triton(
     )
 
 
+def token_stack_runs_on_triton(
+    projected_B1E: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int
+) -> bool:
+    """Return whether three kernels per layer evaluate a Mamba2 stack on one token, in fp32 and without gradient.
+
+    If not, the layer's other kernels run, without a log.
+    """
+    if selected_kernels() != "triton" or projected_B1E.dtype != torch.float32 or out_proj_DI.dtype != torch.float32:
+        return False
+    entries = len(projected_B1E) * max(projected_B1E.shape[2], *out_proj_DI.shape)
+    return (
+        _unfit_mixer(projected_B1E, sizes, taps, MAX_STATE_TILE) is None
+        and min(out_proj_DI.shape) > 1
+        and max(out_proj_DI.shape) <= MAX_JUDGED_WIDTH
+        and max(entries, out_proj_DI.numel(), projected_B1E.shape[2] * len(out_proj_DI)) <= MAX_OFFSET
+    )
+
+
 def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, max_state: int) -> str | None:
     (batch, length, columns), (width, _, size) = projected_BLE.shape, sizes
     is_tile = _is_tile(width) and _is_tile(size) and max(width, size) <= MAX_WIDTH

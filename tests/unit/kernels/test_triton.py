@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from implicit_llm.kernels import selection
+from tests.gpu import test_decoding as decoding
 from tests.gpu import test_fused_kernels as fused
 from tests.gpu import test_layer_kernels as layer
 
@@ -97,6 +98,28 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
 
 
 @pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize("batch", [1, 3, 17])
+@pytest.mark.parametrize("sizes", ["small", "odd", "narrow"])
+def test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
+    decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
+
+
+@pytest.mark.usefixtures("_interpreted")
+@torch.no_grad()
+def test_a_stack_that_the_three_kernels_cannot_evaluate_keeps_its_own() -> None:
+    model = decoding.model_of("small").backbone
+    weights = tuple(layer.weights() for layer in model.layers)
+    assert model.token_stack(weights, 2) is not None
+    assert model.token_stack(weights, selection.MAX_GRID + 1) is None
+    assert model.token_stack((None, weights[1]), 2) is None  # the modules of a layer must be called
+    with selection.kernels("torch"):
+        assert model.token_stack(weights, 2) is None
+    assert model.half().token_stack(tuple(layer.weights() for layer in model.layers), 2) is None
+    narrow = decoding.model_of("small", head_dim=8).backbone
+    assert narrow.token_stack(tuple(layer.weights() for layer in narrow.layers), 2) is None
+
+
+@pytest.mark.usefixtures("_interpreted")
 def test_a_card_with_little_shared_memory_solves_blocks_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = SimpleNamespace(multi_processor_count=108, shared_memory_per_block_optin=163 * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: a100)
@@ -135,6 +158,7 @@ def compile_all(target: str) -> set[str]:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(
         multi_processor_count=100, shared_memory_per_block_optin=2**18
     )
+    decode = importlib.import_module("implicit_llm.models.mamba2.triton.decode")
     selection._missing_for_triton = lambda: None
     selection._unfit = lambda x: "fp64" if x.dtype == torch.float64 else None
     with selection.kernels("triton"):
@@ -152,6 +176,11 @@ def compile_all(target: str) -> set[str]:
         ):
             with suppress(AssertionError, FloatingPointError):  # nothing has computed anything
                 check(*case, torch.bfloat16)
+        for early in {False, target == "sm_90"}:
+            decode.starts_early = lambda device, early=early: early
+            for batch in (1, 3, 64):
+                with suppress(AssertionError):
+                    decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one("two", batch, "high")
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "implicit_llm").rglob("triton/*.py")]
