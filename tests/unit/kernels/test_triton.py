@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,10 @@ from typing import Any
 import pytest
 import torch
 
+from implicit_llm.cuda_graphs import blocks
 from implicit_llm.kernels import selection
+from implicit_llm.models.backbone import StackMap
+from implicit_llm.solver.passes import evaluation_pass
 from tests.gpu import test_decoding as decoding
 from tests.gpu import test_fused_kernels as fused
 from tests.gpu import test_layer_kernels as layer
@@ -102,6 +106,52 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
 @pytest.mark.parametrize("sizes", ["small", "odd", "narrow"])
 def test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
     decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
+
+
+class _Rehearsal:
+    """A recorder that runs the parts of a graph again instead of replaying them."""
+
+    def __init__(self, autocast: torch.dtype | None) -> None:
+        assert autocast is None
+
+    def capture(self, part: Callable[[], None]) -> SimpleNamespace:
+        part()
+        return SimpleNamespace(replay=part)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@torch.no_grad()
+def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_one_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "Recorder", _Rehearsal)
+    model = decoding.model_of("narrow", num_hidden_layers=1)
+    solver = replace(model.solver, tol=0.05, eval_max_iter=40)
+    model.solver = solver
+    base, embedding = model.backbone, torch.randn(3, 2, 1, 48)
+    _, x = decoding.token_input(model, 2)
+    graph = blocks.BlockGraph(blocks.BlockSetting.of(base, embedding[0]), base, x.prefix)
+    assert graph._token_stack is not None
+    replays, iterate, prefix, last = 0, graph._graphs["iterate 0"].replay, x.prefix, 0
+
+    def counted() -> None:
+        nonlocal replays
+        replays += 1
+        iterate()
+
+    graph._graphs["iterate 0"].replay = counted
+    for token in embedding:
+        graph.begin(token)
+        stats, replays_before = graph.solve(), replays
+        replays = 0
+        with selection.kernels("torch"):
+            f = StackMap(base, base.stack_input(token, None, None, prefix))
+            z, prefix, plain = evaluation_pass(f, torch.zeros_like(token), solver, prefix)
+        assert decoding.relative_error(graph.close(), z) < 1e-4
+        assert torch.equal(stats.num_iter + 1, plain.f_evaluations)  # the closing f counts too
+        most = int(stats.num_iter.max())
+        assert replays_before == max(most, last - 1, blocks.CHECK_EVERY)
+        last = most
 
 
 @pytest.mark.usefixtures("_interpreted")
