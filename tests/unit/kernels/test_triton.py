@@ -208,7 +208,7 @@ def compile_all(target: str) -> set[str]:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(
         multi_processor_count=100, shared_memory_per_block_optin=2**18
     )
-    decode = importlib.import_module("implicit_llm.models.mamba2.triton.decode")
+    products = importlib.import_module("implicit_llm.kernels.triton.token_products")
     selection._missing_for_triton = lambda: None
     selection._unfit = lambda x: "fp64" if x.dtype == torch.float64 else None
     with selection.kernels("triton"):
@@ -227,7 +227,7 @@ def compile_all(target: str) -> set[str]:
             with suppress(AssertionError, FloatingPointError):  # nothing has computed anything
                 check(*case, torch.bfloat16)
         for early in {False, target == "sm_90"}:
-            decode.starts_early = lambda device, early=early: early
+            products.starts_early = lambda device, early=early: early
             for batch in (1, 3, 64):
                 with suppress(AssertionError):
                     decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one("two", batch, "high")

@@ -1,23 +1,16 @@
 """Evaluate a Mamba2 stack on one token of each sequence, in three kernels per layer (imported only if Triton runs).
 
-A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. So an iteration
-of a layer has only three kernels. `in` multiplies the norm of h by the in-projection and adds the injection. `token`
-convolves and applies the state and the gate. `out` multiplies by the out-projection, applies the scale of the gated
-norm to the result, and adds the result to h. An iteration does not need the state after the token, because
-C (decay state + dt x B) = decay (C state) + dt x (C B).
-
-On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
-for that kernel, it loads what no kernel of the stack writes: weights, injection and states. Every program waits before
-it loads or stores anything else. So when a kernel stores, all kernels before it have ended, and the layers can share
-the tensors between the kernels.
+`kernels.triton.token_products` says why there are so few and how they overlap. The first multiplies the norm of h by
+the in-projection and adds the injection. The second convolves and applies the state and the gate. The third multiplies
+by the out-projection, applies the scale of the gated norm to the result, and adds it to h. An iteration does not need
+the state after the token, because C (decay state + dt x B) = decay (C state) + dt x (C B).
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `B` batch, `D` model, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
-`P` head width, `G` groups, `N` state, `K` convolution, `S` parts of all heads, `R` rows of a weight.
+`P` head width, `G` groups, `N` state, `K` convolution, `S` parts of all heads.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,27 +19,17 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import load
+from implicit_llm.kernels.triton.token_products import TokenProducts, gdc_launch_dependents, gdc_wait
 from implicit_llm.models.mamba2.chunked_scan import ScanWeights
-from implicit_llm.models.mamba2.triton.scan import precision
 from implicit_llm.models.mamba2.triton.scan_inputs import softplus
 from implicit_llm.models.stack import LayerState
 
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # an old Triton, with which no kernel starts early
-    gdc_launch_dependents = gdc_wait = None
-
-ROW_ENTRIES, MAX_ROWS = 8192, 8  # entries and rows of a weight that one program holds in registers
 STATE_ENTRIES = 4096  # of a state that one program holds in registers
 MIN_PART = 16  # channels of a head that one program processes if there are few programs
 FEW_PROGRAMS = 128  # about the number of multiprocessors
-IN_TILE, OUT_TILE = (64, 32), (32, 16)  # sequences (at most) and rows of a weight, in products for several sequences
-TILE_ENTRIES, STAGES = 64, 3  # entries of a row that these products load at once, and such loads in flight
-WARPS = 4
 
 
-@dataclass(frozen=True)
-class TokenLayer:
+class TokenLayer(NamedTuple):
     """The effective weights of one layer, in fp32 and contiguous."""
 
     norm_D: Tensor
@@ -56,31 +39,23 @@ class TokenLayer:
     out_proj_DI: Tensor
 
 
-def starts_early(device: torch.device) -> bool:
-    """Return whether a kernel can start before the kernel ahead of it has ended."""
-    is_nvidia = device.type == "cuda" and torch.version.hip is None and gdc_wait is not None
-    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 class TokenStack:
     """The layers of a stack, and the tensors between their kernels for a batch of single tokens."""
 
     def __init__(self, layers: list[TokenLayer], sizes: tuple[int, int, int], eps: float, batch: int) -> None:
         """Allocate the tensors; `sizes` are (P, G, N)."""
-        self._layers, self._sizes, self._eps, self._batch = layers, sizes, eps, batch
         first, (width, groups, size) = layers[0], sizes
-        self._width, self._inner = first.out_proj_DI.shape
-        columns, heads, device = len(first.in_proj_ED), len(first.scan.A_H), first.in_proj_ED.device
-        self._part = min(width, STATE_ENTRIES // size)
-        while self._part > MIN_PART and batch * self._inner // self._part < FEW_PROGRAMS:
-            self._part //= 2
+        inner, columns, device = first.out_proj_DI.shape[1], len(first.in_proj_ED), first.in_proj_ED.device
+        part = min(width, STATE_ENTRIES // size)
+        while part > MIN_PART and batch * inner // part < FEW_PROGRAMS:
+            part //= 2
+        self._layers, self._products = layers, TokenProducts(batch, eps, device)
+        self._programs = inner // width, width // part, batch
+        self._how = {"HEADS": inner // width, "GROUPS": groups, "P": width, "N": size, "PART": part}
+        self._how |= {"K": first.scan.conv_CK.shape[1], **self._products.launch}
         self._projected_BE = torch.empty(batch, columns, device=device)
-        self._y_BI = torch.empty(batch, self._inner, device=device)
-        self._squares_BS = torch.empty(batch, self._inner // self._part, device=device)
-        self._token = {"HEADS": heads, "GROUPS": groups, "P": width, "N": size, "K": first.scan.conv_CK.shape[1]}
-        # The first kernel waits for everything before it, which may have written the injection or the states.
-        self._first = {"EARLY": starts_early(device), "num_warps": WARPS}
-        self._how = self._first | ({"launch_pdl": True} if self._first["EARLY"] else {})
+        self._y_BI = torch.empty(batch, inner, device=device)
+        self._squares_BS = torch.empty(batch, inner // part, device=device)
 
     def __call__(self, z_B1D: Tensor, injection_B1E: Tensor, states: tuple[LayerState, ...]) -> Tensor:
         """Return the residual stream (B, 1, D) after the last layer, before the final norm.
@@ -89,107 +64,19 @@ class TokenStack:
             (B, K-1, C) of each layer. All tensors are in fp32.
         """
         injection_B1E, from_B1D = injection_B1E.contiguous(), z_B1D.contiguous()
-        h_B1D, how = torch.empty_like(from_B1D), self._first
-        for layer, before in zip(self._layers, states, strict=True):
-            state_BHPN, before_BKC = (state.contiguous() for state in before)
-            self._project_in(layer, from_B1D, injection_B1E, how)
-            _token_kernel[(self._token["HEADS"], self._token["P"] // self._part, self._batch)](
-                self._projected_BE, *layer.scan, layer.gated_norm_I, state_BHPN, before_BKC, self._y_BI,
-                self._squares_BS, **self._token, PART=self._part, **self._how,
+        h_B1D = torch.empty_like(from_B1D)
+        for index, (layer, before) in enumerate(zip(self._layers, states, strict=True)):
+            norm_D, in_proj_ED, scan, gated_norm_I, out_proj_DI = layer
+            self._products.project(
+                from_B1D, norm_D, in_proj_ED, self._projected_BE, added=injection_B1E, is_first=index == 0
+            )
+            _token_kernel[self._programs](
+                self._projected_BE, *scan, gated_norm_I, *(state.contiguous() for state in before), self._y_BI,
+                self._squares_BS, **self._how,
             )  # fmt: skip
-            self._project_out(layer, from_B1D, h_B1D)
-            from_B1D, how = h_B1D, self._how
+            self._products.add(self._y_BI, out_proj_DI, from_B1D, h_B1D, self._squares_BS)
+            from_B1D = h_B1D
         return h_B1D
-
-    def _project_in(self, layer: TokenLayer, h_B1D: Tensor, injection_B1E: Tensor, launch: dict[str, Any]) -> None:
-        columns = self._projected_BE.shape[1]
-        tensors = h_B1D, layer.norm_D, layer.in_proj_ED, injection_B1E, self._projected_BE
-        if self._batch == 1:
-            how = _rows(self._width) | launch
-            _in_kernel[(triton.cdiv(columns, how["ROWS"]),)](*tensors, columns, self._eps, WIDTH=self._width, **how)
-            return
-        how = _tiles(self._batch, IN_TILE) | launch
-        programs = triton.cdiv(columns, how["ROWS"]), triton.cdiv(self._batch, how["BATCH"])
-        _in_tile_kernel[programs](*tensors, self._batch, columns, self._eps, WIDTH=self._width, **how)
-
-    def _project_out(self, layer: TokenLayer, from_B1D: Tensor, h_B1D: Tensor) -> None:
-        tensors = self._y_BI, self._squares_BS, layer.out_proj_DI, from_B1D, h_B1D
-        parts = self._squares_BS.shape[1]
-        known = {"INNER": self._inner, "PARTS": parts, "ALL_PARTS": triton.next_power_of_2(parts)}
-        if self._batch == 1:
-            how = known | _rows(self._inner) | self._how
-            _out_kernel[(triton.cdiv(self._width, how["ROWS"]),)](*tensors, self._width, self._eps, **how)
-            return
-        how = known | _tiles(self._batch, OUT_TILE) | self._how
-        programs = triton.cdiv(self._width, how["ROWS"]), triton.cdiv(self._batch, how["BATCH"])
-        _out_tile_kernel[programs](*tensors, self._batch, self._width, self._eps, **how)
-
-
-def _rows(width: int) -> dict[str, int]:
-    """Return how a program holds rows of this width: as a power of two and the rest, padded to another one."""
-    first = triton.next_power_of_2(width) // 2
-    rest = triton.next_power_of_2(max(1, width - first))
-    rows = max(1, min(MAX_ROWS, ROW_ENTRIES // (first + rest)))
-    return {"FIRST": first, "REST": rest, "ROWS": 1 << (rows.bit_length() - 1)}
-
-
-def _tiles(batch: int, tile: tuple[int, int]) -> dict[str, Any]:
-    """Return how products for several sequences are cut; matrix units need at least 16 of them."""
-    sequences = min(tile[0], max(16, triton.next_power_of_2(batch)))
-    return {
-        "BATCH": sequences, "ROWS": tile[1], "ENTRIES": TILE_ENTRIES, "PRECISION": precision(), "num_stages": STAGES,
-    }  # fmt: skip
-
-
-@triton.jit
-def _in_kernel(
-    h_ptr, norm_ptr, weight_ptr, injection_ptr, projected_ptr, columns, eps,
-    WIDTH: constexpr, FIRST: constexpr, REST: constexpr, ROWS: constexpr, EARLY: constexpr,
-):  # fmt: skip
-    """Write some entries of norm(h) W^T + injection for a batch of one."""
-    of_R, of_F, of_G = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, FIRST), FIRST + tl.arange(0, REST)
-    at, is_row, is_there = weight_ptr + of_R[:, None] * WIDTH, of_R < columns, of_G < WIDTH
-    if EARLY:
-        gdc_launch_dependents()
-    weight_RF = load(at + of_F[None, :], is_row[:, None])
-    weight_RG = load(at + of_G[None, :], is_row[:, None] & is_there[None, :])
-    norm_F, norm_G = tl.load(norm_ptr + of_F), load(norm_ptr + of_G, is_there)
-    injection_R = load(injection_ptr + of_R, is_row)
-    if EARLY:
-        gdc_wait()
-    h_F, h_G = tl.load(h_ptr + of_F), load(h_ptr + of_G, is_there)
-    scale = tl.rsqrt((tl.sum(h_F * h_F, axis=0) + tl.sum(h_G * h_G, axis=0)) / WIDTH + eps)
-    y_R = tl.sum(weight_RF * (h_F * norm_F)[None, :], axis=1) + tl.sum(weight_RG * (h_G * norm_G)[None, :], axis=1)
-    tl.store(projected_ptr + of_R, y_R * scale + injection_R, is_row)
-
-
-@triton.jit
-def _in_tile_kernel(
-    h_ptr, norm_ptr, weight_ptr, injection_ptr, projected_ptr, batch, columns, eps,
-    WIDTH: constexpr, BATCH: constexpr, ROWS: constexpr, ENTRIES: constexpr, PRECISION: constexpr, EARLY: constexpr,
-):  # fmt: skip
-    """Write a tile of norm(h) W^T + injection."""
-    of_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    of_B = tl.program_id(1) * BATCH + tl.arange(0, BATCH)
-    is_row, is_sequence = of_R < columns, of_B < batch
-    of_BR, is_BR = of_B[:, None] * columns + of_R[None, :], is_sequence[:, None] & is_row[None, :]
-    if EARLY:
-        gdc_launch_dependents()
-    injection_BR = load(injection_ptr + of_BR, is_BR)
-    if EARLY:
-        gdc_wait()
-    y_BR = tl.zeros((BATCH, ROWS), dtype=tl.float32)
-    squares_B = tl.zeros((BATCH,), dtype=tl.float32)
-    for start in range(0, WIDTH, ENTRIES):
-        of_T = start + tl.arange(0, ENTRIES)
-        is_there = (of_T < WIDTH)[None, :]
-        h_BT = load(h_ptr + of_B[:, None] * WIDTH + of_T[None, :], is_sequence[:, None] & is_there)
-        weight_RT = load(weight_ptr + of_R[:, None] * WIDTH + of_T[None, :], is_row[:, None] & is_there)
-        squares_B += tl.sum(h_BT * h_BT, axis=1)
-        u_BT = h_BT * load(norm_ptr + of_T, of_T < WIDTH)[None, :]
-        y_BR = tl.dot(u_BT, tl.trans(weight_RT), y_BR, input_precision=PRECISION)
-    scale_B = tl.rsqrt(squares_B / WIDTH + eps)
-    tl.store(projected_ptr + of_BR, y_BR * scale_B[:, None] + injection_BR, is_BR)
 
 
 @triton.jit
@@ -251,55 +138,3 @@ def _token_kernel(
     tl.store(y_ptr + sequence * INNER + of_P, y_P * norm_P)
     PARTS: constexpr = P // PART
     tl.store(squares_ptr + (sequence * HEADS + head) * PARTS + part, tl.sum(y_P * y_P, axis=0))
-
-
-@triton.jit
-def _out_kernel(
-    y_ptr, squares_ptr, weight_ptr, from_ptr, h_ptr, width, eps,
-    INNER: constexpr, PARTS: constexpr, ALL_PARTS: constexpr,
-    FIRST: constexpr, REST: constexpr, ROWS: constexpr, EARLY: constexpr,
-):  # fmt: skip
-    """Write some entries of h + scale y W^T for a batch of one."""
-    of_R, of_F, of_G = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, FIRST), FIRST + tl.arange(0, REST)
-    at, is_row, is_there = weight_ptr + of_R[:, None] * INNER, of_R < width, of_G < INNER
-    of_S = tl.arange(0, ALL_PARTS)
-    if EARLY:
-        gdc_launch_dependents()
-    weight_RF = load(at + of_F[None, :], is_row[:, None])
-    weight_RG = load(at + of_G[None, :], is_row[:, None] & is_there[None, :])
-    if EARLY:
-        gdc_wait()
-    scale = tl.rsqrt(tl.sum(load(squares_ptr + of_S, of_S < PARTS), axis=0) / INNER + eps)
-    h_R = load(from_ptr + of_R, is_row)
-    y_F, y_G = tl.load(y_ptr + of_F), load(y_ptr + of_G, is_there)
-    branch_R = tl.sum(weight_RF * y_F[None, :], axis=1) + tl.sum(weight_RG * y_G[None, :], axis=1)
-    tl.store(h_ptr + of_R, h_R + branch_R * scale, is_row)
-
-
-@triton.jit
-def _out_tile_kernel(
-    y_ptr, squares_ptr, weight_ptr, from_ptr, h_ptr, batch, width, eps,
-    INNER: constexpr, PARTS: constexpr, ALL_PARTS: constexpr,
-    BATCH: constexpr, ROWS: constexpr, ENTRIES: constexpr, PRECISION: constexpr, EARLY: constexpr,
-):  # fmt: skip
-    """Write a tile of h + scale y W^T."""
-    of_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    of_B = tl.program_id(1) * BATCH + tl.arange(0, BATCH)
-    is_row, is_sequence = of_R < width, of_B < batch
-    of_S = tl.arange(0, ALL_PARTS)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    is_part = is_sequence[:, None] & (of_S < PARTS)[None, :]
-    squares_B = tl.sum(load(squares_ptr + of_B[:, None] * PARTS + of_S[None, :], is_part), axis=1)
-    of_BR, is_BR = of_B[:, None] * width + of_R[None, :], is_sequence[:, None] & is_row[None, :]
-    h_BR = load(from_ptr + of_BR, is_BR)
-    branch_BR = tl.zeros((BATCH, ROWS), dtype=tl.float32)
-    for start in range(0, INNER, ENTRIES):
-        of_T = start + tl.arange(0, ENTRIES)
-        is_there = (of_T < INNER)[None, :]
-        y_BT = load(y_ptr + of_B[:, None] * INNER + of_T[None, :], is_sequence[:, None] & is_there)
-        weight_RT = load(weight_ptr + of_R[:, None] * INNER + of_T[None, :], is_row[:, None] & is_there)
-        branch_BR = tl.dot(y_BT, tl.trans(weight_RT), branch_BR, input_precision=PRECISION)
-    scale_B = tl.rsqrt(squares_B / INNER + eps)
-    tl.store(h_ptr + of_BR, h_BR + branch_BR * scale_B[:, None], is_BR)
