@@ -34,7 +34,7 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block
 
 if TYPE_CHECKING:
-    from implicit_llm.models.mamba2.triton.decode import TokenLayer
+    from implicit_llm.models.mamba2.triton.decode import Mamba2TokenLayer
 
 
 @strict
@@ -318,13 +318,13 @@ class ImplicitMamba2Model(RecurrentModel):
             return None
         mixer, first = cast(Mamba2Layer, self.layers[0]).mixer, cast(Mamba2Weights, weights[0])
         sizes = (mixer.head_dim, mixer.groups, mixer.state_size)
-        projected_B1E = first.in_proj_ED.new_empty(batch, 1, len(first.in_proj_ED))
-        if not token_stack_runs_on_triton(projected_B1E, first.out_proj_DI, sizes, first.conv_CK.shape[1]):
+        products, taps = (first.in_proj_ED, first.out_proj_DI), first.conv_CK.shape[1]
+        if not token_stack_runs_on_triton(batch, *products, sizes, taps):
             return None
         from implicit_llm.models.mamba2.triton import decode
 
         layers = [_token_layer(*pair) for pair in zip(self.layers, weights, strict=True)]  # type: ignore[arg-type]
-        stack, norm = decode.TokenStack(layers, sizes, self.norm_f.eps, batch), self.norm_f
+        stack, norm = decode.Mamba2TokenStack(layers, sizes, self.norm_f.eps, batch), self.norm_f
 
         def evaluate(z_B1D: Tensor, x: StackInput) -> Tensor:
             assert x.injection_BLE is not None
@@ -334,13 +334,13 @@ class ImplicitMamba2Model(RecurrentModel):
         return evaluate
 
 
-def _token_layer(layer: Mamba2Layer, weights: Mamba2Weights) -> "TokenLayer":
-    from implicit_llm.models.mamba2.triton.decode import TokenLayer
+def _token_layer(layer: Mamba2Layer, weights: Mamba2Weights) -> "Mamba2TokenLayer":
+    from implicit_llm.models.mamba2.triton.decode import Mamba2TokenLayer
 
     mixer, bias_C = layer.mixer, layer.mixer.conv1d.bias
     assert bias_C is not None
     scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
-    return TokenLayer(layer.norm.weight, weights.in_proj_ED, scan, mixer.norm.weight, weights.out_proj_DI)
+    return Mamba2TokenLayer(layer.norm.weight, weights.in_proj_ED, scan, mixer.norm.weight, weights.out_proj_DI)
 
 
 class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):

@@ -9,6 +9,7 @@ Run as a script for one target, this calls the operations with tensors on the CP
 """
 
 import importlib
+import itertools
 import operator
 import os
 import subprocess
@@ -103,9 +104,9 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
 
 @pytest.mark.usefixtures("_interpreted")
 @pytest.mark.parametrize("batch", [1, 3, 17])
-@pytest.mark.parametrize("sizes", ["small", "odd", "narrow"])
-def test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
-    decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
+@pytest.mark.parametrize("sizes", ["small", "odd", "narrow", "llama", "llama-odd"])
+def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
+    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
 
 
 class _Rehearsal:
@@ -156,7 +157,7 @@ def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_on
 
 @pytest.mark.usefixtures("_interpreted")
 @torch.no_grad()
-def test_a_stack_that_the_three_kernels_cannot_evaluate_keeps_its_own() -> None:
+def test_a_stack_that_these_kernels_cannot_evaluate_keeps_its_own() -> None:
     model = decoding.model_of("small").backbone
     weights = tuple(layer.weights() for layer in model.layers)
     assert model.token_stack(weights, 2) is not None
@@ -165,8 +166,9 @@ def test_a_stack_that_the_three_kernels_cannot_evaluate_keeps_its_own() -> None:
     with selection.kernels("torch"):
         assert model.token_stack(weights, 2) is None
     assert model.half().token_stack(tuple(layer.weights() for layer in model.layers), 2) is None
-    narrow = decoding.model_of("small", head_dim=8).backbone
-    assert narrow.token_stack(tuple(layer.weights() for layer in narrow.layers), 2) is None
+    for sizes, change in (("small", {"head_dim": 8}), ("llama", {"num_key_value_heads": 2})):
+        other = decoding.model_of(sizes, **change).base
+        assert other.token_stack(tuple(layer.weights() for layer in other.layers), 2) is None
 
 
 @pytest.mark.usefixtures("_interpreted")
@@ -228,9 +230,9 @@ def compile_all(target: str) -> set[str]:
                 check(*case, torch.bfloat16)
         for early in {False, target == "sm_90"}:
             products.starts_early = lambda device, early=early: early
-            for batch in (1, 3, 64):
+            for case in itertools.product(("two", "llama-two"), (1, 3, 64), ("high",)):
                 with suppress(AssertionError):
-                    decoding.test_a_stack_in_three_kernels_per_layer_equals_the_plain_one("two", batch, "high")
+                    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(*case)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "implicit_llm").rglob("triton/*.py")]

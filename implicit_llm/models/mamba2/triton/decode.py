@@ -29,7 +29,7 @@ MIN_PART = 16  # channels of a head that one program processes if there are few 
 FEW_PROGRAMS = 128  # about the number of multiprocessors
 
 
-class TokenLayer(NamedTuple):
+class Mamba2TokenLayer(NamedTuple):
     """The effective weights of one layer, in fp32 and contiguous."""
 
     norm_D: Tensor
@@ -39,10 +39,10 @@ class TokenLayer(NamedTuple):
     out_proj_DI: Tensor
 
 
-class TokenStack:
+class Mamba2TokenStack:
     """The layers of a stack, and the tensors between their kernels for a batch of single tokens."""
 
-    def __init__(self, layers: list[TokenLayer], sizes: tuple[int, int, int], eps: float, batch: int) -> None:
+    def __init__(self, layers: list[Mamba2TokenLayer], sizes: tuple[int, int, int], eps: float, batch: int) -> None:
         """Allocate the tensors; `sizes` are (P, G, N)."""
         first, (width, groups, size) = layers[0], sizes
         inner, columns, device = first.out_proj_DI.shape[1], len(first.in_proj_ED), first.in_proj_ED.device
