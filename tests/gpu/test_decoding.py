@@ -114,8 +114,8 @@ def test_a_captured_stack_gives_the_same_bits_in_every_replay(sizes: str, batch:
 def test_tokens_of_such_a_stack_equal_those_of_the_plain_code(sizes: str, batch: int) -> None:
     torch.set_float32_matmul_precision("highest")
     model = model_of(sizes)
-    model.solver = replace(model.solver, tol=1e-3, eval_max_iter=60)
-    prompt, tokens = torch.randint(97, (batch, 9)).to(DEVICE), torch.randint(97, (batch, 24)).to(DEVICE)
+    model.solver = replace(model.solver, tol=0.01, eval_max_iter=40)
+    prompt, tokens = torch.randint(97, (batch, 9)).to(DEVICE), torch.randint(97, (batch, 12)).to(DEVICE)
 
     def logits() -> tuple[torch.Tensor, torch.Tensor, ConvergedStateCache]:
         cache, found, evaluations = ConvergedStateCache(), [], []
@@ -132,6 +132,6 @@ def test_tokens_of_such_a_stack_equal_those_of_the_plain_code(sizes: str, batch:
     assert graph._token_stack is not None
     model.base.runner = Runner()
     plain, plain_evaluations, _ = logits()
-    assert relative_error(replayed, plain) < 0.01
+    assert relative_error(replayed, plain) < 0.02
     assert (replayed.argmax(-1) == plain.argmax(-1)).float().mean() > 0.95
     assert (evaluations - plain_evaluations).abs().mean() < 0.5  # rounding may change a number by one

@@ -31,6 +31,7 @@ from implicit_llm.solver.passes import evaluation_pass
 from tests.gpu import test_decoding as decoding
 from tests.gpu import test_fused_kernels as fused
 from tests.gpu import test_layer_kernels as layer
+from tests.unit.models.test_captured_passes import EagerRecorder
 
 BOTH = (torch.float32, torch.float16)
 NARROW = (16, 2, 16)  # P, G, N
@@ -109,23 +110,12 @@ def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, bat
     decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
 
 
-class _Rehearsal:
-    """A recorder that runs the parts of a graph again instead of replaying them."""
-
-    def __init__(self, autocast: torch.dtype | None) -> None:
-        assert autocast is None
-
-    def capture(self, part: Callable[[], None]) -> SimpleNamespace:
-        part()
-        return SimpleNamespace(replay=part)
-
-
 @pytest.mark.usefixtures("_interpreted")
 @torch.no_grad()
 def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_one_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blocks, "Recorder", _Rehearsal)
+    monkeypatch.setattr(blocks, "Recorder", EagerRecorder)
     model = decoding.model_of("narrow", num_hidden_layers=1)
     solver = replace(model.solver, tol=0.05, eval_max_iter=40)
     model.solver = solver
