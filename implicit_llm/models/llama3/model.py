@@ -5,6 +5,7 @@ queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from implicit_llm.kernels.selection import MAX_WIDTH, token_products_run_on_triton
 from implicit_llm.models.backbone import ImplicitModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.configuration import ImplicitConfig
@@ -260,6 +262,30 @@ class ImplicitLlama3Model(ImplicitModel):
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
         config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
         return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)
+
+    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
+        config = self.config
+        if any(of_layer is None for of_layer in weights) or config.key_value_heads != config.num_attention_heads:
+            return None
+        if config.head_width > MAX_WIDTH or not token_products_run_on_triton(batch, *weights[0]):
+            return None
+        from implicit_llm.models.llama3.triton.decode import Llama3TokenLayer, Llama3TokenStack
+
+        def of_layer(layer: Llama3Layer, given: Llama3Weights) -> Llama3TokenLayer:
+            norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+            return Llama3TokenLayer(norms[0], given.qkv_ED, given.o_proj_DO, norms[1], given.gate_up_MD, given.down_DM)
+
+        layers = [of_layer(*pair) for pair in zip(self.layers, weights, strict=True)]  # type: ignore[arg-type]
+        stack, norm = Llama3TokenStack(layers, self.norm.eps, batch), self.norm
+
+        def evaluate(z_B1D: Tensor, x: StackInput) -> Tensor:
+            assert x.injection_BLE is not None
+            assert x.rope is not None
+            assert x.prefix is not None
+            assert x.prefix.position is not None
+            return norm(stack(z_B1D, x.injection_BLE, x.rope, x.prefix.layers, x.prefix.position))
+
+        return evaluate
 
 
 class ImplicitLlama3ForCausalLM(ImplicitForCausalLM):

@@ -5,7 +5,8 @@ Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, 
 """
 
 import math
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -17,6 +18,7 @@ from implicit_llm.kernels.selection import (
     scan_runs_on_triton,
     search_runs_on_triton,
     selected_kernels,
+    token_stack_runs_on_triton,
     trained_scan_runs_on_triton,
 )
 from implicit_llm.models.backbone import RecurrentModel
@@ -30,6 +32,9 @@ from implicit_llm.models.mamba2.ssd import gated_scan, ssd
 from implicit_llm.models.stack import LayerState, Mixed, Prefix, StackInput
 from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block
+
+if TYPE_CHECKING:
+    from implicit_llm.models.mamba2.triton.decode import Mamba2TokenLayer
 
 
 @strict
@@ -307,6 +312,35 @@ class ImplicitMamba2Model(RecurrentModel):
             return None  # the kernel knows only the block; solved one after another, the blocks say where
         z_BLD, after, blocks = found
         return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
+
+    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
+        if any(of_layer is None for of_layer in weights):
+            return None
+        mixer, first = cast(Mamba2Layer, self.layers[0]).mixer, cast(Mamba2Weights, weights[0])
+        sizes = (mixer.head_dim, mixer.groups, mixer.state_size)
+        products, taps = (first.in_proj_ED, first.out_proj_DI), first.conv_CK.shape[1]
+        if not token_stack_runs_on_triton(batch, *products, sizes, taps):
+            return None
+        from implicit_llm.models.mamba2.triton import decode
+
+        layers = [_token_layer(*pair) for pair in zip(self.layers, weights, strict=True)]  # type: ignore[arg-type]
+        stack, norm = decode.Mamba2TokenStack(layers, sizes, self.norm_f.eps, batch), self.norm_f
+
+        def evaluate(z_B1D: Tensor, x: StackInput) -> Tensor:
+            assert x.injection_BLE is not None
+            assert x.prefix is not None
+            return norm(stack(z_B1D, x.injection_BLE, x.prefix.layers))
+
+        return evaluate
+
+
+def _token_layer(layer: Mamba2Layer, weights: Mamba2Weights) -> "Mamba2TokenLayer":
+    from implicit_llm.models.mamba2.triton.decode import Mamba2TokenLayer
+
+    mixer, bias_C = layer.mixer, layer.mixer.conv1d.bias
+    assert bias_C is not None
+    scan = ScanWeights(weights.conv_CK, bias_C, mixer.dt_bias, weights.A_H, mixer.D)
+    return Mamba2TokenLayer(layer.norm.weight, weights.in_proj_ED, scan, mixer.norm.weight, weights.out_proj_DI)
 
 
 class ImplicitMamba2ForCausalLM(RecurrentForCausalLM):

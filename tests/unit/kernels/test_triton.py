@@ -9,12 +9,14 @@ Run as a script for one target, this calls the operations with tensors on the CP
 """
 
 import importlib
+import itertools
 import operator
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +24,14 @@ from typing import Any
 import pytest
 import torch
 
+from implicit_llm.cuda_graphs import blocks
 from implicit_llm.kernels import selection
+from implicit_llm.models.backbone import StackMap
+from implicit_llm.solver.passes import evaluation_pass
+from tests.gpu import test_decoding as decoding
 from tests.gpu import test_fused_kernels as fused
 from tests.gpu import test_layer_kernels as layer
+from tests.unit.models.test_captured_passes import EagerRecorder
 
 BOTH = (torch.float32, torch.float16)
 NARROW = (16, 2, 16)  # P, G, N
@@ -97,6 +104,64 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
 
 
 @pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize("batch", [1, 3, 17])
+@pytest.mark.parametrize("sizes", ["small", "odd", "narrow", "llama", "llama-odd"])
+def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
+    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
+
+
+@pytest.mark.usefixtures("_interpreted")
+@torch.no_grad()
+def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_one_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "Recorder", EagerRecorder)
+    model = decoding.model_of("narrow", num_hidden_layers=1)
+    solver = replace(model.solver, tol=0.05, eval_max_iter=40)
+    model.solver = solver
+    base, embedding = model.backbone, torch.randn(3, 2, 1, 48)
+    _, x = decoding.token_input(model, 2)
+    graph = blocks.BlockGraph(blocks.BlockSetting.of(base, embedding[0]), base, x.prefix)
+    assert graph._token_stack is not None
+    replays, iterate, prefix, last = 0, graph._graphs["iterate 0"].replay, x.prefix, 0
+
+    def counted() -> None:
+        nonlocal replays
+        replays += 1
+        iterate()
+
+    graph._graphs["iterate 0"].replay = counted
+    for token in embedding:
+        graph.begin(token)
+        stats, replays_before = graph.solve(), replays
+        replays = 0
+        with selection.kernels("torch"):
+            f = StackMap(base, base.stack_input(token, None, None, prefix))
+            z, prefix, plain = evaluation_pass(f, torch.zeros_like(token), solver, prefix)
+        assert decoding.relative_error(graph.close(), z) < 1e-4
+        assert torch.equal(stats.num_iter + 1, plain.f_evaluations)  # the closing f counts too
+        most = int(stats.num_iter.max())
+        assert replays_before == max(most, last - 1, blocks.CHECK_EVERY)
+        last = most
+
+
+@pytest.mark.usefixtures("_interpreted")
+@torch.no_grad()
+def test_a_stack_that_these_kernels_cannot_evaluate_keeps_its_own() -> None:
+    model = decoding.model_of("small").backbone
+    weights = tuple(layer.weights() for layer in model.layers)
+    assert model.token_stack(weights, 2) is not None
+    assert model.token_stack(weights, selection.MAX_GRID + 1) is None
+    assert model.token_stack((None, weights[1]), 2) is None  # the modules of a layer must be called
+    with selection.kernels("torch"):
+        assert model.token_stack(weights, 2) is None
+    assert model.half().token_stack(tuple(layer.weights() for layer in model.layers), 2) is None
+    for sizes, change in (("small", {"head_dim": 8}), ("llama", {"num_key_value_heads": 2})):
+        other = decoding.model_of(sizes, **change).base
+        assert other.token_stack(tuple(layer.weights() for layer in other.layers), 2) is None
+
+
+@pytest.mark.usefixtures("_interpreted")
 def test_a_card_with_little_shared_memory_solves_blocks_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     a100 = SimpleNamespace(multi_processor_count=108, shared_memory_per_block_optin=163 * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: a100)
@@ -135,6 +200,7 @@ def compile_all(target: str) -> set[str]:
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(
         multi_processor_count=100, shared_memory_per_block_optin=2**18
     )
+    products = importlib.import_module("implicit_llm.kernels.triton.token_products")
     selection._missing_for_triton = lambda: None
     selection._unfit = lambda x: "fp64" if x.dtype == torch.float64 else None
     with selection.kernels("triton"):
@@ -152,6 +218,11 @@ def compile_all(target: str) -> set[str]:
         ):
             with suppress(AssertionError, FloatingPointError):  # nothing has computed anything
                 check(*case, torch.bfloat16)
+        for early in {False, target == "sm_90"}:
+            products.starts_early = lambda device, early=early: early
+            for case in itertools.product(("two", "llama-two"), (1, 3, 64), ("high",)):
+                with suppress(AssertionError):
+                    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(*case)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "implicit_llm").rglob("triton/*.py")]

@@ -32,7 +32,7 @@ FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
 SERIES = FREE | {"phantom_steps": 3, "gradient": "series"}
 
 
-class _EagerRecorder:
+class EagerRecorder:
     """Runs a part at its capture and at each replay."""
 
     def __init__(self, autocast: torch.dtype | None) -> None:
@@ -46,7 +46,7 @@ class _EagerRecorder:
 @pytest.fixture(autouse=True)
 def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (blocks, training_step):
-        monkeypatch.setattr(module, "Recorder", _EagerRecorder)
+        monkeypatch.setattr(module, "Recorder", EagerRecorder)
     monkeypatch.setattr(runner, "can_capture", lambda model, device: True)
 
 

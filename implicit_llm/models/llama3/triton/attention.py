@@ -24,6 +24,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from implicit_llm.kernels.triton.memory import wide, wide_sum
+from implicit_llm.kernels.triton.token_products import gdc_launch_dependents, gdc_wait
 
 BLOCK_KEYS = 64
 TOKEN_WARPS = 4
@@ -39,8 +40,12 @@ def token_attention(
     rope: tuple[Tensor, Tensor],
     room_BHSP: tuple[Tensor, Tensor],
     position_1: Tensor,
+    launch: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous."""
+    """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous.
+
+    launch: that of `kernels.triton.token_products`, if this kernel may start while the kernel before it runs.
+    """
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape
     qkv_B1E = qkv_B1E.contiguous()
@@ -52,7 +57,7 @@ def token_attention(
         qkv_B1E, injection, cos, sin, *room_BHSP, position_1, out_B1D,
         heads, size, rope_stride, math.log2(math.e) / math.sqrt(width),
         P=width, WIDTH=triton.next_power_of_2(width), KEYS=BLOCK_KEYS, HAS_INJECTION=injection_B1E is not None,
-        num_warps=TOKEN_WARPS,
+        **{"EARLY": False, "num_warps": TOKEN_WARPS} | (launch or {}),
     )  # fmt: skip
     return out_B1D
 
@@ -61,8 +66,10 @@ def token_attention(
 def _token_kernel(
     qkv_ptr, injection_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, position_ptr, out_ptr,
     heads, room, rope_stride, scale,
-    P: constexpr, WIDTH: constexpr, KEYS: constexpr, HAS_INJECTION: constexpr,
+    P: constexpr, WIDTH: constexpr, KEYS: constexpr, HAS_INJECTION: constexpr, EARLY: constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     position = tl.load(position_ptr).to(tl.int32)
@@ -79,6 +86,8 @@ def _token_kernel(
     cos = wide(cos_ptr + at_angle, is_P)
     sin = wide(sin_ptr + at_angle, is_P)
     sin = tl.where(is_first, -sin, sin)
+    if EARLY:
+        gdc_wait()
     query = wide_sum(qkv_ptr, injection_ptr, of_P, is_P, HAS_INJECTION) * cos
     query += wide_sum(qkv_ptr, injection_ptr, partner, is_P, HAS_INJECTION) * sin
     key = wide_sum(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
