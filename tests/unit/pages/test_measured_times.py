@@ -158,3 +158,11 @@ def test_the_losses_with_either_gradient_are_the_measured_ones() -> None:
         shown = [*(f"{mean:.3f}" for mean in means.values()), f"{difference:.4f}", f"{row['half_interval']:.4f}"]
         assert cells(read("docs/pretraining.md"), family, shown[0]) == shown[1:]
         assert abs(difference) < min(0.01, row["half_interval"])
+
+
+def test_the_times_before_and_after_the_kernels_of_a_decoded_token_are_the_measured_ones() -> None:
+    before, after = benchmark("decoding-kernels", "h100")["rows"]
+    assert (before["kernels"], after["kernels"]) == ("before", "after")
+    text = " ".join(read("docs/performance.md").split())
+    assert f"improved from {before['ms']:.2f} to {after['ms']:.2f} ms (`decoding-kernels-h100.json`)" in text
+    assert f"`generate` went from {before['generate_ms']:.1f} to {after['generate_ms']:.1f} ms" in text
