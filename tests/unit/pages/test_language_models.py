@@ -219,3 +219,18 @@ def test_about_a_fifth_of_the_tokens_had_not_converged_where_modes_were_compared
     assert set(solved.eval_stop) == {"sequence"}
     assert solved.unconverged_share.between(0.17, 0.24).all()
     assert "About a fifth of their tokens had not converged" in FINDINGS
+
+
+def test_the_losses_of_the_models_that_were_cut_short_are_the_kept_ones() -> None:
+    frame = pd.read_json(LANGUAGE_MODELS / "cut-short.json").pivot(index="step", columns="phase", values="loss")
+    middle = frame.loc[701:800].mean()
+    assert (
+        "they are {explicit:.3f} (explicit), {single:.3f} (single pass) and {bounded:.3f} (4+1)".format(**middle)
+        in FINDINGS
+    )
+    last = frame.loc[1427:].dropna(axis=1).mean()
+    assert f"the free phase is {last['bounded'] - last['free-80']:.3f} below (4+1)" in FINDINGS
+    about = " ".join(read("results/reference/language-models/README.md").split())
+    ends = [frame[phase].last_valid_index() for phase in ("explicit", "single", "bounded", "free-80")]
+    assert ends[2:] == [1526, 1526]
+    assert f"the explicit model reached step {ends[0]} and the single pass {ends[1]}" in about
