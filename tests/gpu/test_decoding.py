@@ -73,9 +73,9 @@ def token_input(model: Any, batch: int) -> tuple[torch.Tensor, StackInput]:
     return z, base.stack_input(embedding, None, None, prefix)
 
 
-@pytest.mark.parametrize(("sizes", "batch", "precision"), CASES)
 @torch.no_grad()
-def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int, precision: str) -> None:
+def check_stack(sizes: str, batch: int, precision: str) -> None:
+    """Compare a stack in a few kernels per layer with the plain one."""
     torch.set_float32_matmul_precision(precision)
     model = model_of(sizes)
     z, x = token_input(model, batch)
@@ -88,6 +88,11 @@ def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, bat
     assert found.shape == expected.shape
     assert relative_error(found, expected) < (TOLERANCE["highest"] if batch == 1 else TOLERANCE[precision])
     assert relative_error(found, z) > 0.1
+
+
+@pytest.mark.parametrize(("sizes", "batch", "precision"), CASES)
+def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int, precision: str) -> None:
+    check_stack(sizes, batch, precision)
 
 
 @pytest.mark.parametrize("batch", [1, 64])

@@ -107,7 +107,7 @@ def test_a_kernel_equals_the_slow_reference_in_fp32(check: Callable[..., None], 
 @pytest.mark.parametrize("batch", [1, 3, 17])
 @pytest.mark.parametrize("sizes", ["small", "odd", "narrow", "llama", "llama-odd"])
 def test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes: str, batch: int) -> None:
-    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(sizes, batch, "highest")
+    decoding.check_stack(sizes, batch, "highest")
 
 
 @pytest.mark.usefixtures("_interpreted")
@@ -222,7 +222,7 @@ def compile_all(target: str) -> set[str]:
             products.starts_early = lambda device, early=early: early
             for case in itertools.product(("two", "llama-two"), (1, 3, 64), ("high",)):
                 with suppress(AssertionError):
-                    decoding.test_a_stack_in_a_few_kernels_per_layer_equals_the_plain_one(*case)
+                    decoding.check_stack(*case)
         with suppress(AssertionError):
             fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule((6, 8, 48), "sequence")
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "implicit_llm").rglob("triton/*.py")]
