@@ -65,7 +65,7 @@ def measure(model: Any, batch: int, num_tokens: int) -> dict[str, Any]:
     plain_ms, plain_tokens, _ = decode(model, prompt, min(num_tokens, 8), tokens)
     count = plain_tokens.shape[1]
     agreement = (tokens[:, :count] == plain_tokens).float().mean().item()
-    if agreement < 0.9:  # the graphs round less, which may turn a near tie or save an iteration
+    if agreement < 0.98:  # rounding may turn a near tie
         sys.exit(f"the graphs and the plain code agree on {agreement:.1%} of the tokens only")
     model.base.runner = type(graphs)()
     first_s, short_s, long_s = (

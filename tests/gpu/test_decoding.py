@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from implicit_llm import ImplicitLlama3Config, ImplicitMamba2Config
+from implicit_llm.cuda_graphs import blocks
 from implicit_llm.kernels.selection import kernels
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.runner import Runner
@@ -116,11 +117,14 @@ def test_a_captured_stack_gives_the_same_bits_in_every_replay(sizes: str, batch:
     ("sizes", "batch"), [("full", 1), ("small", 3), ("full", 64), ("llama-full", 1), ("llama", 3), ("llama-full", 64)]
 )
 @torch.inference_mode()
-def test_tokens_of_such_a_stack_equal_those_of_the_plain_code(sizes: str, batch: int) -> None:
+def test_tokens_of_such_a_stack_equal_those_of_the_plain_code(
+    sizes: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MAX_STACK_BATCH", batch)
     torch.set_float32_matmul_precision("highest")
     model = model_of(sizes)
-    model.solver = replace(model.solver, tol=0.01, eval_max_iter=40)
-    prompt, tokens = torch.randint(97, (batch, 9)).to(DEVICE), torch.randint(97, (batch, 12)).to(DEVICE)
+    model.solver = replace(model.solver, tol=1e-3, eval_max_iter=60)
+    prompt, tokens = torch.randint(97, (batch, 9)).to(DEVICE), torch.randint(97, (batch, 24)).to(DEVICE)
 
     def logits() -> tuple[torch.Tensor, torch.Tensor, ConvergedStateCache]:
         cache, found, evaluations = ConvergedStateCache(), [], []
@@ -137,6 +141,6 @@ def test_tokens_of_such_a_stack_equal_those_of_the_plain_code(sizes: str, batch:
     assert graph._token_stack is not None
     model.base.runner = Runner()
     plain, plain_evaluations, _ = logits()
-    assert relative_error(replayed, plain) < 0.02
+    assert relative_error(replayed, plain) < 0.01
     assert (replayed.argmax(-1) == plain.argmax(-1)).float().mean() > 0.95
     assert (evaluations - plain_evaluations).abs().mean() < 0.5  # rounding may change a number by one

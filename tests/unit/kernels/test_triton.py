@@ -116,6 +116,7 @@ def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blocks, "Recorder", EagerRecorder)
+    monkeypatch.setattr(blocks, "MAX_STACK_BATCH", 2)
     model = decoding.model_of("narrow", num_hidden_layers=1)
     solver = replace(model.solver, tol=0.05, eval_max_iter=40)
     model.solver = solver
@@ -143,6 +144,21 @@ def test_the_next_token_is_first_checked_after_as_many_iterations_as_the_last_on
         most = int(stats.num_iter.max())
         assert replays_before == max(most, last - 1, blocks.CHECK_EVERY)
         last = most
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize(("batch", "has_stack"), [(1, True), (2, False)])
+@torch.no_grad()
+def test_several_sequences_keep_the_kernels_that_agree_with_the_plain_code(
+    monkeypatch: pytest.MonkeyPatch, batch: int, has_stack: bool
+) -> None:
+    monkeypatch.setattr(blocks, "Recorder", EagerRecorder)
+    model = decoding.model_of("narrow", num_hidden_layers=1)
+    _, x = decoding.token_input(model, batch)
+    graph = blocks.BlockGraph(
+        blocks.BlockSetting.of(model.backbone, torch.randn(batch, 1, 48)), model.backbone, x.prefix
+    )
+    assert (graph._token_stack is not None) == has_stack
 
 
 @pytest.mark.usefixtures("_interpreted")
