@@ -225,8 +225,7 @@ def test_the_losses_of_the_models_that_were_cut_short_are_the_kept_ones() -> Non
     frame = pd.read_json(LANGUAGE_MODELS / "cut-short.json").pivot(index="step", columns="phase", values="loss")
     middle = frame.loc[701:800].mean()
     assert (
-        "they are {explicit:.3f} (explicit), {single:.3f} (single pass) and {bounded:.3f} (4+1)".format(**middle)
-        in FINDINGS
+        "are {explicit:.3f} (explicit), {single:.3f} (single pass) and {bounded:.3f} (4+1)".format(**middle) in FINDINGS
     )
     last = frame.loc[1427:].dropna(axis=1).mean()
     assert f"the free phase is {last['bounded'] - last['free-80']:.3f} below (4+1)" in FINDINGS
