@@ -134,7 +134,7 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
-            self._num_iter = 0  # of the block before, the most of all sequences
+            self._num_iter = 0  # the most iterations that a sequence took in the block before
             self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 
@@ -153,8 +153,8 @@ class BlockGraph:
         max_iter = self._search.max_iter
         level, check_every, next_check = 0, CHECK_EVERY, CHECK_EVERY
         if self.setting.width == 1:
-            # The next token takes about as many iterations as the last one. A GPU that waits for a check loses less
-            # time than by an iteration too many, which changes no result.
+            # The next token takes about as many iterations as the last; from there the host checks after each. By
+            # estimate a check costs less time than an iteration too many, which changes no result.
             check_every, next_check = 1, max(CHECK_EVERY, self._num_iter - 1)
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
@@ -290,7 +290,7 @@ class BlockGraph:
             self._position.copy_(position)
 
     def _make_token_stack(self) -> Callable[[Tensor, StackInput], Tensor] | None:
-        """Return what evaluates f in iterations on a single token, or None if that is the stack itself."""
+        """Return a faster evaluation of f for iterations on a single token, or None if there is none."""
         setting = self.setting
         if setting.solver is None or setting.width > 1 or not setting.with_state or self._masks is not None:
             return None

@@ -140,7 +140,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
         """Return a faster way to evaluate f(z, x) on one token of each of `batch` sequences, or None if there is none.
 
-        It must be without gradient, masks and padding, and after a prefix. weights: those of `x.weights`.
+        The evaluation has no gradient, no masks and no padding, and its token follows a prefix.
+        weights: those of `x.weights`.
         """
         return None
 

@@ -44,7 +44,8 @@ def token_attention(
 ) -> Tensor:
     """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous.
 
-    launch: that of `kernels.triton.token_products`, if this kernel may start while the kernel before it runs.
+    launch: the options of `kernels.triton.token_products.TokenProducts.launch`, with which this kernel may start while
+        the kernel before it runs; None if it must not.
     """
     batch, _, columns = qkv_B1E.shape
     _, heads, size, width = room_BHSP[0].shape

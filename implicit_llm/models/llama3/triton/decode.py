@@ -1,7 +1,8 @@
 """Evaluate a Llama stack on one token of each sequence, in five kernels per layer (imported only if Triton runs).
 
-`kernels.triton.token_products` says why there are so few and how they overlap. They compute query, key and value from
-the norm of h, then attention, h plus the output projection, SwiGLU of the norm of h, and h plus the down-projection.
+`kernels.triton.token_products` says why there are so few and how they overlap. The first computes query, key and value
+from the norm of h, and the second attention. The third adds the output projection to h, the fourth computes SwiGLU of
+the norm of h, and the fifth adds the down-projection to h.
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `B` batch, `S` room for keys, `D` model, `H` heads, `P` head width, `O` H P, `E` 3 O, `M` MLP width, `G` 2 M.
