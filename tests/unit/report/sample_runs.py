@@ -288,8 +288,9 @@ def finish(
     manifest.write(run_dir / "manifest.json")
     provenance = {
         "fingerprint": fingerprint,
-        "attempts": [{"started": "2025-01-01T00:00:00+00:00", "host": "host", "busy_s": 61.2}],
+        "attempts": [{"started": "2025-01-01T00:00:00+00:00", "host": "host", "busy_s": 30.6}],
         "device": "cpu",
+        "processes": 2,
         "cpus": 2,
         "git": {"commit": "5b0a7c1d" * 5, "is_dirty": stage == "train"},
         "versions": {"torch": "2.13.0", "numpy": "2.4.6"},

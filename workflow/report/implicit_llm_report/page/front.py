@@ -85,11 +85,13 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return the origin of the numbers: devices, hours of training, commits."""
+    """Return the origin of the numbers: devices, their hours of training together, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
-    trained = [one for one in sources if one.manifest.stage == "train"]
-    busy_s = sum(attempt["busy_s"] for one in trained for attempt in one.provenance.get("attempts") or [])
+    trained = [one.provenance for one in sources if one.manifest.stage == "train"]
+    busy_s = sum(
+        attempt["busy_s"] * record.get("processes", 1) for record in trained for attempt in record.get("attempts") or []
+    )
     commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
     known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
     took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else f"{max(1, busy_s / 60):.0f} minutes"
