@@ -17,7 +17,7 @@ import pandas as pd
 
 HERE = Path(__file__).parent
 NOT_RUN = "not run"
-LENGTHS = (2048, 4096, 8192)
+LENGTHS = (2048, 4096, 8192, 16384)
 STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # by the number of seeds; a single one has no interval
 LABELS = {
     "explicit": "explicit",
@@ -60,8 +60,17 @@ TEXTS = {
             "long": ("mamba2-explicit-long", "explicit"),
         },
     ),
+    "Llama 130M, fresh text": (
+        "language-models-130m",
+        {
+            "explicit": ("explicit", "explicit"),
+            "single": ("single-pass", "single"),
+            "bounded": ("implicit", "bounded"),
+            "free": ("implicit", "free-80"),
+        },
+    ),
 }
-FRESH, REPEATED, MAMBA2 = TEXTS
+FRESH, REPEATED, MAMBA2, LARGE = TEXTS
 
 
 def table_of(name: str) -> pd.DataFrame:
