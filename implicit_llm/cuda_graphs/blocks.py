@@ -33,9 +33,6 @@ from implicit_llm.solver.stats import BlockStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
 CHECK_EVERY = 2  # iterations between two checks of how many sequences are not done, in blocks of several tokens
-# The most sequences whose single tokens take the few kernels of `token_stack`. With 64 sequences of a random model,
-# 96.4 % of the tokens agreed with those of the plain code; whether more than rounding is behind it is not known.
-MAX_STACK_BATCH = 1
 MIN_COMPACTED = 16  # number of sequences below which a smaller batch saves nothing
 
 
@@ -153,8 +150,8 @@ class BlockGraph:
         max_iter = self._search.max_iter
         level, check_every, next_check = 0, CHECK_EVERY, CHECK_EVERY
         if self.setting.width == 1:
-            # The next token takes about as many iterations as the last; from there the host checks after each. By
-            # estimate a check costs less time than an iteration too many, which changes no result.
+            # The next token takes about as many iterations as the last; from there the host checks after each. An
+            # iteration too many changes no result, but took 7 % of the time of a token with the kernels of the layers.
             check_every, next_check = 1, max(CHECK_EVERY, self._num_iter - 1)
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
@@ -292,11 +289,11 @@ class BlockGraph:
     def _make_token_stack(self) -> Callable[[Tensor, StackInput], Tensor] | None:
         """Return a faster evaluation of f for iterations on a single token, or None if there is none."""
         setting = self.setting
-        if setting.solver is None or setting.width > 1 or not setting.with_state or self._masks is not None:
+        if setting.solver is None or setting.width * setting.batch > 1 or not setting.with_state:
             return None
-        if setting.batch > MAX_STACK_BATCH or setting.dtype != torch.float32 or setting.autocast is not None:
+        if self._masks is not None or setting.dtype != torch.float32 or setting.autocast is not None:
             return None
-        return self._model.token_stack(self._weights, setting.batch)
+        return self._model.token_stack(self._weights)
 
     def _parts(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "refresh", self._refresh

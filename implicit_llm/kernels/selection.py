@@ -257,25 +257,22 @@ def search_runs_on_triton(
     )
 
 
-def token_products_run_on_triton(batch: int, *weights: Tensor) -> bool:
-    """Return whether the fused products of single tokens run, in fp32 and without gradient. It logs nothing."""
+def token_products_run_on_triton(*weights: Tensor) -> bool:
+    """Return whether the fused products of a single token run, in fp32 and without gradient. It logs nothing."""
     return _uses_triton() and all(
         weight.dtype == torch.float32
         and _unfit(weight) is None
         and 1 < weight.shape[1] <= MAX_JUDGED_WIDTH
-        and max(batch, weight.shape[1]) * len(weight) <= MAX_OFFSET
-        and batch <= MAX_GRID
+        and weight.numel() <= MAX_OFFSET
         for weight in weights
     )
 
 
-def token_stack_runs_on_triton(
-    batch: int, in_proj_ED: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int
-) -> bool:
+def token_stack_runs_on_triton(in_proj_ED: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int) -> bool:
     """Return whether three kernels per layer evaluate a Mamba2 stack on one token. It logs nothing."""
-    if selected_kernels() != "triton" or not token_products_run_on_triton(batch, in_proj_ED, out_proj_DI):
+    if selected_kernels() != "triton" or not token_products_run_on_triton(in_proj_ED, out_proj_DI):
         return False
-    return _unfit_mixer(in_proj_ED.new_empty(batch, 1, len(in_proj_ED)), sizes, taps, MAX_STATE_TILE) is None
+    return _unfit_mixer(in_proj_ED.new_empty(1, 1, len(in_proj_ED)), sizes, taps, MAX_STATE_TILE) is None
 
 
 def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, max_state: int) -> str | None:

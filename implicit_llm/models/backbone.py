@@ -137,8 +137,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
         """
         return None
 
-    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
-        """Return a faster way to evaluate f(z, x) on one token of each of `batch` sequences, or None if there is none.
+    def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
+        """Return a faster way to evaluate f(z, x) on one token of one sequence, or None if there is none.
 
         The evaluation has no gradient, no masks and no padding, and its token follows a prefix.
         weights: those of `x.weights`.

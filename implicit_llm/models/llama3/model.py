@@ -263,11 +263,11 @@ class ImplicitLlama3Model(ImplicitModel):
         config, dtype = self.config, torch.promote_types(self.norm.weight.dtype, torch.float32)
         return rope_tables(position_ids_BL, config.head_width, config.rope_theta, dtype, config.rope_scaling)
 
-    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
+    def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
         config = self.config
         if any(of_layer is None for of_layer in weights) or config.key_value_heads != config.num_attention_heads:
             return None
-        if config.head_width > MAX_WIDTH or not token_products_run_on_triton(batch, *weights[0]):
+        if config.head_width > MAX_WIDTH or not token_products_run_on_triton(*weights[0]):
             return None
         from implicit_llm.models.llama3.triton.decode import Llama3TokenLayer, Llama3TokenStack
 
@@ -276,14 +276,14 @@ class ImplicitLlama3Model(ImplicitModel):
             return Llama3TokenLayer(norms[0], given.qkv_ED, given.o_proj_DO, norms[1], given.gate_up_MD, given.down_DM)
 
         layers = [of_layer(*pair) for pair in zip(self.layers, weights, strict=True)]  # type: ignore[arg-type]
-        stack, norm = Llama3TokenStack(layers, self.norm.eps, batch), self.norm
+        stack, norm = Llama3TokenStack(layers, self.norm.eps), self.norm
 
-        def evaluate(z_B1D: Tensor, x: StackInput) -> Tensor:
+        def evaluate(z_11D: Tensor, x: StackInput) -> Tensor:
             assert x.injection_BLE is not None
             assert x.rope is not None
             assert x.prefix is not None
             assert x.prefix.position is not None
-            return norm(stack(z_B1D, x.injection_BLE, x.rope, x.prefix.layers, x.prefix.position))
+            return norm(stack(z_11D, x.injection_BLE, x.rope, x.prefix.layers, x.prefix.position))
 
         return evaluate
 

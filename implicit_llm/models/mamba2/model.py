@@ -313,23 +313,23 @@ class ImplicitMamba2Model(RecurrentModel):
         z_BLD, after, blocks = found
         return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
 
-    def token_stack(self, weights: tuple[Any, ...], batch: int) -> Callable[[Tensor, StackInput], Tensor] | None:
+    def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
         if any(of_layer is None for of_layer in weights):
             return None
         mixer, first = cast(Mamba2Layer, self.layers[0]).mixer, cast(Mamba2Weights, weights[0])
         sizes = (mixer.head_dim, mixer.groups, mixer.state_size)
         products, taps = (first.in_proj_ED, first.out_proj_DI), first.conv_CK.shape[1]
-        if not token_stack_runs_on_triton(batch, *products, sizes, taps):
+        if not token_stack_runs_on_triton(*products, sizes, taps):
             return None
         from implicit_llm.models.mamba2.triton import decode
 
         layers = [_token_layer(*pair) for pair in zip(self.layers, weights, strict=True)]  # type: ignore[arg-type]
-        stack, norm = decode.Mamba2TokenStack(layers, sizes, self.norm_f.eps, batch), self.norm_f
+        stack, norm = decode.Mamba2TokenStack(layers, sizes, self.norm_f.eps), self.norm_f
 
-        def evaluate(z_B1D: Tensor, x: StackInput) -> Tensor:
+        def evaluate(z_11D: Tensor, x: StackInput) -> Tensor:
             assert x.injection_BLE is not None
             assert x.prefix is not None
-            return norm(stack(z_B1D, x.injection_BLE, x.prefix.layers))
+            return norm(stack(z_11D, x.injection_BLE, x.prefix.layers))
 
         return evaluate
 

@@ -1,4 +1,4 @@
-"""Evaluate a Mamba2 stack on one token of each sequence, in three kernels per layer (imported only if Triton runs).
+"""Evaluate a Mamba2 stack on one token of one sequence, in three kernels per layer (imported only if Triton runs).
 
 `kernels.triton.token_products` says why there are so few and how they overlap. The first multiplies the norm of h by
 the in-projection and adds the injection. The second convolves and applies the state and the gate. The third multiplies
@@ -6,7 +6,7 @@ by the out-projection, applies the scale of the gated norm to the result, and ad
 the state after the token, because C (decay state + dt x B) = decay (C state) + dt x (C B).
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
-Shapes: `B` batch, `D` model, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
+Shapes: `D` model, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
 `P` head width, `G` groups, `N` state, `K` convolution, `S` parts of all heads.
 """
 
@@ -40,43 +40,42 @@ class Mamba2TokenLayer(NamedTuple):
 
 
 class Mamba2TokenStack:
-    """The layers of a stack, and the tensors between their kernels for a batch of single tokens."""
+    """The layers of a stack, and the tensors between their kernels."""
 
-    def __init__(self, layers: list[Mamba2TokenLayer], sizes: tuple[int, int, int], eps: float, batch: int) -> None:
+    def __init__(self, layers: list[Mamba2TokenLayer], sizes: tuple[int, int, int], eps: float) -> None:
         """Allocate the tensors; `sizes` are (P, G, N)."""
         first, (width, groups, size) = layers[0], sizes
         inner, columns, device = first.out_proj_DI.shape[1], len(first.in_proj_ED), first.in_proj_ED.device
         part = min(width, STATE_ENTRIES // size)
-        while part > MIN_PART and batch * inner // part < FEW_PROGRAMS:
+        while part > MIN_PART and inner // part < FEW_PROGRAMS:
             part //= 2
-        self._layers, self._products = layers, TokenProducts(batch, eps, device)
-        self._programs = inner // width, width // part, batch
+        self._layers, self._products = layers, TokenProducts(eps, device)
+        self._programs = inner // width, width // part
         self._how = {"HEADS": inner // width, "GROUPS": groups, "P": width, "N": size, "PART": part}
         self._how |= {"K": first.scan.conv_CK.shape[1], **self._products.launch}
-        self._projected_BE = torch.empty(batch, columns, device=device)
-        self._y_BI = torch.empty(batch, inner, device=device)
-        self._squares_BS = torch.empty(batch, inner // part, device=device)
+        self._projected_E, self._y_I = torch.empty(columns, device=device), torch.empty(inner, device=device)
+        self._squares_S = torch.empty(inner // part, device=device)
 
-    def __call__(self, z_B1D: Tensor, injection_B1E: Tensor, states: tuple[LayerState, ...]) -> Tensor:
-        """Return the residual stream (B, 1, D) after the last layer, before the final norm.
+    def __call__(self, z_11D: Tensor, injection_11E: Tensor, states: tuple[LayerState, ...]) -> Tensor:
+        """Return the residual stream (1, 1, D) after the last layer, before the final norm.
 
-        Args: states are those before the token: the SSM state (B, H, P, N) and the last K-1 inputs of the convolution
-            (B, K-1, C) of each layer. All tensors are in fp32.
+        Args: states are those before the token: the SSM state (1, H, P, N) and the last K-1 inputs of the convolution
+            (1, K-1, C) of each layer. All tensors are in fp32.
         """
-        injection_B1E, from_B1D = injection_B1E.contiguous(), z_B1D.contiguous()
-        h_B1D = torch.empty_like(from_B1D)
+        injection_11E, from_11D = injection_11E.contiguous(), z_11D.contiguous()
+        h_11D = torch.empty_like(from_11D)
         for index, (layer, before) in enumerate(zip(self._layers, states, strict=True)):
             norm_D, in_proj_ED, scan, gated_norm_I, out_proj_DI = layer
             self._products.project(
-                from_B1D, norm_D, in_proj_ED, self._projected_BE, added=injection_B1E, is_first=index == 0
+                from_11D, norm_D, in_proj_ED, self._projected_E, added=injection_11E, is_first=index == 0
             )
             _token_kernel[self._programs](
-                self._projected_BE, *scan, gated_norm_I, *(state.contiguous() for state in before), self._y_BI,
-                self._squares_BS, **self._how,
+                self._projected_E, *scan, gated_norm_I, *(state.contiguous() for state in before), self._y_I,
+                self._squares_S, **self._how,
             )  # fmt: skip
-            self._products.add(self._y_BI, out_proj_DI, from_B1D, h_B1D, self._squares_BS)
-            from_B1D = h_B1D
-        return h_B1D
+            self._products.add(self._y_I, out_proj_DI, from_11D, h_11D, self._squares_S)
+            from_11D = h_11D
+        return h_11D
 
 
 @triton.jit
@@ -108,15 +107,12 @@ def _token_kernel(
     HEADS: constexpr, GROUPS: constexpr, P: constexpr, N: constexpr, K: constexpr, PART: constexpr, EARLY: constexpr,
 ):  # fmt: skip
     """Write gated y times the norm's weight for some channels of a head, and the sum of the squares of gated y."""
-    head, part, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, part = tl.program_id(0), tl.program_id(1)
     INNER: constexpr = HEADS * P
     CHANNELS: constexpr = INNER + 2 * GROUPS * N
     of_N, of_P = tl.arange(0, N), head * P + part * PART + tl.arange(0, PART)
     of_B = INNER + head // (HEADS // GROUPS) * N + of_N
     of_C = of_B + GROUPS * N
-    projected_ptr += sequence * (INNER + CHANNELS + HEADS)
-    before_ptr += sequence * (K - 1) * CHANNELS
-    state_ptr += sequence * INNER * N
     if EARLY:
         gdc_launch_dependents()
     state_PN = tl.load(state_ptr + of_P[:, None] * N + of_N[None, :])
@@ -135,6 +131,5 @@ def _token_kernel(
     gate_P = tl.load(projected_ptr + of_P)
     y_P = tl.exp(dt * rate) * tl.sum(state_PN * C_N[None, :], axis=1) + x_P * (dt * tl.sum(B_N * C_N, axis=0) + D)
     y_P *= gate_P * tl.sigmoid(gate_P)
-    tl.store(y_ptr + sequence * INNER + of_P, y_P * norm_P)
-    PARTS: constexpr = P // PART
-    tl.store(squares_ptr + (sequence * HEADS + head) * PARTS + part, tl.sum(y_P * y_P, axis=0))
+    tl.store(y_ptr + of_P, y_P * norm_P)
+    tl.store(squares_ptr + head * (P // PART) + part, tl.sum(y_P * y_P, axis=0))
