@@ -127,11 +127,10 @@ def test_each_number_names_mode_seeds_and_spread(made: Path) -> None:
     assert re.search(r">99\.\d\u00a0%</a><small>99\.\d\u00a0% to 99\.\d\u00a0%</small><small>9\.200 f/token", row)
 
 
-def test_training_of_less_than_an_hour_is_in_minutes_of_all_processes(made: Path) -> None:
+def test_training_time_is_that_of_all_processes_together_and_by_run_with_their_number(made: Path) -> None:
     front = (made / "index.html").read_text(encoding="utf-8")
-    assert re.search(
-        r"([0-9]+) training jobs, \1 minutes", front
-    )  # each of the samples took half a minute of two processes
+    assert re.search(r"([0-9]+) training jobs, \1 minutes", front)  # each took half a minute of two processes
+    assert '<td class="num">0.5<small>2 × cpu</small></td>' in page_of(made)
 
 
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:

@@ -242,8 +242,14 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
         "steps": run.end_step,
         "losses": [None if loss.empty else loss.iloc[-1] for loss in losses],
         "minutes": sum(busy_s) / 60 if busy_s else None,
-        "devices": ", ".join(dict.fromkeys(record["device"] for record in records if record.get("device"))),
+        "devices": ", ".join(dict.fromkeys(_devices(record) for record in records if record.get("device"))),
     }
+
+
+def _devices(record: Mapping[str, Any]) -> str:
+    """Return the device of a job, with their number if it had several."""
+    count = record.get("processes", 1)
+    return f"{count} × {record['device']}" if count > 1 else record["device"]
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:
