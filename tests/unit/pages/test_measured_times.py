@@ -182,10 +182,21 @@ def test_the_times_with_few_kernels_for_a_decoded_token_are_the_measured_ones() 
     few, layers = means["llama3", "few"], means["llama3", "of the layers"]
     assert f"For Llama it was {few} and {layers}" in page
     tiles = [row["ms"] for row in rows if row["table"] == "tiles" and row["batch"] == 64]
-    stack = {"table": "stack", "model": "mamba2-130m-implicit", "batch": 64, "kernels": "of the layers"}
-    (own,) = (row["ms"] for row in rows if stack.items() <= row.items())
+    stack = {
+        (row["batch"], row["kernels"]): row["ms"]
+        for row in rows
+        if (row["table"], row["model"]) == ("stack", "mamba2-130m-implicit")
+    }
+    few, own = stack[1, "few"], stack[1, "of the layers"]
+    assert f"take {few:.2f} ms per evaluation, with their own kernels {own:.2f}." in page
+    (evaluations,) = {
+        row["f_evaluations"]
+        for row in rows
+        if row["table"] == "token" and row["model"][:6] == "mamba2" and row["batch"] == 1
+    }
+    assert f"So {few * evaluations:.1f} ms of a token are layers" in page
     assert f"None of {len(tiles)} other tile sizes was as fast" in page
-    assert min(tiles) > own
+    assert min(tiles) > stack[64, "of the layers"]
     (agreement,) = (row for row in rows if row["table"] == "agreement" and row["kernels"] == "few")
     assert f"{100 * agreement['agreement_given_equal_tokens']:.1f} % of their predictions" in page
     token = {"table": "token", "model": "mamba2-130m-implicit", "batch": 1, "kernels": "of the layers"}
