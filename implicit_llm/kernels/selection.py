@@ -213,7 +213,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether the kernels of a whole mixer run; they have no gradient and no padding. `sizes` are (P, G, N)."""
+    """Return whether the kernels of a whole mixer run; they support no gradient or padding. `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
@@ -222,7 +222,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Return whether the kernels of a whole mixer run with gradients, except for the state before the sequence."""
+    """Return whether the kernels of a whole mixer run with gradients of all but the state before the sequence."""
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 the gradients of dt's bias and of A would be wrong by up to 3 %; those of mamba_ssm are wrong by 0.2 %.
@@ -258,7 +258,7 @@ def search_runs_on_triton(
 
 
 def token_products_run_on_triton(*weights: Tensor) -> bool:
-    """Return whether the fused fp32 products of a single token, without gradient, run. This rule logs nothing."""
+    """Return whether `kernels.triton.token_products` can use these weights without gradient. This rule logs nothing."""
     return _uses_triton() and all(
         weight.dtype == torch.float32
         and _unfit(weight) is None
@@ -296,7 +296,7 @@ def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
-    """Return whether one kernel runs a layer's attention between its projections; it has one token and no gradient."""
+    """Return whether one kernel runs a layer's attention between its projections, for one token without gradient."""
     if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     batch, heads, room, width = room_BHSP[0].shape

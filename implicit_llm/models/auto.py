@@ -70,7 +70,7 @@ def list_configs() -> list[str]:
 
 
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
-    """Return the configuration of that name with `overrides`; a dict for `solver` changes only the settings it names.
+    """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
     Raises: ModelConfigError for an unknown name or field; the message suggests the nearest known one.
     """

@@ -61,7 +61,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether any process needs f again; all processes must join a call, which gathers sharded layers."""
+        """Return whether any process has open sequences; all must join each call of f, which gathers sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)

@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch and the norm of the sum, by one kernel unless a hook or adapter requires a module call."""
+        """Return h + branch and the norm of the sum, by `add_and_norm` unless a hook or adapter needs a module call."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -68,7 +68,7 @@ class NormedWeight(nn.Module):
     def __init__(
         self, shape: tuple[int, ...], *, weight_norm: bool, bias: bool = False, init_scale: float = 1.0
     ) -> None:
-        nn.Module.__init__(self)  # super() may be nn.Linear, which draws random weights
+        nn.Module.__init__(self)  # in a Projection, super() is nn.Linear, which draws weights
         self.shape = shape
         self.init_scale = init_scale
         self.is_normed = weight_norm
@@ -180,7 +180,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def weights(self) -> Any:
-        """Return tensors to compute from the parameters once per pass, or None if `mixed` must call the modules."""
+        """Return tensors that depend only on parameters, once per pass; None if `mixed` must call the modules."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
         """Return the branch, mixed along the sequence from `state` on, and if `return_state` the state after the block.

@@ -129,6 +129,7 @@ class StackInput:
     valid_BL: False for padding, which comes last in each sequence; None without padding.
     dropout_masks: a scaled keep-mask (B, L, D) for each layer; None without dropout or outside training.
     rope: the cosines and sines (1 or B, L, half a head's width) of attention layers.
+    prefix: the converged state before the block; None if no tokens precede it.
     mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not sharded.
     """
 

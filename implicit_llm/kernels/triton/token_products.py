@@ -59,7 +59,7 @@ class TokenProducts:
         has_gates: bool = False,
         is_first: bool = False,
     ) -> None:
-        """Write norm(h) weight^T + added to `out`; with `has_gates`, silu(gate) * up replaces a product (gate, up).
+        """Write norm(h) weight^T + added to `out`; with `has_gates`, silu(gate) * up replaces the product (gate, up).
 
         Args: h has W entries; out and added have R entries, or R / 2 with gates.
         """
@@ -77,7 +77,7 @@ class TokenProducts:
     ) -> None:
         """Write from + scale y weight^T to h, which may be the tensor `from`.
 
-        The scale is that of a norm, computed from `squares`, the parts of the sum of squares; without them it is 1.
+        The scale is that of a norm, given parts of the sum of squares (`squares`); without them the scale is 1.
         """
         rows, width = weight_DW.shape
         parts, cut = 0 if squares_S is None else len(squares_S), _cut(width, width)

@@ -39,7 +39,7 @@ def ssd(
         negative. B and C are converted to the dtype of x. Products are computed in that dtype and decays in fp32 (fp64
         if x is fp64), also under autocast.
     Returns: y (B, L, H, P) in the dtype of x; with `return_state` the state after the last position (B, H, P, N) in the
-        dtype of the decays, else None, because state products that no later position needs are skipped.
+        dtype of the decays, else None, which saves the products of this state.
     """
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)

@@ -175,7 +175,7 @@ def _turn(
     *,
     is_backward: bool = False,
 ) -> None:
-    """Write `given` plus the injection to `turned`; rotate query and key (B, L, H, P), backwards if `is_backward`.
+    """Write `given` + injection to `turned`, with query and key (B, L, H, P) rotated, backwards if `is_backward`.
 
     The value is written only if `turned` has a third tensor. All tensors of `given` have the same strides, as have all
     of `turned`.

@@ -134,7 +134,7 @@ def _scan_kernel(
         gate_QP = wide_sum(projected_ptr, injection_ptr, of_gate, is_row, INJECT)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
-            # A state that is not accumulated needs few registers, so that many programs load theirs at once.
+            # A state that is not accumulated needs few registers, so many programs can load their states at once.
             before_PN = state_PN.to(kind) if IS_SUMMED else tl.load(before_ptr + of_state).to(kind)
             y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
             y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION)

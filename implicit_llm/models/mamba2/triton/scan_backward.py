@@ -46,7 +46,7 @@ SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
-    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), as `scan.gated_scan`; `state` gets no gradient."""
+    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), without injection; `state` gets no gradient."""
     return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
 
 

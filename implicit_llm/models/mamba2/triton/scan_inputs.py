@@ -226,7 +226,7 @@ def _convolution_gradient_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, K: constexpr, BLOCK: constexpr, HAS_STATE: constexpr,
 ):  # fmt: skip
-    """Process some channels of one chunk of one sequence, and the three positions after it, which its inputs affect."""
+    """Process some channels of one chunk of one sequence and of the three positions after it, which use its inputs."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P

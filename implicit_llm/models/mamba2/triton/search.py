@@ -88,7 +88,7 @@ def search_blocks(
     new = injection_BLE.new_empty
     ssm_BHPN = injection_BLE.new_zeros(batch, heads, head_width, size, dtype=torch.float32)
     rows_BKC = injection_BLE.new_zeros(batch, TAPS.value - 1 + width, channels, dtype=kind)
-    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # a view of what the kernel leaves there
+    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # where the kernel leaves the last inputs
     if state is not None:
         ssm_BHPN.copy_(state[0])
         inputs_BKC.copy_(state[1])
@@ -305,7 +305,7 @@ def _apply(
     branch_DR = _project_out(
         squares_R, gated_norm_ptr, out_ptr, gate_ptr, of_gate_R, eps, INNER, D, OUT_TILE, OUT_STAGES
     )
-    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # in registers, z would spill other values
+    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # z is loaded again to save registers
     final_D = tl.load(final_norm_ptr + tl.arange(0, D)).to(tl.float32)
     return h_DR * tl.rsqrt(tl.sum(h_DR * h_DR, axis=0) / D + eps)[None, :] * final_D[:, None]
 
