@@ -1,1 +1,1 @@
-"""Both model families use these kernels. Each has one signature and one implementation per backend."""
+"""Both model families use these kernels. Each kernel has one signature and one implementation per backend."""

@@ -1,7 +1,7 @@
 """Compute the cross entropy of a linear head and its gradient in slices of tokens, without storing all logits.
 
 For 16,384 tokens and a vocabulary of 50,000 the fp32 logits alone are 3.3 GB, and moving them through memory takes
-longer than the products. The head's width is rounded up to a multiple of 64, because cuBLAS runs the published width
+longer than the products. The vocabulary is rounded up to a multiple of 64, because cuBLAS runs the published size
 50277 at an eighth of its speed.
 Shapes: `T` tokens, `D` width, `V` vocabulary, `U` vocabulary rounded up.
 """
@@ -21,7 +21,7 @@ FP16_SCALE = 1024.0
 
 
 def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the cross entropy in nats of `hidden @ weight.T`, summed over tokens, in fp32 (fp64 if hidden is fp64).
+    """Return the cross entropy in nats of `hidden @ weight.T`, summed over tokens, in fp32 (fp64 for fp64 products).
 
     Products are computed in autocast's dtype if autocast is on, otherwise in that of hidden; the softmax is in fp32.
     Tokens with label `ignore_index` are skipped. The result can be differentiated once, with respect to hidden and
@@ -79,7 +79,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Any]:
-    """Return every token's loss and, in the logits' dtype, `scale` times its gradient; may overwrite the logits."""
+    """Return every token's loss and, if wanted, `scale` times its gradient, in the dtype of the logits.
+
+    This may overwrite the logits.
+    """
     if selection.softmax_runs_on_triton(logits_TU):
         from implicit_llm.kernels.triton import softmax as triton_softmax
 

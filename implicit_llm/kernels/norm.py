@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
 def add_and_norm(
     h: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return h + branch and its `rms_norm`; Triton needs one pass over memory, also if branch has a narrower dtype."""
+    """Return h + branch and the `rms_norm` of this sum; Triton needs one pass, also if branch has a narrower dtype."""
     if h.dtype == torch.promote_types(h.dtype, branch.dtype) and selection.norm_runs_on_triton(h):
         from implicit_llm.kernels.triton import norm as triton_norm
 
@@ -50,7 +50,7 @@ def _gate(x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def _scaled(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the normed tensor in `dtype`, and 1 / sqrt(mean(x^2) + eps)."""
+    """Return the normed tensor in `dtype`, and 1 / sqrt(mean square + eps) of x or, with a gate, of x silu(gate)."""
     gated = _gate(x, gate)
     scale = gated.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (gated * scale).mul_(weight).to(dtype), scale

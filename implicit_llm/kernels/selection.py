@@ -4,9 +4,9 @@
 autograd records every operation, as torch.func, forward mode and second derivatives require; it takes more time and
 memory. `triton` runs our own kernels, on NVIDIA GPUs from sm_80 up and on ROCm. Mamba2 mixers that they cannot serve
 use mamba_ssm's SSD and causal_conv1d's convolution if these packages are installed. `mamba_ssm` requires these packages
-and uses them for every mixer; otherwise it equals `triton`. One of the four is selected once per process
-(`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end of this file,
-and each reason is logged once.
+and uses them for every mixer; otherwise it equals `triton`. One of the four is selected for the whole process
+(`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end of this file.
+Each reason that a rule passes to `_decide` is logged once.
 
 triton, mamba_ssm and causal_conv1d are imported only if they are selected and a GPU for them exists.
 """
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 class KernelsUnavailable(UserError, RuntimeError):
-    """The requested kernels cannot run here; the message names what is missing and how to install it."""
+    """The requested kernels are unknown or cannot run here; the message names the reason and the fix."""
 
     failure_class = "env"
 
 
 class _Process:
-    """The backend selected in this process, and the reasons that it has logged."""
+    """The backend selected in this process, and the reasons that were logged."""
 
     backend: Backend | None = None
     reasons: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ def selected_kernels() -> Backend:
 def select_kernels(choice: KernelChoice = "auto") -> Backend:
     """Select the kernels of the whole process; `auto` uses IMPLICIT_LLM_KERNELS if set, else what the machine supports.
 
-    Raises: KernelsUnavailable if `triton` or `mamba_ssm` is requested and cannot run here.
+    Raises: KernelsUnavailable for an unknown name, and if `triton` or `mamba_ssm` is requested and cannot run here.
     """
     asked, where = choice, "the caller's choice"
     if choice == "auto":
@@ -79,9 +79,9 @@ def select_kernels(choice: KernelChoice = "auto") -> Backend:
 
 
 def select_kernels_for(device: str, choice: KernelChoice) -> Backend:
-    """Select kernels like `select_kernels`; for device `cpu`, `auto` means `torch`, even if the machine has a GPU.
+    """Select kernels like `select_kernels`; for device `cpu`, `auto` means `torch`.
 
-    Raises: KernelsUnavailable.
+    The environment variable IMPLICIT_LLM_KERNELS is then ignored. Raises: KernelsUnavailable.
     """
     if device == "cpu" and choice == "auto":
         _Process.backend = "torch"
@@ -159,7 +159,7 @@ def _uses_triton() -> bool:
     return selected_kernels() in ("triton", "mamba_ssm")
 
 
-# The rules. Each returns whether the selected kernels can serve a call; if not, `_decide` logs the reason.
+# The rules. Each returns whether the selected kernels can serve a call. If not, most log the reason (`_decide`).
 
 GROUPED = "fewer heads of keys and values than of queries"
 MAX_WIDTH = 256  # of heads and states; tests/gpu tests no wider ones
@@ -175,7 +175,7 @@ MAX_STATE_TILE = 128 * 128  # entries of the state that one program holds in reg
 MAX_TRAINED_STATE_TILE = 64 * 128  # the same for the gradient
 MAX_TAPS = 4  # of the convolution
 MAX_SEARCH_WIDTH = 256  # of a model whose blocks one kernel solves
-SEARCH_SHARED_BYTES = 192 * 1024  # needed by that kernel; a Hopper GPU has 227 KiB per block, an A100 163
+SEARCH_SHARED_BYTES = 192 * 1024  # needed by the same kernel; a Hopper GPU has 227 KiB per block, an A100 163
 MAX_ROW_BYTES = 64 * 1024  # because one block holds a row of the norm
 
 
@@ -213,7 +213,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether the kernels of a whole mixer run, without gradient and padding; `sizes` are (P, G, N)."""
+    """Return whether the kernels of a whole mixer run; they support no gradient or padding. `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
@@ -222,7 +222,7 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Return whether the kernels of a whole mixer run with gradient; the state before the sequence gets none."""
+    """Return whether the kernels of a whole mixer run with gradients of all but the state before the sequence."""
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 the gradients of dt's bias and of A would be wrong by up to 3 %; those of mamba_ssm are wrong by 0.2 %.
@@ -234,7 +234,7 @@ def trained_scan_runs_on_triton(
 def search_runs_on_triton(
     injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
 ) -> bool:
-    """Return whether one kernel solves all blocks of a layer; if not, they are solved one by one, without a log."""
+    """Return whether one kernel solves all blocks of a model with one layer. This rule logs nothing."""
     if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
@@ -258,7 +258,7 @@ def search_runs_on_triton(
 
 
 def token_products_run_on_triton(*weights: Tensor) -> bool:
-    """Return whether the fused products of a single token run, in fp32 and without gradient. It logs nothing."""
+    """Return whether `kernels.triton.token_products` can use these weights without gradient. This rule logs nothing."""
     return _uses_triton() and all(
         weight.dtype == torch.float32
         and _unfit(weight) is None
@@ -269,7 +269,7 @@ def token_products_run_on_triton(*weights: Tensor) -> bool:
 
 
 def token_stack_runs_on_triton(in_proj_ED: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether three kernels per layer evaluate a Mamba2 stack on one token. It logs nothing."""
+    """Return whether three kernels per layer evaluate a Mamba2 stack on one token. This rule logs nothing."""
     if selected_kernels() != "triton" or not token_products_run_on_triton(in_proj_ED, out_proj_DI):
         return False
     return _unfit_mixer(in_proj_ED.new_empty(1, 1, len(in_proj_ED)), sizes, taps, MAX_STATE_TILE) is None
@@ -289,14 +289,14 @@ def _unfit_mixer(projected_BLE: Tensor, sizes: tuple[int, int, int], taps: int, 
 
 
 def judge_runs_on_triton(z_BLD: Tensor, stop: str) -> bool:
-    """Return whether kernels check convergence; they have only the stopping rules of single sequences."""
+    """Return whether Triton kernels check convergence, by sequence or by token. This rule logs nothing."""
     if not _uses_triton() or stop not in ("sequence", "token"):
         return False
     return _unfit(z_BLD) is None and z_BLD.shape[2] <= MAX_JUDGED_WIDTH and len(z_BLD) <= MAX_GRID
 
 
 def room_attention_runs_on_triton(qkv_BLE: Tensor, room_BHSP: tuple[Tensor, Tensor]) -> bool:
-    """Return whether one kernel runs all of a layer's attention between its projections: one token, no gradient."""
+    """Return whether one kernel runs a layer's attention between its projections, for one token without gradient."""
     if not _uses_triton() or torch.is_grad_enabled() or qkv_BLE.shape[1] != 1:
         return False
     batch, heads, room, width = room_BHSP[0].shape
@@ -339,7 +339,7 @@ def published_chunk(length: int) -> int:
 
 
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
-    """Return the entries of the largest tensor in mamba_ssm's SSD and its gradient, and its programs along an axis.
+    """Return the entries of the largest tensor in mamba_ssm's SSD and its gradient, and the programs along an axis.
 
     SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
     in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.

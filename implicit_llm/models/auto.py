@@ -28,7 +28,7 @@ FAMILIES.update(
 
 
 def register_implicit_causal_lm() -> None:
-    """Register implicit_mamba2, implicit_llama3 and the baseline lstm with the Auto classes; idempotent."""
+    """Register all families, also those of a user, and the baseline lstm with the Auto classes; idempotent."""
     for config_class, model_class, causal_lm_class in filter(None, FAMILIES.values()):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         AutoModel.register(config_class, model_class, exist_ok=True)
@@ -44,7 +44,8 @@ def register_family(name: str, config: type[ImplicitConfig], layer: type[Recurre
     Call this function before you load such a model.
     Args: config has `model_type = name` and the fields that `layer(config)` uses.
     Returns: the class of the family's language models.
-    Raises: NameTaken for a model type of this package or of transformers; InvalidEntry; ModelConfigError.
+    Raises: NameTaken for a model type of this package or of transformers; InvalidEntry if a class has the wrong base or
+        no `mix`; ModelConfigError for another `model_type`.
     """
     if not (isinstance(config, type) and issubclass(config, ImplicitConfig)):
         raise InvalidEntry(f"model family {name!r}: config must be a subclass of ImplicitConfig, not {config!r}")
@@ -69,7 +70,7 @@ def list_configs() -> list[str]:
 
 
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
-    """Return the configuration of that name with `overrides`; a dict for `solver` changes only the settings it names.
+    """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
     Raises: ModelConfigError for an unknown name or field; the message suggests the nearest known one.
     """
@@ -87,11 +88,11 @@ def load_config(name: str, **overrides: Any) -> ImplicitConfig:
 
 
 def trained_model(name: str | Path) -> Path:
-    """Return the directory of a trained model for `from_pretrained`; its README.md is the model card.
+    """Return the directory from which `from_pretrained` loads a trained model; its README.md is the model card.
 
     name: a model of the package, such as "s5-state-passing-s0", or the directory of a finished run, such as
         "results/demo/train/a5-implicit-s1/free".
-    Raises: ModelConfigError for any other name.
+    Raises: ModelConfigError for any other name, and for a finished run without a model.
     """
     run = Path(name)
     if (run / MANIFEST).is_file():

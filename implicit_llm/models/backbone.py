@@ -41,7 +41,7 @@ class ImplicitModelOutput(ModelOutput):
 
 
 class StackMap:
-    """The map f(., x) of a model for one input, which the solver iterates (a `SequenceMap` of solver.passes)."""
+    """The map f(., x) of a model for one input x; the solver iterates it as a `SequenceMap` of solver.passes."""
 
     def __init__(self, model: "ImplicitModel", x: StackInput) -> None:
         self.model, self.x = model, x
@@ -61,7 +61,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether any process needs f again; all processes must join a call, which gathers sharded layers."""
+        """Return whether any process has open sequences; all must join each call of f, which gathers sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -78,7 +78,7 @@ class StackMap:
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """The forward pass that all families share; a family defines its layer class, its embedding and its last norm.
+    """A model without its head; a family defines its layer class and the names of its embedding and final norm.
 
     runner: runs the passes; it is initially a `runner_class()`.
     """
@@ -113,7 +113,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def apply_stack(
         self, h_BLD: Tensor, x: StackInput, *, return_states: bool = False, collect: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """Evaluate f once: apply all layers and the final norm; append each layer's input and the output to `collect`.
+        """Evaluate f once: apply all layers and the final norm; append each layer's input and then f(h) to `collect`.
 
         Returns: f(h) and the layers' states after the block, which are an empty tuple without `return_states`.
         """
@@ -130,18 +130,18 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return h_BLD, tuple(states) if return_states else ()
 
     def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
-        """Solve and close all blocks of `width` tokens in one kernel: z, the state after them, and their statistics.
+        """Solve and close all blocks of `width` tokens in one kernel; return z, the last state, and all statistics.
 
-        Return None if no kernel can do this, or if the state became NaN or infinite; the caller then solves the blocks
+        Return None if no kernel can do this, or if a token became NaN or infinite; the caller then solves the blocks
         one after another.
         """
         return None
 
     def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
-        """Return a faster way to evaluate f(z, x) on one token of one sequence, or None if there is none.
+        """Return a function that evaluates f(z, x) faster on one token of one sequence, or None if there is none.
 
-        The evaluation has no gradient, no masks and no padding, and its token follows a prefix.
-        weights: those of `x.weights`.
+        The function supports no gradient, dropout or padding, and requires a prefix before the token.
+        weights: the `weights` of its argument x.
         """
         return None
 
@@ -158,14 +158,15 @@ class ImplicitModel(ImplicitPreTrainedModel):
         eval_mode: EvalMode | None = None,
         **kwargs: Any,
     ) -> ImplicitModelOutput:
-        """Compute the fixed point: run the training pass of `solver` in train mode, its evaluation pass in eval mode.
+        """Run the training or, in eval mode, the evaluation pass of `solver`; an explicit model runs its layers once.
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D). attention_mask (B, past + L): 0 for padding, which may be
-            anywhere in a sequence and never changes the results of the other tokens. past_key_values: a cache of
-            converged states, which is advanced in place and passes no gradient. eval_mode: replaces that of the solver
-            for this call.
+            anywhere in a sequence and never changes the results of the tokens. past_key_values: a cache of
+            converged states, which is advanced in place and passes no gradient. eval_mode: replaces the solver's
+            `eval_mode` for this call.
         Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
-            arguments; NonFiniteState, whose position does not count padding; NotImplementedError in an export.
+            arguments; NonFiniteState, whose position does not count padding; NotImplementedError if an implicit
+            model is exported or traced.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -209,7 +210,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return ImplicitModelOutput(h_BLD, cache, tuple(collect) if collect is not None else None, stats)
 
     def joined_cache(self, batch: int, cache: object, use_cache: bool | None) -> ConvergedStateCache | None:
-        """Return the cache that a forward pass uses and advances: the given one, or a new one if `use_cache` is true.
+        """Return the cache that a forward pass advances: the given one, a new one if `use_cache` is true, or None.
 
         Raises: ValueError for a cache of another class, another model or another number of sequences.
         """
@@ -254,7 +255,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return replace(solver, eval_mode=eval_mode)
 
     def calls_modules(self) -> bool:
-        """Return whether a hook or an adapter requires module calls, which rules out CUDA graphs; log this once."""
+        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; log this once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True
@@ -304,7 +305,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         )
 
     def draw_dropout(self, embedding_BLD: Tensor) -> tuple[Tensor, ...] | None:
-        """Return a scaled keep-mask (B, L, D) for each layer, or None without dropout and outside training."""
+        """Return a scaled keep-mask (B, L, D) for each layer, or None without dropout or outside training."""
         if not self.training or self.config.dropout == 0:
             return None
         keep = 1 - self.config.dropout

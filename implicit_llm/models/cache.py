@@ -13,8 +13,8 @@ class ConvergedStateCache(Cache):
     """The converged states after all tokens so far, for one batch: SSM and convolution states, or keys and values.
 
     A model that gets the cache as `past_key_values` starts from these states and then advances the cache in place.
-    prefix: the states, None before the first forward pass. made_by: the model that computed the states. is_growing:
-    whether they grow with the sequence.
+    prefix: the states, None before the first forward pass. made_by: the model that computes the states. is_growing:
+    whether the states grow with the sequence.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens, or all but the first `tokens` if that is positive (transformers <= 5.20).
+        """Remove the last `-tokens` tokens, or if `tokens` is positive keep only the first ones (transformers <= 5.20).
 
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """
@@ -65,7 +65,7 @@ class ConvergedStateCache(Cache):
         self.prefix = before.first(length)
 
     def join(self, model: str, batch: int, *, is_growing: bool) -> None:
-        """Prepare a forward pass of `model` over `batch` sequences: record the model, or check that the states fit it.
+        """Prepare a forward pass of `model` over `batch` sequences: check the states or, without any, record the model.
 
         Raises: ValueError for states of another model or of another number of sequences.
         """

@@ -75,11 +75,11 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> ImplicitCausalLMOutput:
         """Return the logits and, with labels, the mean cross entropy in fp32 (in fp64 if the model is fp64).
 
-        Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on labels at t (word problems)
-            instead of labels at t+1, as elsewhere in Hugging Face. logits_to_keep: how many of the last positions are
+        Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on the labels at t (word
+            problems) or, as usual in Hugging Face, on those at t+1. logits_to_keep: how many of the last positions are
             computed (0: all), or an index of positions; labels then belong to these positions. return_logits: if False,
-            only the loss is returned and all logits are never in memory at once. num_items_in_batch: the divisor of the
-            summed loss, by default the number of labels. All other arguments are those of the backbone.
+            logits are None, and the loss is computed as in `total_loss`. num_items_in_batch: the divisor of the summed
+            loss, by default the number of scored labels. All other arguments are those of the backbone.
         """
         self.refuse_unknown(kwargs)
         inputs: dict[str, Any] = {
@@ -120,7 +120,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
-        Without `return_logits`, the logits are None and never in memory all at once.
+        Without `return_logits`, the logits are None, and only the `reference` kernels store all of them at once.
         """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
@@ -165,7 +165,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does, which generates from embeddings only if `inputs_embeds` is a named parameter.
+        """Prepare as transformers does; to generate from embeddings, it requires the named parameter `inputs_embeds`.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
@@ -180,7 +180,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
 
 def _count(labels_BL: Tensor, aligned: bool, num_items: int | Tensor | None) -> int | Tensor:
-    """Return the divisor of the summed loss: `num_items`, or the number of labels without it."""
+    """Return the divisor of the summed loss: `num_items`, or if it is None the number of scored labels."""
     if num_items is not None:
         return num_items
     return ((labels_BL if aligned else labels_BL[:, 1:]) != IGNORED_LABEL).sum()
@@ -216,9 +216,9 @@ def sharing_weights(
 ) -> ImplicitForCausalLM:
     """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    The weights have the same names in both. The configuration copies the fields TAKEN and `taken` from that of `model`
-    and gets `fields` on top.
-    Raises: ModelConfigError if a setting in `fixed` has another value, because the layer would differ from ours.
+    The weights have the same names in both. The configuration has the fields TAKEN and `taken`, copied from
+    `model.config`, and all other `fields`.
+    Raises: ModelConfigError if `model.config` and `fixed` differ, because the layer would differ from ours.
     """
     theirs = model.config
     for key, wanted in fixed.items():

@@ -1,4 +1,4 @@
-"""Define the configurations of all families: flat, typed fields that `AutoConfig` reads and writes.
+"""Define the base configuration of all families, whose flat, typed fields `AutoConfig` reads and writes.
 
 The published nested layout is translated when it is read (published.py), and is never written.
 """
@@ -29,7 +29,8 @@ class ImplicitConfig(PreTrainedConfig):
     is_implicit: whether to iterate the layer stack to a fixed point; False is the explicit baseline of the same
         architecture.
     weight_norm: whether to normalise linear and convolution weights; None means the value of is_implicit, as published.
-    solver: a `SolverConfig` or a dict of its settings; None for explicit models.
+    solver: a `SolverConfig` or a dict of its settings. None means the defaults for an implicit model, and an explicit
+        model accepts only None.
     dropout: the rate of variational dropout, which uses one mask for all iterations of a pass; the paper uses none.
     initializer_range: the standard deviation of the embedding at initialisation.
     """
@@ -70,7 +71,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Return whether the module that is saved with a model has this class: it has only those of this package."""
+        """Return whether SHIM, the module saved with a model, has this class; it has only classes of this package."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -87,7 +88,7 @@ class ImplicitConfig(PreTrainedConfig):
         """Set a field; a dict of solver settings changes only these settings of an existing solver.
 
         Raises: ModelConfigError for a solver of an explicit model, for the removal of the solver of an implicit model,
-            and for another value of is_implicit.
+            and for a change of is_implicit; ConfigError for invalid solver settings.
         """
         before = self.__dict__.get("solver")
         if key == "solver":

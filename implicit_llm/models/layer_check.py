@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wron
 
 
 def check_layer(config: ImplicitConfig) -> None:
-    """Check that a layer is causal, continues from its state, and ignores padding and other sequences of the batch.
+    """Check that the layer is causal, continues from its state, and ignores padding and other sequences of the batch.
 
     The layer of an implicit model must also add its injection. The family must be registered. The check runs one layer
     of this configuration with random weights on random input; the caller's random state does not change.

@@ -25,7 +25,7 @@ from implicit_llm.models.stack import LayerState, Mixed, StackInput
 class RMSNorm(nn.Module):
     """The root mean square normalisation with a learned scale, of x or, with a gate, of x silu(gate).
 
-    feeds_products: whether the output is only multiplied by weights; it then has the dtype to which autocast casts it.
+    feeds_products: whether only products with weights use the output, which then has the dtype of `product_dtype`.
     """
 
     def __init__(self, width: int, eps: float, *, feeds_products: bool = False) -> None:
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch and its norm, in one pass over memory unless a hook or adapter requires a module call."""
+        """Return h + branch and the norm of the sum, by `add_and_norm` unless a hook or adapter needs a module call."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -68,7 +68,7 @@ class NormedWeight(nn.Module):
     def __init__(
         self, shape: tuple[int, ...], *, weight_norm: bool, bias: bool = False, init_scale: float = 1.0
     ) -> None:
-        nn.Module.__init__(self)  # that of nn.Linear would draw random weights
+        nn.Module.__init__(self)  # in a Projection, super() is nn.Linear, which draws weights
         self.shape = shape
         self.init_scale = init_scale
         self.is_normed = weight_norm
@@ -80,7 +80,7 @@ class NormedWeight(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
     def effective_weight(self) -> Tensor:
-        """Return the weight as it is applied, differentiable in the parameters and in the dtype of autocast, if on."""
+        """Return the weight that products use, in their dtype (`product_dtype`); the parameters get its gradient."""
         weight = self._normalised() if self.is_normed else self.weight
         return weight.to(product_dtype(weight))
 
@@ -89,7 +89,7 @@ class NormedWeight(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw weight and bias uniformly within +-1/sqrt(fan in) as PyTorch does; scale the weight; set g to ||v||."""
+        """Draw bias and weight uniformly within +-1/sqrt(fan in), the weight times `init_scale`; set g to ||v||."""
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
@@ -103,7 +103,7 @@ class NormedWeight(nn.Module):
 
 
 class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear types bias and weight as never None
-    """A linear layer, optionally weight-normalised; its `weight` is then computed and cannot be set.
+    """A linear layer; with weight normalisation, `weight` is computed and cannot be set.
 
     options: those of `NormedWeight`.
     """
@@ -112,7 +112,7 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
         super().__init__(shape, **options)
         self.out_features, self.in_features = shape
 
-    def __getattr__(self, name: str) -> Any:  # called for `weight` if that is computed, since it is then no parameter
+    def __getattr__(self, name: str) -> Any:  # called for a computed `weight`, which is no parameter
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
@@ -176,14 +176,14 @@ class Layer(nn.Module):
     rounds_state = False
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch and its norm, which is the input of `mixed`."""
+        """Return h + branch and the norm of this sum, which is the input of `mixed`."""
         raise NotImplementedError
 
     def weights(self) -> Any:
-        """Return what can be computed from the parameters once per pass, before the iterations; None for nothing."""
+        """Return tensors that depend only on parameters, once per pass; None if `mixed` must call the modules."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
-        """Return the branch, mixed along the sequence from `state` on, and the state after it if `return_state`.
+        """Return the branch, mixed along the sequence from `state` on, and if `return_state` the state after the block.
 
         weights: this layer's entry in `x.weights`.
         """
@@ -192,7 +192,7 @@ class Layer(nn.Module):
     def forward(
         self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
     ) -> tuple[Tensor, Tensor, LayerState | None]:
-        """Apply the layer to h + branch; return that sum, the layer's own branch and, if `return_state`, its state.
+        """Apply the layer to h + branch; return the stream before its last branch, this branch and the state or None.
 
         index: the index of this layer's weights, mask and state in x.
         """
@@ -214,7 +214,7 @@ class RecurrentLayer(Layer):
         state: LayerState | None,
         valid_BL: Tensor | None,
     ) -> tuple[Tensor, LayerState]:
-        """Mix along the sequence; return y (B, L, D) and the state after it, a tuple of tensors with the batch first.
+        """Return y (B, L, D), mixed along the sequence, and the state after it, a tuple of tensors (B, ...).
 
         Args: injection_BLE (width `config.injection_width`): must be added to the in-projection; None for an explicit
             model. state: the state after the previous tokens; None if there are none. valid_BL: False for padding,
@@ -277,7 +277,7 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 def touched_module(module: nn.Module) -> nn.Module | None:
     """Return the first module in `module` that a layer must call instead of using its weights directly, or None.
 
-    Such a module has a hook or its own `forward`, or it has no children and an unknown class (adapters,
+    Such a module has a hook or an assigned `forward`, or it has no children and an unknown class (adapters,
     parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
     `fully_shard` adds hooks to the modules that it shards.
     """

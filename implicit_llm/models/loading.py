@@ -25,7 +25,7 @@ FROM_TRANSFORMERS = {"llama": from_llama, "mamba2": from_mamba2}
 def import_package_of(fields: Mapping[str, Any]) -> None:
     """Import the package that registers a model's type with transformers, if the field `package` names one.
 
-    Raises: ModelConfigError.
+    Raises: ModelConfigError if it cannot be imported.
     """
     package = fields.get("package")
     if package is not None:
@@ -37,7 +37,7 @@ def import_package_of(fields: Mapping[str, Any]) -> None:
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Turn any loading error in this context into a ModelConfigError whose message is one line."""
+    """Turn a loading error in this context into a ModelConfigError of one line, to which the caller adds the folder."""
     try:
         yield
     except ModelConfigError:
@@ -54,7 +54,7 @@ def load_foreign(
 ) -> PreTrainedModel:
     """Load the model in a folder, which must have all its weights; nothing is fetched and no code of the folder runs.
 
-    Args: use_safetensors: if False, the tensors of a pickle in the published layout are read too.
+    Args: use_safetensors: if False, a folder without safetensors may have a pickle; only its tensors are read.
     Raises: ModelConfigError, in one line without the folder, if this is not a complete causal language model.
     """
     how: dict[str, Any] = {
@@ -87,7 +87,8 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
     still computes the same function. The model as a whole does not, because the input of its layers is now the fixed
     point instead of the embedding, so you must train it.
 
-    Raises: TypeError for a model of another family; ModelConfigError; ValueError if it is implicit already.
+    Raises: TypeError for a model of another family; ModelConfigError for a setting that our layers do not support;
+        ValueError for an implicit model.
     """
     if not isinstance(model, ImplicitForCausalLM):
         convert = FROM_TRANSFORMERS.get(getattr(model.config, "model_type", ""))

@@ -51,7 +51,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a saved model, also from a run directory or from a local directory in the published layout.
 
-        Raises: ModelConfigError for a quantisation that would have no effect.
+        Raises: ModelConfigError for a quantisation of an implicit model, or one that replaces no layer.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
@@ -85,7 +85,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         """Do nothing, for the same reason as `ImplicitConfig.register_for_auto_class`."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Raise ValueError for a choice that would have no effect, because `kernels.selection` chooses the kernels."""
+        """Return "sdpa". Raises: ValueError for another choice, because `kernels.selection` chooses the kernels."""
         if requested_attention not in (None, "sdpa"):
             raise ValueError(
                 f"attn_implementation={requested_attention!r} is not supported: choose kernels with "
@@ -114,7 +114,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Raise for arguments that `forward` would ignore, unless they are None: peft passes all arguments it knows.
+        """Raise for arguments that `forward` would ignore; None is accepted, as peft passes all arguments it knows.
 
         Raises: TypeError, which names the nearest argument; ValueError for attention weights and packed documents.
         """
@@ -138,7 +138,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """Return `loaded` unchanged. Raises: ModelConfigError if a quantiser was set but did not change the layers."""
+    """Return `loaded` unchanged. Raises: ModelConfigError if a quantiser changed no layer or the model is implicit."""
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
         return loaded

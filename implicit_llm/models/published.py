@@ -107,9 +107,9 @@ def clean_name(name: str, model_type: str) -> str:
 
 
 def read_published_weights(directory: Path, model_type: str, *, use_safetensors: bool = False) -> dict[str, Tensor]:
-    """Return all weights of a published directory, by our names; code in a pickle never runs.
+    """Return the weights of a published directory, except the head, by our names; code in a pickle never runs.
 
-    A single file takes precedence over shards.
+    Safetensors take precedence over a pickle, and in each format a single file over shards.
     Args: use_safetensors: whether to accept only safetensors and no pickle.
     Raises: FileNotFoundError, which names the expected files; ModelConfigError for an index with files outside the
         folder, or for a pickle with anything but tensors.
@@ -127,7 +127,7 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
                 )
         else:
             continue
-        read = load_file if name.endswith(".safetensors") else read_pickle  # whatever the shards are called
+        read = load_file if name.endswith(".safetensors") else read_pickle  # however the shards are named
         weights = (item for file in files for item in read(directory / file).items())
         return {clean_name(key, model_type): value for key, value in weights if not key.startswith("lm_head.")}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
@@ -146,7 +146,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # KeyError, struct.error, ...: it depends on which bytes are damaged
+    except Exception as error:  # KeyError, struct.error, ...: the class depends on the damage
         raise refusal from error
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in weights.items()

@@ -16,7 +16,7 @@ from implicit_llm.solver.passes import evaluation_pass, training_solve
 from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-# Sum of the cross entropies, logits (B, L, V) if asked for, last hidden state (B, L, D), statistics if implicit.
+# Sum of the cross entropies, logits (B, L, V) if requested, last hidden state (B, L, D), statistics if implicit.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
 Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), solver statistics if implicit
 
@@ -24,8 +24,9 @@ Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), solver
 class Runner:
     """A runner that runs the solver's part of each pass kernel by kernel.
 
-    A model calls `model.base.runner`; assign another one to run its passes in another way. Models import this module,
-    so their types are left open here: `model` is the one that calls, `f` its StackMap.
+    Assign another runner to `model.base.runner` to run the passes of a model in another way. Models import this module,
+    so their types are left open here. `model` is the language model for `training_step` and its backbone for
+    `next_token`; `f` is a `StackMap` of the backbone.
     reducer: the `training.gradients.GradientReducer` of several processes, for a runner that computes gradients in the
     forward pass.
     """
@@ -44,13 +45,13 @@ class Runner:
     ) -> TrainingStep | None:
         """Run a whole training pass with loss and gradients; return None if the model has to compute the pass itself.
 
-        cache: the states before the sequences, which the pass advances; None if the sequences start from the empty
-            state and their last states are not needed.
+        cache: holds the states before the sequences, and the pass advances it; None if the sequences start from the
+            empty state and their last states are not needed.
         """
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """Run the pass of a single token and advance the cache; return None if the model has to compute it itself."""
+        """Run the pass of a single token and advance the cache; return None if the model has to run the pass itself."""
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:

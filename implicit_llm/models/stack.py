@@ -30,8 +30,8 @@ class Prefix:
 
     valid_BS: False where a key is padding; None if there is no padding, or if no layer stores keys.
     room: the number of tokens for which the tensors of keys and values have space; only the first `length` are valid.
-    position: the index at which the block's tokens are written, on the device. seen_LS: which keys of the room each
-    token of the block attends to, (L, room), if known.
+    position: the indices (L) at which the block's keys and values are written, on the device. seen_LS: which keys of
+    the room each token of the block attends to, (L, room), if known.
     """
 
     layers: tuple[LayerState, ...]
@@ -70,7 +70,7 @@ class Padding:
 
     The stack gets the sequences in this order. Blocks, states and residuals therefore depend on the tokens alone,
     whether the padding was before, after or between them.
-    valid_BL: True for tokens, in the new order; they are the first positions of each sequence.
+    valid_BL: True for tokens, in the new order, in which tokens are the first positions of each sequence.
     """
 
     order_BL: Tensor
@@ -78,9 +78,9 @@ class Padding:
 
     @classmethod
     def of(cls, attention_mask: Tensor | None, embedding_BLD: Tensor, past: int) -> Padding | None:
-        """Return the padding of the tokens that follow the `past` tokens of a cache, or None if there is none.
+        """Return the padding of the input after the `past` tokens of a cache, or None if the input has none.
 
-        Raises: ValueError for a mask of another shape.
+        Raises: ValueError for a mask of another shape than (B, past + L).
         """
         if attention_mask is None:
             return None
@@ -105,7 +105,7 @@ class Padding:
         return _reorder(t_BLX, self.order_BL.argsort(dim=1))
 
     def move_back_keys(self, prefix: Prefix) -> Prefix:
-        """Undo `move_behind` for the keys and values of these tokens, which are the last ones of `prefix`."""
+        """Undo `move_behind` for the keys and values of this batch, which are the last ones in `prefix`."""
         if prefix.valid_BS is None:
             return prefix
         batch, length = self.order_BL.shape
@@ -127,8 +127,9 @@ class StackInput:
         modules are called.
     injection_BLE: the tensor that every layer adds to its in-projection; None for explicit models.
     valid_BL: False for padding, which comes last in each sequence; None without padding.
-    dropout_masks: a scaled keep-mask (B, L, D) for each layer; None without dropout and outside training.
-    rope: the cosines and sines (1 or B, L, head width) of attention layers.
+    dropout_masks: a scaled keep-mask (B, L, D) for each layer; None without dropout or outside training.
+    rope: the cosines and sines (1 or B, L, half a head's width) of attention layers.
+    prefix: the converged state before the block; None if no tokens precede it.
     mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not sharded.
     """
 
@@ -195,10 +196,10 @@ class StackInput:
 
 
 def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
-    """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module`.
+    """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module` or to the injection.
 
     An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
-    argument z, but weights and injection reach it through a closure.
+    argument z, but weights and injection reach it through a closure. Only implicit models are checked.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return

@@ -5,7 +5,7 @@ the rule "token", an iterate is better for a token if the worst residual up to t
 better for all tokens of a sequence if the sequence's residual is lower. The plain PyTorch twin is `solver.residual`
 with `solver.fixed_point`.
 
-Shapes: `B` sequences of the whole batch, `A` of them still being solved, `L` length, `D` width.
+Shapes: `B` sequences of the whole batch, `A` sequences still being solved, `L` length, `D` width.
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ def judge(
     tol: float,
     tau: float | None = None,
 ) -> None:
-    """Record an iteration of the sequences `active_A` that are not done.
+    """Record an iteration in `best`, for those of the sequences `active_A` that are not done.
 
-    best: the record of all sequences, a `solver.fixed_point.Best`, which is written in place.
-    Args: `z` holds z, f(z) and the next z, each (A, L, D). With `tau`, the kernel writes the next z itself,
-        z + tau (f(z) - z), for all sequences; then the third tensor may be the first.
+    best: the record of all B sequences, a `solver.fixed_point.Best`, which is written in place.
+    z: holds z, f(z) and the next z, each (A, L, D). With `tau`, the kernel itself writes the next z,
+        z + tau (f(z) - z), for all A sequences; the third tensor may then be the first.
     """
     z_ALD, fz_ALD = z[0].contiguous(), z[1].contiguous()
     next_ALD = z[2].contiguous() if tau is None else z[2]

@@ -1,4 +1,4 @@
-"""Load entries of memory with a mask, in fp32 if the kernels compute with them."""
+"""Load entries of memory with a mask, in their own dtype or in fp32."""
 
 import triton
 import triton.language as tl

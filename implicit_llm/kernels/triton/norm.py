@@ -1,8 +1,8 @@
 """Compute RMS norms, plain, gated or of a sum, with one kernel per direction (imported only if Triton kernels run).
 
-Every tensor is read once and written once. A few programs per multiprocessor loop over all rows, so that the gradient
-of the weight stays in registers until one sum at the end. The backward pass loads the whole row anyway and sums its
-squares again, so only the inputs are stored.
+Every input is read once, and every output is written once. A few programs per multiprocessor loop over all rows, so
+that the gradient of the weight stays in registers until one sum at the end. The backward pass loads the whole row
+anyway and sums its squares again, so only the inputs are stored.
 The plain PyTorch twin is `kernels.norm`.
 
 Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
@@ -41,8 +41,8 @@ def add_and_norm(
 class _Rows:
     """A pair of tensors as rows; each program processes a few rows at a time, padded to a power of two entries.
 
-    The second tensor is the gate. With `is_sum` it is added instead: in the forward pass the branch to x, in the
-    backward pass the gradient of the sum to that of the norm.
+    The second tensor is the gate. With `is_sum` it is added instead: in the forward pass it is the branch, in the
+    backward pass the gradient of the sum.
     """
 
     def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:
@@ -128,7 +128,7 @@ class _AddedNorm(torch.autograd.Function):
 def _gradients(
     rows: _Rows, x: Tensor, second_dtype: torch.dtype | None, weight_D: Tensor, dy: Tensor, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradients of x, of the gate or branch (None if its dtype is None), and of the weight."""
+    """Return the gradients of x, of the gate or branch (None if `second_dtype` is None), and of the weight."""
     dy_TD = _as_rows(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dsecond = None if second_dtype is None else torch.empty(x.shape, dtype=second_dtype, device=x.device)

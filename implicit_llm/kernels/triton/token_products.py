@@ -1,9 +1,9 @@
 """Multiply a single token by weights in fp32, fused with what comes before and after (imported only if Triton runs).
 
 A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. These kernels
-do more than a product: `project` first takes the norm of a token, and then adds the injection or applies SwiGLU;
+do more than a product: `project` first computes the norm of a token, and then adds the injection or applies SwiGLU;
 `add` adds the product to the residual stream. A program sums over rows of the weight. Several sequences would need
-tiles in matrix units, in which the products of the library are faster.
+tiles for matrix units, for which the library's products are faster.
 
 On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
 for that kernel, it loads what no kernel of the stack writes, such as weights and the injection. Every program waits
@@ -59,9 +59,9 @@ class TokenProducts:
         has_gates: bool = False,
         is_first: bool = False,
     ) -> None:
-        """Write norm(h) weight^T + added to `out`; with `has_gates`, silu(gate) * up of gate and up side by side.
+        """Write norm(h) weight^T + added to `out`; with `has_gates`, silu(gate) * up replaces the product (gate, up).
 
-        Args: h is (1, 1, W); out and added are (1, 1, R), or (1, 1, R / 2) with gates.
+        Args: h has W entries; out and added have R entries, or R / 2 with gates.
         """
         rows, width = weight_RW.shape
         rows = rows // 2 if has_gates else rows
@@ -75,9 +75,9 @@ class TokenProducts:
     def add(
         self, y: Tensor, weight_DW: Tensor, from_11D: Tensor, h_11D: Tensor, squares_S: Tensor | None = None
     ) -> None:
-        """Write from + scale y weight^T to h, which may be the same tensor.
+        """Write from + scale y weight^T to h, which may be the tensor `from`.
 
-        The scale is that of the norm of a token, given parts of its sum of squares; without these it is 1.
+        The scale is that of a norm, given parts of the sum of squares (`squares`); without them the scale is 1.
         """
         rows, width = weight_DW.shape
         parts, cut = 0 if squares_S is None else len(squares_S), _cut(width, width)

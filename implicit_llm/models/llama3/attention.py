@@ -56,7 +56,7 @@ def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, 
 
 
 def seen_in_room(position_L: Tensor, room: int) -> Tensor:
-    """Return which keys of the room each token of a block attends to, (L, S): those up to its own."""
+    """Return which keys of the room each token of a block attends to, (L, S): the keys up to the token's own."""
     return torch.arange(room, device=position_L.device) <= position_L[:, None]
 
 
@@ -74,7 +74,7 @@ class Room(NamedTuple):
 
 
 def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], room: Room) -> Tensor:
-    """Write a block's keys and values into the room; return its causal attention (B, L, H P) to them and earlier ones.
+    """Write a block's keys and values into the room; return the block's causal attention to the keys, (B, L, H P).
 
     Args: qkv, injection and rope are those of `rotated_heads`. The result has no gradient.
     """

@@ -24,7 +24,7 @@ def from_llama(model: PreTrainedModel) -> ImplicitForCausalLM:
     The two models share their weights: changing one changes the other. `to_implicit` converts the result to an implicit
     model.
 
-    Raises: ModelConfigError for a setting that our block does not support.
+    Raises: ModelConfigError for another class, and for a setting that our block does not support.
     """
     theirs = model.config
     if theirs.model_type != "llama" or not hasattr(model, "lm_head"):

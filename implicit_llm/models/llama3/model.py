@@ -62,7 +62,7 @@ class ImplicitLlama3Config(ImplicitConfig):
                 if self.head_dim is None
                 else f"head_dim: {self.head_dim} is odd, and rotary positions turn pairs; choose an even width"
             )
-        self.num_key_value_heads = self.key_value_heads  # because adapters compute with this number
+        self.num_key_value_heads = self.key_value_heads  # adapters compute with this field
         if self.num_attention_heads % self.key_value_heads:
             raise ModelConfigError(
                 f"num_key_value_heads: {self.num_key_value_heads} does not divide the {self.num_attention_heads} query "
@@ -118,7 +118,7 @@ class Llama3Weights(NamedTuple):
 def rope_tables(
     position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in `dtype`, fp32 or fp64.
+    """Return cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in fp32 or fp64 (`dtype`).
 
     Args: scaling changes the frequencies theta^(-2i/P); see `ImplicitLlama3Config.rope_scaling`.
     """
@@ -162,7 +162,7 @@ class Attention(nn.Module):
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        """Attend to the block and the tokens before it, whose keys and values (B, H, S, P) are the `state`."""
+        """Attend to the block and to earlier tokens; `state` holds the keys and values (B, H, S, P) of the latter."""
         assert x.rope is not None
         if weights is None:
             qkv_BLE = torch.cat([self.q_proj(u_BLD), self.k_proj(u_BLD), self.v_proj(u_BLD)], dim=-1)

@@ -18,7 +18,7 @@ SLICE_BYTES = 256 * 2**20
 
 
 class ScanWeights(NamedTuple):
-    """The parameters of a Mamba2 mixer between its projections."""
+    """The effective parameters of a Mamba2 mixer's convolution and scan; A is negative."""
 
     conv_CK: Tensor
     conv_bias_C: Tensor
@@ -29,7 +29,7 @@ class ScanWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of sequences into `chunks` of `chunk_len`, padded at the end; `slice_len` sequences run at once."""
+    """The division of sequences, padded at the end, into `chunks` of `chunk_len` positions; `slice_len` run at once."""
 
     length: int
     chunks: int
@@ -117,7 +117,7 @@ def scan(c: Chunks, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _states(c: Chunks, *, return_last: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the state before every chunk (F, H, P, N), None if all are zero, and with `return_last` the last state."""
+    """Return the states before the chunks (F, H, P, N), None for zeros, and if `return_last` the one after them."""
     initial = None if c.initial_BHPN is None else c.initial_BHPN.to(c.dt_FQH.dtype)
     if c.layout.chunks == 1 and not return_last:
         return initial, None
@@ -170,7 +170,7 @@ def scan_gradient(c: Chunks, dy_BLHP: Tensor, dstate_BHPN: Tensor | None) -> tup
 
 
 def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
-    """Return the gradients of y = (decay * scores) u."""
+    """Return the gradients of u, cum, B and C from y = (decay * scores) u."""
     dtype, groups = c.x_FQHP.dtype, c.B_FGQN.shape[1]
     dy_FHQP, u_FHQP = dy_FQHP.transpose(1, 2), c.u_FQHP.transpose(1, 2)
     weights_FHQQ = (c.decay_FHQQ * c.scores_FHQQ).to(dtype)

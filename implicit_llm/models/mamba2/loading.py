@@ -24,7 +24,7 @@ from implicit_llm.models.published import read_pickle
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
 
-# Settings of transformers' models that our block lacks, each with the only value for which their layer equals ours.
+# Settings of transformers' models that we do not copy, each with the only value for which their layer equals ours.
 FIXED_OF_TRANSFORMERS = {
     "hidden_act": "silu",
     "use_bias": False,
@@ -58,7 +58,8 @@ FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
 def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
     """Convert a `Mamba2ForCausalLM` of transformers, as `from_llama` converts a Llama.
 
-    `load_original_mamba2` loads checkpoints of the original release. Raises: ModelConfigError.
+    `load_original_mamba2` loads checkpoints of the original release.
+    Raises: ModelConfigError for another class, and for a setting that our layers do not support.
     """
     if model.config.model_type != "mamba2" or not hasattr(model, "lm_head"):
         raise ModelConfigError(f"from_mamba2 takes a Mamba2ForCausalLM, got {type(model).__name__}; load one")

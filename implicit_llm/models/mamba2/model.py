@@ -1,7 +1,7 @@
 """The Mamba2 block, explicit or implicit, has a pre-norm, a mixer and a residual connection, and no MLP.
 
 Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
-`C` its channels, `E` in-projection (2 I + 2 G N + H).
+`C` convolved channels, `E` in-projection (2 I + 2 G N + H).
 """
 
 import math
@@ -157,7 +157,8 @@ class Mamba2Mixer(nn.Module):
     ) -> Mixed:
         """Mix along the sequence.
 
-        Args: state holds the SSM state (B, H, P, N) in fp32 and the last K-1 inputs of the convolution (B, K-1, C).
+        Args: state holds the SSM state (B, H, P, N), in fp32 or the dtype of products, and the last K-1 inputs of the
+            convolution (B, K-1, C).
         """
         if weights is None:
             y_BLI, state = self._mix(added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
@@ -188,7 +189,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply convolution, SSD and gated norm, (B, L, I); also return the state after the block if `return_state`."""
+        """Return the gated norm of SSD of the convolution (B, L, I) and, if `return_state`, the state after them."""
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)
@@ -223,7 +224,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply `_mix` to projected + injection, without padding; the state before gets no gradient."""
+        """Apply `_mix` to projected + injection, without padding; the given state gets no gradient."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
@@ -245,7 +246,7 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as in Mamba2: dt log-uniform in [1e-3, 1e-1] by inverse softplus, A uniform in [1, 16]."""
+        """Initialise as in Mamba2: dt log-uniform in [1e-3, 1e-1] by inverse softplus, -A uniform in [1, 16]."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())
@@ -309,7 +310,7 @@ class ImplicitMamba2Model(RecurrentModel):
         before, past = (None, 0) if x.prefix is None else (x.prefix.layers[0], x.prefix.length)
         found = triton_search.search_blocks(of_layer, injection_BLE, before, width, search)
         if found is None:
-            return None  # the kernel knows only the block; solved one after another, the blocks say where
+            return None  # the caller then solves the blocks one after another, which locates the token
         z_BLD, after, blocks = found
         return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
 

@@ -2,8 +2,8 @@
 
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state.
 
-Autograd's backward pass would store five decay matrices per chunk and head, which is 3 GiB per call for 512 x 256
-tokens and 16 heads. Ours stores the inputs alone and computes the matrices again, for a few sequences at a time.
+Autograd would store five decay matrices per chunk and head, which is 3 GiB per call for 512 x 256 tokens and 16 heads.
+Here only the inputs are stored, and the backward pass computes the matrices again, for a few sequences at a time.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layou
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head; 64 balances both at published widths.
 CHUNK_LEN = 64
-# Decay matrices up to this size are stored for the backward pass, because computing them again would cost too much.
+# Up to this size, decay matrices are stored nevertheless, because computing them again would cost too much time.
 KEPT_BYTES = 8 * 2**20
 
 
@@ -39,7 +39,7 @@ def ssd(
         negative. B and C are converted to the dtype of x. Products are computed in that dtype and decays in fp32 (fp64
         if x is fp64), also under autocast.
     Returns: y (B, L, H, P) in the dtype of x; with `return_state` the state after the last position (B, H, P, N) in the
-        dtype of the decays, else None, because state products that no later position needs are skipped.
+        dtype of the decays, else None, which saves the products of this state.
     """
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
@@ -151,8 +151,8 @@ def gated_scan(
 ) -> tuple[Tensor, Tensor | None]:
     """Return silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection, computed by Triton kernels.
 
-    `scan_runs_on_triton` must be true. With a gradient, `trained_scan_runs_on_triton` must be true instead; then there
-    is no injection, and the state gets no gradient.
+    `scan_runs_on_triton` must be true. If gradients are enabled, `trained_scan_runs_on_triton` must be true instead,
+    the injection None and `return_state` false, and the state gets no gradient.
     Args: projected holds gate (H P), the convolved channels (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
     Returns: (B, L, H P) in the dtype of `projected`; with `return_state` the SSM state after the last position in fp32.

@@ -100,7 +100,7 @@ def _token_kernel(
     tl.store(values_ptr + position * P + of_P, value, is_P)
     query *= scale  # includes log2(e), because the softmax uses exp2
     # Every row of a block of keys has its own softmax, and the rows are combined only at the end. All start with the
-    # score of the new token, which keeps them finite, but only the first row counts its value.
+    # score of the new token, which keeps them finite, but only the first row counts the token's value.
     rows = tl.arange(0, KEYS)
     top = tl.zeros((KEYS,), dtype=tl.float32) + tl.sum(query * key.to(tl.float32), axis=0)
     total = tl.where(rows == 0, 1.0, 0.0)
@@ -175,7 +175,7 @@ def _turn(
     *,
     is_backward: bool = False,
 ) -> None:
-    """Add the injection and rotate query and key (B, L, H, P), backwards if `is_backward`, from `given` to `turned`.
+    """Write `given` + injection to `turned`, with query and key (B, L, H, P) rotated, backwards if `is_backward`.
 
     The value is written only if `turned` has a third tensor. All tensors of `given` have the same strides, as have all
     of `turned`.

@@ -1,8 +1,8 @@
 """Evaluate a Llama stack on one token of one sequence, in five kernels per layer (imported only if Triton runs).
 
-`kernels.triton.token_products` says why there are so few and how they overlap. The first computes query, key and value
-from the norm of h, and the second attention. The third adds the output projection to h, the fourth computes SwiGLU of
-the norm of h, and the fifth adds the down-projection to h.
+`kernels.triton.token_products` explains why the kernels are few and how they overlap. The first kernel computes query,
+key and value from the norm of h, and the second attention. The third adds the output projection to h, the fourth
+computes SwiGLU of the norm of h, and the fifth adds the down-projection to h.
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `S` room for keys, `D` model, `H` heads, `P` head width, `O` H P, `E` 3 O, `M` MLP width, `G` 2 M.
@@ -48,8 +48,8 @@ class Llama3TokenStack:
     ) -> Tensor:
         """Return the residual stream (1, 1, D) after the last layer, before the final norm.
 
-        Args: rope holds cosines and sines (1, 1, P/2). rooms are the keys and values (1, H, S, P) of each layer, which
-            are contiguous and get those of the token at `position`. All tensors are in fp32.
+        Args: rope holds cosines and sines (1, 1, P/2). rooms are the contiguous keys and values (1, H, S, P) of each
+            layer; those of the token are written at `position`. All tensors are in fp32.
         """
         products, injection_11E, from_11D = self._products, injection_11E.contiguous(), z_11D.contiguous()
         h_11D, qkv_11E = torch.empty_like(from_11D), self._qkv_11E

@@ -1,9 +1,9 @@
 """Evaluate a Mamba2 stack on one token of one sequence, in three kernels per layer (imported only if Triton runs).
 
-`kernels.triton.token_products` says why there are so few and how they overlap. The first multiplies the norm of h by
-the in-projection and adds the injection. The second convolves and applies the state and the gate. The third multiplies
-by the out-projection, applies the scale of the gated norm to the result, and adds it to h. An iteration does not need
-the state after the token, because C (decay state + dt x B) = decay (C state) + dt x (C B).
+`kernels.triton.token_products` explains why the kernels are few and how they overlap. The first kernel multiplies the
+norm of h by the in-projection and adds the injection. The second convolves and applies the state and the gate. The
+third multiplies by the out-projection, applies the scale of the gated norm, and adds the result to h. An iteration does
+not need the state after the token, because C (decay state + dt x B) = decay (C state) + dt x (C B).
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `D` model, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
@@ -25,7 +25,7 @@ from implicit_llm.models.mamba2.triton.scan_inputs import softplus
 from implicit_llm.models.stack import LayerState
 
 STATE_ENTRIES = 4096  # of a state that one program holds in registers
-MIN_PART = 16  # channels of a head that one program processes if there are few programs
+MIN_PART = 16  # fewest channels of a head that one program processes, if there are few programs
 FEW_PROGRAMS = 128  # about the number of multiprocessors
 
 
@@ -80,9 +80,9 @@ class Mamba2TokenStack:
 
 @triton.jit
 def _inputs_ahead(conv_ptr, bias_ptr, before_ptr, channels, CHANNELS: constexpr, K: constexpr):
-    """Load what the convolution of some channels needs besides the token: four weights, bias and three inputs before.
+    """Load what the convolution of some channels needs besides the token: four weights, the bias, three earlier inputs.
 
-    Beyond the width K of a narrower convolution these are 0.
+    If K < 4, the weights and inputs beyond the width K are 0.
     """
     last_ptr, newest_ptr = conv_ptr + channels * K + (K - 1), before_ptr + channels + (K - 2) * CHANNELS
     is_there = channels >= 0

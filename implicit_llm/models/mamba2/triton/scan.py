@@ -2,8 +2,8 @@
 
 One program processes one head of one sequence, chunk after chunk, with the state in registers. All data between
 convolution and norm are thus read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-In its products channels come before positions (y^T = x^T scores^T). The state, which is accumulated in registers, can
-then be multiplied from there, and only the scores pass through shared memory. For a gradient (`scan_backward`) the
+In its products channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
+be multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
@@ -25,7 +25,7 @@ WIDE_STATE = 64 * 128  # entries; larger states need the registers of twice as m
 
 
 def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Return silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and if wanted the last SSM state in fp32.
+    """Return silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the last SSM state in fp32 if requested.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
     """
@@ -35,7 +35,7 @@ def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: boo
 
 
 def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run `gated_scan` after the SSM state `before`, and also return the states between chunks.
+    """Run `gated_scan` from the SSM state `before`, and also return the states between chunks.
 
     Returns: (B, L, I), and the states (B, S, H, P, N) in the dtype of `projected`, which is that of the products.
     """
@@ -134,7 +134,7 @@ def _scan_kernel(
         gate_QP = wide_sum(projected_ptr, injection_ptr, of_gate, is_row, INJECT)
         scores_QQ = transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION).to(kind)
         if HAS_STATE or IS_LONG:
-            # A state that is not accumulated needs few registers, so that many programs load theirs at once.
+            # A state that is not accumulated needs few registers, so many programs can load their states at once.
             before_PN = state_PN.to(kind) if IS_SUMMED else tl.load(before_ptr + of_state).to(kind)
             y_PQ = tl.dot(before_PN, tl.trans(C_QN), input_precision=PRECISION) * exp2(logs_Q)[None, :]
             y_PQ = tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION)
@@ -158,7 +158,7 @@ def _scan_kernel(
 
 @triton.jit
 def transposed_scores(B_QN, C_QN, dt_Q, logs_Q, steps, PRECISION: constexpr):
-    """Compute the scores (Q, Q), in which rows are source positions and columns are the targets from there on."""
+    """Compute the scores (Q, Q): rows are sources, columns are targets; a source does not affect earlier targets."""
     is_causal = steps[:, None] <= steps[None, :]
     decay_QQ = exp2(tl.where(is_causal, logs_Q[None, :] - logs_Q[:, None], -float("inf")))
     return tl.dot(B_QN, tl.trans(C_QN), input_precision=PRECISION) * decay_QQ * dt_Q[:, None]

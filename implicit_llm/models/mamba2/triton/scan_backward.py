@@ -1,23 +1,23 @@
 """Compute convolution, SSD and gate of a Mamba2 mixer as one operation with a gradient, at every length.
 
 This module is imported only if Triton kernels run. Autograd would copy the gradients of gate, convolution and dt into
-one tensor of the width of the in-projection; here each kernel writes directly into that tensor. The forward pass stores
-the projection, the inputs of the scan and the states between chunks.
+one tensor of the width of the in-projection; here the kernels write them directly into that tensor. The forward pass
+stores the projection, the inputs of the scan and the states between chunks.
 
-The gradient has four kernels, and no result depends on the order in which programs run:
+The gradient of the scan has four kernels, and no result depends on the order in which programs run:
 `sweep` processes one head of one sequence. It computes the gradients of the states between chunks, from the last to the
 first, with one small product per chunk. Only this kernel is sequential.
 `head` processes one head of one chunk and writes the gradients of x and gate. With the stored states and their
 gradients, chunks are independent.
 `group` computes the gradients of B and C in one chunk. One program processes all heads of a group and sums their
 contributions in registers.
-`dt` computes the gradients of dt, its bias and A in one chunk, from sums over channels that `head` stores.
+`dt` computes the gradients of dt, its bias and A in one chunk, from sums that `sweep` and `head` store.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` with autograd.
 
 Shapes: as in `scan`.
 
 Several releases of Triton compile a product of a transposed accumulator (`tl.dot(tl.trans(sum.to(bfloat16)), x)`, 64
-wide) incorrectly for Hopper. This code avoids it by multiplying with the transposed scores from the right.
+wide) incorrectly for Hopper. This code avoids such products: it multiplies by the transposed scores from the right.
 """
 
 from functools import partial
@@ -46,7 +46,7 @@ SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
-    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), as `scan.gated_scan`; `state` gets no gradient."""
+    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), without injection; `state` gets no gradient."""
     return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
 
 
@@ -203,7 +203,7 @@ def _head_kernel(
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     of_x = (head * P + of_P)[None, :]
     is_row = (chunk * Q + steps < length)[:, None]
-    # Each pointer is moved to the first row of the chunk, those of states to the state after the chunk.
+    # Pointers `at_` start at the first row of the chunk; `after` is the offset of the state after the chunk.
     first_row = sequence * length + chunk * Q
     entry = (sequence * chunks + chunk) * HEADS + head
     after = ((sequence * (chunks - 1) + chunk) * HEADS + head) * P * N
@@ -274,7 +274,7 @@ def _group_kernel(
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     is_row = (chunk * Q + steps < length)[:, None]
-    # Each pointer is moved to the first row of the chunk, those of states to the state after the chunk.
+    # Pointers are moved to the first row of the chunk, `kept` to the state before it and `dkept` to that after it.
     first_row = sequence * length + chunk * Q
     projected_ptr += first_row * COLUMNS
     convolved_ptr += first_row * CHANNELS

@@ -40,7 +40,7 @@ class Mixer(NamedTuple):
 
     @property
     def chunk_len(self) -> int:
-        """The number of positions of a chunk, at most half as many in fp32, which needs more registers."""
+        """The number of positions of a chunk; its maximum is halved in fp32, which needs more registers."""
         longest = MAX_CHUNK_LEN if self.projected_BLE.element_size() == 2 else MAX_CHUNK_LEN // 2
         return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(self.projected_BLE.shape[1])))
 
@@ -129,7 +129,7 @@ def _taps(conv_ptr, channels, is_channel, K: constexpr):
 
 @triton.jit
 def _state_row(before_ptr, t, channels, is_channel, CHANNELS: constexpr, K: constexpr):
-    """Load row t < 0 of the convolution's input; K - 1 rows precede the sequence."""
+    """Load row t of the K - 1 inputs before the sequence, which have t < 0; return 0 for every other row."""
     is_before = is_channel & (t < 0) & (t >= 1 - K)
     return wide(before_ptr + (t + K - 1) * CHANNELS + channels, is_before)
 
@@ -168,7 +168,7 @@ def _inputs_kernel(
     Q: constexpr, K: constexpr, BLOCK: constexpr, ALL_HEADS: constexpr,
     HAS_STATE: constexpr, INJECT: constexpr,
 ):  # fmt: skip
-    """Process one chunk of one sequence: the first program computes dt of all heads, each other one some channels."""
+    """Process one chunk of one sequence: the first program computes dt of all heads, the others convolve channels."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P
@@ -226,7 +226,7 @@ def _convolution_gradient_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, K: constexpr, BLOCK: constexpr, HAS_STATE: constexpr,
 ):  # fmt: skip
-    """Process some channels of one chunk of one sequence, and the three positions after it, which its inputs affect."""
+    """Process some channels of one chunk of one sequence and of the three positions after it, which use its inputs."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P

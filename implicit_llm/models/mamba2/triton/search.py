@@ -10,8 +10,9 @@ An evaluation of f has four parts, which exchange data through memory that stays
 the norm of z by the in-projection, `_convolve` mixes positions, and `_scan` loops over the heads. `_project_out`
 multiplies by the out-projection and applies the gated norm, whose scale of a token is known only after the last head.
 Channels come before positions in all products, so that the weights fill the matrix units even if there are few tokens.
-An iteration of one program takes 120 us on an H100, most of it latency, and thus longer than one of a whole small
-batch. Training, where few sequences need many iterations, replays graphs instead (`cuda_graphs.blocks`).
+An iteration of one program takes 120 us on an H100, mostly latency. With separate kernels, an iteration of a whole
+small batch takes less time. So training, where few sequences need many iterations, replays graphs of these kernels
+(`cuda_graphs.blocks`).
 The plain PyTorch twin is `solver.passes` with `models.mamba2.model`.
 
 Shapes: `B` batch, `L` length, `D` model, `E` in-projection (gate I, convolved C = I + 2 N, dt H), `I` = H P inner, `H`
@@ -58,7 +59,7 @@ class LayerWeights:
 
 
 def sequences_of_a_program(batch: int, width: int) -> int | None:
-    """Return how many sequences one program processes together, or None if no such number divides the batch.
+    """Return how many sequences one program processes together, or None if no suitable number divides the batch.
 
     With more sequences, more tokens share each load of the weights; with fewer, more multiprocessors are busy.
     """
@@ -75,8 +76,8 @@ def search_blocks(
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
         block, None if it is empty. L is a multiple of `width`. The search is plain or damped, and stops by sequence or
         by token.
-    Returns: the closed fixed point (B, L, D) in fp32, the state after it, and the statistics of each block; None where
-        a token became NaN or infinite.
+    Returns: the closed fixed point (B, L, D) in fp32, the state after the last block, and the statistics of each block;
+        None instead of all three if any token became NaN or infinite.
     """
     batch, length, columns = injection_BLE.shape
     scan, kind = weights.scan, weights.in_proj_ED.dtype
@@ -87,7 +88,7 @@ def search_blocks(
     new = injection_BLE.new_empty
     ssm_BHPN = injection_BLE.new_zeros(batch, heads, head_width, size, dtype=torch.float32)
     rows_BKC = injection_BLE.new_zeros(batch, TAPS.value - 1 + width, channels, dtype=kind)
-    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # a view of what the kernel leaves there
+    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # where the kernel leaves the last inputs
     if state is not None:
         ssm_BHPN.copy_(state[0])
         inputs_BKC.copy_(state[1])
@@ -304,7 +305,7 @@ def _apply(
     branch_DR = _project_out(
         squares_R, gated_norm_ptr, out_ptr, gate_ptr, of_gate_R, eps, INNER, D, OUT_TILE, OUT_STAGES
     )
-    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # z again: in registers it would spill others
+    h_DR = tl.load(_tokens(at_ptr, zero_ptr, of_token_R, D)) + branch_DR  # z is loaded again to save registers
     final_D = tl.load(final_norm_ptr + tl.arange(0, D)).to(tl.float32)
     return h_DR * tl.rsqrt(tl.sum(h_DR * h_DR, axis=0) / D + eps)[None, :] * final_D[:, None]
 
@@ -406,7 +407,7 @@ def _search_kernel(
         )  # fmt: skip
         tl.store(_tokens(z_ptr, zero_ptr, token_R, D), out_DR)
         tl.debug_barrier()
-        # The last inputs of this block come before those of the next.
+        # Move the last inputs of this block before those of the next.
         for row in tl.static_range(KEPT):
             for start in range(0, CHANNELS, CONV_TILE):
                 for index in tl.static_range(S):
