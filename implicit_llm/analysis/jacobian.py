@@ -50,7 +50,7 @@ class JacobianStep:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The fixed point z* (D), the number of iterations and the relative residual of the last one."""
+    """The fixed point z* (D), the number of iterations, and the last one's relative residual."""
 
     z_D: Tensor
     num_iter: int

@@ -102,8 +102,7 @@ class GraphRunner(Runner):
 
     def training_solve(self, f: StackMap, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:
         prefix, length = f.x.prefix, embedding_BLD.shape[1]
-        # A sequence in one block needs other graphs after a prefix than after the empty state; they would replace each
-        # other, so there are none after a prefix.
+        # Without blocks, the empty state and a prefix need different graphs, which would replace each other.
         is_captured = prefix is None or (prefix.valid_BS is None and (solver.block_len or length) < length)
         is_wanted = self.replays_training and f.model.training and f.valid_BL is None and is_captured
         if is_wanted and _can_solve_training(f.model, embedding_BLD):
@@ -192,10 +191,7 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Run the pass of a single token with a graph; return None while tokens are still eager.
-
-        Raises: CaptureFailed, NonFiniteState.
-        """
+        """Return a token from a graph, or None while tokens are still eager. Raises: CaptureFailed, NonFiniteState."""
         assert cache.prefix is not None
         graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
         if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):

@@ -2,9 +2,8 @@
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
 u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
-w = df/dx dx + df/dz w. `implicit_step` solves these equations for u or w; `series_step` sums the first terms of the
-damped series for u or w, one for each phantom step. Both apply to the whole sequence, even if the solver works in
-blocks.
+w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums the first terms of a damped series
+for u or w, one for each phantom step. Both apply to the whole sequence, even if the solver works in blocks.
 
 A product computes no gradients of weight matrices, because `torch.autograd.grad` skips them in PyTorch's own
 operations. Our kernels still compute the gradients of norms, convolution and decays beside that of z, which costs
@@ -54,10 +53,7 @@ def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor
 
 
 def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
-    """Return f(z), whose backward pass turns a gradient g into `through(product with (df/dz)^T, g)` first.
-
-    No gradient reaches z.
-    """
+    """Return f(z). Its gradient g passes on as `through(product with (df/dz)^T, g)`; z itself gets no gradient."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():

@@ -161,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Return the sum of all weights, whose bits count as 32-bit integers; any change of a single weight changes it."""
+    """Return the sum of all weights as 32-bit integers of their bits, which any change of a single weight changes."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

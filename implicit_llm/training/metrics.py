@@ -47,7 +47,7 @@ Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if t
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return the cost of training by evaluations of f; NaN counts the most that the solver allows (config.flops)."""
+    """Return the cost of training by number of evaluations of f; NaN counts the solver's maximum (config.flops)."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -180,7 +180,7 @@ class StepMetrics:
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Return the mean of each column that has values, and NaN for a loss or norm that has none.
 
-        Unrolled steps measure no residual; their num_iter and unconverged_share are no measurements and left out too.
+        Unrolled steps measure no residual; their num_iter and unconverged_share mean nothing and are left out too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}

@@ -46,7 +46,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    # State passing needs a model that starts from the states of a cache and advances them, all of fixed size.
+    # State passing needs a model that starts from the states of a cache, which have a fixed size, and advances them.
     passes_states = isinstance(model, LstmForCausalLM) or (
         isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
     )

@@ -47,11 +47,11 @@ class UpdateGuard:
 
 
 class SolverFailures:
-    """A patch of `forward`: a rank whose solver failed continues with a loss of NaN, because others wait for gradients.
+    """A patch of `forward` with which a rank whose solver failed continues with a loss of NaN.
 
-    The step then ends on every rank, and on every rank the guard skips the update and the error gives the reason. A
-    failure in evaluation mode is raised: each rank runs the probes of a training step for itself, and a failed probe
-    does not make the step fail. message: the first failure of this rank, or None.
+    Other ranks need its gradients. The step then ends on every rank, and on every rank the guard skips the update and
+    the error gives the reason. A failure in evaluation mode is raised: each rank runs the probes of a training step for
+    itself, and a failed probe does not make the step fail. message: the first failure of this rank, or None.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -306,7 +306,7 @@ class CheckpointStore:
         return checkpoint
 
     def _committed(self) -> Iterator[Path]:
-        """Yield the directories of the final checkpoint and the last ones, the newest first, without the kept ones."""
+        """Yield the directories of the final checkpoint and of those in work/checkpoints, the newest first."""
         if self.final.is_dir():
             yield self.final
         found = [path for path in self.directory.glob("step-*") if _STEP_NAME.fullmatch(path.name) and path.is_dir()]

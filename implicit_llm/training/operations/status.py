@@ -37,7 +37,7 @@ class SpeedMeter:
         self._before = (totals.tokens, totals.flops, time.monotonic())
 
     def read(self, totals: Totals) -> dict[str, float]:
-        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and memory_gib, its peak, on a GPU.
+        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib, its peak.
 
         Call this after reading the metrics, when the device has finished the counted work.
         """
@@ -76,9 +76,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 # share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = (
-    10  # between the first two alarms, each of ALARM_STEPS; each later pause is twice as long as the previous one
-)
+_QUIET_WINDOWS = 10  # of ALARM_STEPS, between the first and second alarm; each later pause is twice the previous one
 
 
 class SolverAlarm:
