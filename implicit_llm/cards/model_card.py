@@ -2,7 +2,7 @@
 
 A model card contains facts that are known when a model is saved, but nothing that differs between equal runs: no time,
 host or device. It contains no name of a run either, because a name belongs to an experiment, not to a run's identity.
-The code digest treats model cards as plumbing: a new wording retrains nothing, and saved models keep their old texts.
+The code digest leaves out this module, so a new wording retrains nothing, and saved models keep their old texts.
 `saved_card` is for a model that a user saves: it explains how to load the model, but not how it was trained.
 """
 

@@ -26,7 +26,7 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # of an evaluation with graphs; a capture costs as much as a few blocks without graphs
+MIN_TOKENS, MIN_BLOCKS = 16, 4  # least with graphs, because a capture costs as much as a few blocks without graphs
 EAGER_TOKENS = 4  # of a cache before a capture, which costs as much as a few tokens without graphs
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 

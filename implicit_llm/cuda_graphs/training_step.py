@@ -2,7 +2,8 @@
 
 The differentiated part does the same work in every step: embedding, unrolled or phantom steps, loss and gradients.
 The solver's part of a free pass depends on the data. It runs before this graph, with the graphs of blocks.py.
-With several processes, the graph also sums the gradients over all ranks while the rest of the backward pass runs.
+With several processes and one micro-batch per step, the graph also sums the gradients over all ranks, while the rest of
+the backward pass runs.
 A step after a carried state (state passing) also computes the state after its sequences, without a gradient.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
@@ -40,7 +41,7 @@ class StepSetting:
     """The setting for which a step was captured; any other setting needs another capture.
 
     with_state: whether the step starts from a carried state and advances it. reducer: sums the gradients over ranks;
-    None with a single process.
+    None if the graph does not sum them.
     """
 
     shape: tuple[int, ...]

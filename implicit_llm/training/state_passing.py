@@ -43,7 +43,7 @@ class StatePassing:
 
     With `phase.state_passing` 64, half of the chains restart from the empty state after 64 sequences, a quarter after
     32, an eighth after 16, and so on. All chains therefore restart after every 64 steps, and a checkpoint at such a
-    step contains no states.
+    step needs no states.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics are NaN in explicit and unrolled phases, which therefore never warn.
+        The metrics are NaN in explicit phases, and NaN or 0 in unrolled phases, so these phases never warn.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:
