@@ -1,4 +1,4 @@
-"""Choose the device on which a job computes."""
+"""Choose the device and the kernels with which a job computes."""
 
 import torch
 from transformers.utils import logging
@@ -20,8 +20,9 @@ def choose_device(wanted: str) -> str:
 
 
 def set_up_torch(device: str = "auto", kernels: KernelChoice = "auto", threads: int | None = None) -> str:
-    """Choose device and kernels for the whole process; `threads` None means PyTorch's default number.
+    """Choose device, kernels and number of CPU threads for the whole process, and turn off transformers' progress bars.
 
+    threads: None keeps PyTorch's default number.
     Returns: cpu or cuda. Raises: NoGpu, KernelsUnavailable.
     """
     logging.disable_progress_bar()

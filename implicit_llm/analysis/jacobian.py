@@ -34,7 +34,7 @@ class NotConverged(ArithmeticError):
 
 @dataclass(frozen=True)
 class JacobianStep:
-    """The step of a Mamba2 model on one token, as a function of one layer's state before it; other states are fixed.
+    """The step of a Mamba2 model on one token, as a function of z and of one layer's state; other states are fixed.
 
     apply: maps z (R, D) and h (R, S) to the model's output f(z, h, x) (R, D) and to the layer's state h' (R, S) after
         the token. The rows are independent of one another. An explicit model ignores z.
@@ -50,7 +50,7 @@ class JacobianStep:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The fixed point z* (D), the number of iterations and the final residual."""
+    """The fixed point z* (D), the number of iterations, and the last one's relative residual."""
 
     z_D: Tensor
     num_iter: int
@@ -63,7 +63,7 @@ class StateJacobian:
 
     df_dz_DD: the derivative of f at the fixed point, whose spectral radius shows whether and how fast the iteration
         contracts.
-    phi_DS: (I - df/dz)^-1 df/dh.
+    u_SD: dh'/dz. phi_DS: (I - df/dz)^-1 df/dh.
     """
 
     decay_S: Tensor
@@ -81,8 +81,8 @@ class StateJacobian:
     def off_diagonal_share(self) -> float:
         """Return the Frobenius norm of the off-diagonal entries, divided by that of all entries.
 
-        The result is 0 for an explicit layer, and below 1 in general. |U Phi|^2 is the trace of U'U Phi Phi', which is
-        exact up to a rounding error of 1e-8 of the norm of U Phi.
+        The result is 0 for an explicit layer, and at most 1. The squared norm of U Phi is computed as the trace of
+        U^T U Phi Phi^T, which is exact up to a rounding error of 1e-8 of the norm of U Phi.
         """
         low_rank_diagonal_S = torch.einsum("sd,ds->s", self.u_SD, self.phi_DS)
         low_rank = ((self.u_SD.T @ self.u_SD) * (self.phi_DS @ self.phi_DS.T)).sum()

@@ -2,7 +2,7 @@
 
 A model card contains facts that are known when a model is saved, but nothing that differs between equal runs: no time,
 host or device. It contains no name of a run either, because a name belongs to an experiment, not to a run's identity.
-The code digest treats model cards as plumbing: a new wording retrains nothing, and saved models keep their old texts.
+The code digest leaves out this module, so a new wording retrains nothing, and saved models keep their old texts.
 `saved_card` is for a model that a user saves: it explains how to load the model, but not how it was trained.
 """
 
@@ -32,9 +32,9 @@ PAPER = {
 
 
 def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
-    """Return a model card: a YAML head, and the template (a file of this folder) filled with `values`.
+    """Return a model card: a YAML head, and the template (a file beside this module) filled with `values`.
 
-    head: fields in addition to those of every model card.
+    head: fields that are added to those of every model card, or replace them.
     Raises: jinja2.UndefinedError for a missing value.
     """
     environment = jinja2.Environment(
@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return the text of a measured number, with four digits."""
+    """Return the text of a measured number, with four digits, or "not finite", also for None."""
     return "not finite" if value is None or value != value or abs(value) == float("inf") else f"{value:.4g}"
 
 
@@ -140,7 +140,7 @@ def solver_words(solver: SolverConfig | None) -> str:
 
 
 def saved_card(model: Any) -> str:
-    """Return the model card of `model`, without a licence, because the author of the model chooses it."""
+    """Return the model card of `model`, without a licence, which the author of the model chooses."""
     return render_card("saved.md.j2", ModelFacts.of(model), {})
 
 
@@ -163,7 +163,7 @@ START = "start"
 
 
 def training_card(context: StageContext, model: Any, summary: Mapping[str, Any]) -> str:
-    """Return the model card of `model`, which the run of `context` trained; `summary` is that of its manifest."""
+    """Return the model card of `model`, which the run of `context` trained; `summary` is that of the run's manifest."""
     facts, config = ModelFacts.of(model), context.config
     task = context.kinds.tasks[config["task"]]
     data = context.inputs["data"].manifest
@@ -198,7 +198,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the table of phases: this phase, the phase that it started from, and the earlier ones in one row."""
+    """Return the table of phases: all earlier ones in one row, the phase that this one started from, and this phase."""
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:

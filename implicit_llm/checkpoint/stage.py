@@ -2,9 +2,9 @@
 
 The settings name a folder or a model of the hub:
 
-{"path": "models/pythia-70m"}                      in the folder of fetched files, or else in the working directory
-{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision, or main>/ of that folder, where
-                                                   `implicit-llm prefetch` stores it
+{"path": "models/pythia-70m"}                      in the downloads folder, or else in the working directory
+{"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision>/ of the downloads folder, where
+                                                   `implicit-llm prefetch` stores it; without revision in main/
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ with config.json, safetensors, a model card and, if the checkpoint has one, its tokenizer.
+    """Write model/ with config.json, safetensors, a model card and the tokenizer files that the checkpoint has.
 
     No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.
@@ -113,7 +113,7 @@ class CheckpointError(UserError):
 class CheckpointFiles:
     """The files of an existing checkpoint.
 
-    weights: the files with weights. about: the origin and the digests.
+    weights: the names of the files with weights. about: the origin, and the sha256 of config.json and weights.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ class CheckpointFiles:
 
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
-    """Find the checkpoint and compare its files with the digests. Raises: CheckpointError, FetchedFilesError."""
+    """Find the checkpoint and check the digests that `wanted` names. Raises: CheckpointError, FetchedFilesError."""
     folder: Path | None
     if wanted.hub is not None:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
@@ -147,7 +147,10 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
-    """Return the names of the files with weights, including the index of shards. Raises: CheckpointError."""
+    """Return the names of the files with weights, including the index of shards.
+
+    A pickle counts only if there are no safetensors and the settings have its digest. Raises: CheckpointError.
+    """
     names, path = weight_files(folder), folder / PICKLE_FILE
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if not missing:

@@ -2,12 +2,12 @@
 
 An iteration launches dozens of small kernels per layer, and launching them takes longer than running them. So the work
 on a block is captured once, over tensors at fixed addresses. `begin` computes the injection. `iterate` evaluates f,
-updates z and marks the sequences that are done. `compact` moves the other sequences into tensors of half the size.
-`close` evaluates one undamped f and replaces the old states. The host checks only every few iterations how many
-sequences are not done. Decoding solves a block of one token, sequential mode one such block after another; training
-solves long blocks.
+updates z and marks the sequences that are done. `compact` moves the sequences that are not done into tensors for half
+as many sequences. `close` evaluates one undamped f and replaces the old states. The host checks only every few
+iterations how many sequences are not done. Decoding solves a block of one token, sequential mode one such block after
+another; training solves long blocks. An explicit model needs only `close`.
 
-Shapes: `B` batch, `A` of them not known to be done, `W` tokens of a block, `D` model, `S` room for keys and values.
+Shapes: `B` sequences, `A` of them not known to be done, `W` tokens of a block, `D` model.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MIN_COMPACTED = 16  # number of sequences below which a smaller batch saves noth
 
 @torch.no_grad()
 def empty_prefix(model: ImplicitModel, embedding_BWD: Tensor) -> Prefix:
-    """Return the state before the first token, in tensors like those of a state after a block."""
+    """Return the state before the first token, in the layers' own shapes: zeros, or no keys and values."""
     x = model.stack_input(embedding_BWD, None, None, None)
     after = Prefix(model.apply_stack(torch.zeros_like(embedding_BWD), x, return_states=True)[1], 0)
     return after.first(0) if model.has_growing_state else after.map(torch.zeros_like)
 
 
 def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype to which states may be rounded, so that iterations load them in half the time, or None."""
+    """Return the dtype to which iterations may round the states to load them in half the time; None if they may not."""
     return autocast if model.layer_class.rounds_state and selected_kernels() == "triton" else None
 
 
@@ -53,7 +53,8 @@ def rounded_dtype(model: ImplicitModel, autocast: torch.dtype | None) -> torch.d
 class BlockSetting:
     """The setting for which graphs were captured; any other setting needs other graphs.
 
-    parameters: the addresses of the model's parameters. with_state: whether each block starts from the state before it.
+    width: the tokens of a block. with_state: whether each block starts from the state before it and can advance this
+    state. parameters: the addresses of the model's parameters.
     """
 
     batch: int
@@ -86,7 +87,7 @@ class BlockSetting:
 
 @dataclass
 class OpenSequences:
-    """A batch in which some sequences are not done, and its input."""
+    """The sequences that are iterated together: their indices in the whole batch, z, and the input of f."""
 
     active_A: Tensor
     z_AWD: Tensor
@@ -96,9 +97,10 @@ class OpenSequences:
 class BlockGraph:
     """The graphs of one model and setting, with the states that they carry from block to block.
 
-    prefix: the state before the first block; `with_state` requires its layers. room: the number of tokens that fit into
-    growing states, including the tokens of the prefix. masks: dropout masks per layer (B, W, D), which each `begin`
-    overwrites. open: the whole batch, then the smaller batches to which the sequences that are not done move.
+    prefix: the state before the first block, which is copied; required if the setting has `with_state`. room: the
+    number of tokens that fit into growing states, including those of the prefix. has_masks: whether each `begin` gets
+    dropout masks (B, W, D), one per layer. open: the whole batch, then the smaller batches to which the sequences that
+    are not done move.
     """
 
     def __init__(
@@ -119,8 +121,8 @@ class BlockGraph:
         self._embedding = torch.zeros(shape, dtype=setting.dtype, device=parameter.device)
         self._position = torch.arange(self.length, self.length + setting.width, device=parameter.device)
         self._layers = () if prefix is None else prefix.map(self._with_room).layers
-        # Iterations load a rounded copy of the states; `close` loads the states themselves and advances them. A single
-        # token loads them too few times to repay the copy.
+        # Iterations may load a rounded copy of the states; `close` loads the states themselves and advances them. A
+        # block of one token loads states too few times to repay the copy.
         is_rounded = setting.solver is not None and setting.width > 1
         dtype = rounded_dtype(model, setting.autocast) if is_rounded else None
         self._read = Prefix(self._layers, self.length).rounded(dtype).layers
@@ -131,13 +133,13 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
-            self._num_iter = 0  # the most iterations that a sequence took in the block before
+            self._num_iter = 0  # the most of a sequence in the previous block of one token
             self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 
     @torch.no_grad()
     def begin(self, embedding_BWD: Tensor, masks: tuple[Tensor, ...] | None = None) -> None:
-        """Start the next block with this input and the states after the block before."""
+        """Start the next block with this input and the states after the previous block."""
         self._embedding.copy_(embedding_BWD)
         for mine, mask in zip(self._masks or (), masks or (), strict=True):
             mine.copy_(mask)
@@ -146,12 +148,13 @@ class BlockGraph:
 
     @torch.no_grad()
     def solve(self) -> BlockStats:
-        """Iterate until every sequence is done or the iterations are spent. Raises: NonFiniteState."""
+        """Iterate until every sequence is done or `max_iter` is reached; return statistics. Raises: NonFiniteState."""
         max_iter = self._search.max_iter
         level, check_every, next_check = 0, CHECK_EVERY, CHECK_EVERY
         if self.setting.width == 1:
-            # The next token takes about as many iterations as the last; from there the host checks after each. An
-            # iteration too many changes no result, but took 7 % of the time of a token with the kernels of the layers.
+            # A token takes about as many iterations as the previous token, so the host checks after each iteration only
+            # near that number. A needless iteration changes no result, but took 7 % of a token's time without
+            # `token_stack`.
             check_every, next_check = 1, max(CHECK_EVERY, self._num_iter - 1)
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
@@ -178,9 +181,10 @@ class BlockGraph:
 
     @torch.no_grad()
     def close(self) -> Tensor:
-        """Evaluate one undamped f at the solution and make its states the prefix.
+        """Evaluate one undamped f at the solution; the states after the block become the prefix of the next block.
 
-        Returns: f(z), (B, W, D), which the next block overwrites.
+        An explicit model evaluates its input instead.
+        Returns: f(z) (B, W, D), which the next `close` overwrites.
         """
         self._graphs["close"].replay()
         self.length += self.setting.width
@@ -191,16 +195,16 @@ class BlockGraph:
         return Prefix(self._layers, self.length, room=self.room)
 
     def fits(self, setting: BlockSetting, tokens: int) -> bool:
-        """Return whether these graphs can serve blocks of this setting that end after `tokens` tokens."""
+        """Return whether these graphs can serve this setting in sequences of `tokens` tokens, prefix included."""
         return self.setting == setting and (self.room is None or tokens <= self.room)
 
     def holds(self, prefix: Prefix) -> bool:
-        """Return whether the next block follows `prefix`."""
+        """Return whether `prefix` is the state before the next block, in this object's own tensors."""
         return prefix.layers is self._layers and prefix.length == self.length
 
     @torch.no_grad()
     def restart(self, prefix: Prefix | None = None) -> None:
-        """Restart after `prefix`, which must fit into the room if states grow; None is the empty state."""
+        """Copy in the state before the next block (None: the empty state); growing states must fit into the room."""
         self.length = 0 if prefix is None else prefix.length
         self._position.copy_(torch.arange(self.length, self.length + self.setting.width, device=self._position.device))
         if prefix is None:
@@ -219,7 +223,7 @@ class BlockGraph:
     def _refresh(self) -> None:
         for mine, layer in zip(self._weights, self._model.layers, strict=True):
             for old, new in zip(mine, layer.weights(), strict=True):  # type: ignore[operator]
-                if new is not old:  # if it is the same tensor, it is the parameter itself
+                if new is not old:  # a weight that needs no computation is the parameter itself
                     old.copy_(new)
 
     def _begin(self) -> None:
@@ -270,7 +274,7 @@ class BlockGraph:
         self._out.copy_(out)
         for mine, new in zip(self._layers, layers, strict=True):
             for old_state, state in zip(mine, new, strict=True):
-                if state is not old_state:  # the model writes keys and values in place
+                if state is not old_state:  # keys and values are already written in place
                     old_state.copy_(state)
         self._position += self.setting.width
 
@@ -287,7 +291,7 @@ class BlockGraph:
             self._position.copy_(position)
 
     def _make_token_stack(self) -> Callable[[Tensor, StackInput], Tensor] | None:
-        """Return a faster evaluation of f for iterations on a single token, or None if there is none."""
+        """Return a faster evaluation of f for one token of one sequence, or None if this setting has none."""
         setting = self.setting
         if setting.solver is None or setting.width * setting.batch > 1 or not setting.with_state:
             return None
@@ -307,7 +311,7 @@ class BlockGraph:
             yield "close", self._close
 
     def _smaller_batches(self) -> list[int]:
-        """Return the sizes to which the batch shrinks; none for single tokens or if all sequences stop together."""
+        """Return the sizes to which the batch shrinks; empty for single tokens or if all sequences stop together."""
         sizes, size = [], self.setting.batch // 2
         while size >= MIN_COMPACTED and self.setting.width > 1 and self._search.rule.stop != "batch":
             sizes.append(size)
@@ -319,7 +323,7 @@ class BlockGraph:
         return [state for layer in layers for state in layer]
 
     def _with_room(self, state: Tensor) -> Tensor:
-        """Return a copy of a state; keys and values (B, H, S, P) get room for later tokens."""
+        """Return a copy of a state; keys and values (batch, heads, tokens, head width) get room for later tokens."""
         if self.room is None:
             return state.clone()
         batch, heads, _, width = state.shape

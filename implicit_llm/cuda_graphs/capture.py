@@ -18,10 +18,10 @@ class CaptureFailed(RuntimeError):
 
 
 class Recorder:
-    """A recorder of the parts of one computation, which share the memory of temporary tensors.
+    """A recorder of the parts of one computation; all parts share one pool of memory for temporary tensors.
 
-    A part has no arguments and no result: it reads and writes tensors at fixed addresses. A tensor that it allocates
-    and stores a reference to keeps its address too, and each replay overwrites it.
+    A part has no arguments and no result: it reads and writes tensors at fixed addresses. A tensor that the part
+    allocates also keeps its address as long as a reference to the tensor is stored, and each replay overwrites it.
     """
 
     def __init__(self, autocast: torch.dtype | None) -> None:
@@ -31,7 +31,7 @@ class Recorder:
     def capture(self, part: Callable[[], None], rehearsal: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         """Run `part` eagerly, record it, and replay it once, so that its tensors have values.
 
-        rehearsal: replaces a collective part in the eager runs; that part is then only recorded, not replayed.
+        rehearsal: runs eagerly in place of a collective `part`, which is then only recorded, not replayed.
         The random state of the device does not change. Raises: CaptureFailed.
         """
         try:

@@ -1,4 +1,4 @@
-"""Replay a model's passes on a GPU from CUDA graphs. A graph is captured at its first use, and again if none fits.
+"""Replay a model's passes on a GPU from CUDA graphs. A pass for which no stored graph fits captures a new one.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """
@@ -26,8 +26,8 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # because a capture costs as much as a few blocks without graphs
-EAGER_TOKENS = 4  # because a capture costs as much as a few tokens without graphs
+MIN_TOKENS, MIN_BLOCKS = 16, 4  # least with graphs, because a capture costs as much as a few blocks without graphs
+EAGER_TOKENS = 4  # of a cache before a capture, which costs as much as a few tokens without graphs
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)
@@ -36,31 +36,34 @@ R = TypeVar("R")
 
 
 def can_capture(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether the model's work can be recorded: on a GPU, without hooks and adapters, which run Python."""
+    """Return whether a capture can record the model: on a GPU, in no other capture, without hooks and adapters."""
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
 def can_solve(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether graphs can solve blocks; they cannot if the method remembers iterates."""
+    """Return whether graphs can run blocks; they cannot if the solver's method may remember iterates."""
     has_memory = model.solver is not None and model.solver.method not in ("plain", "damped")
     return not has_memory and can_capture(model, device)
 
 
 @dataclass
 class Decoder:
-    """The graphs that decode single tokens for one cache and carry its states, captured after a few eager tokens."""
+    """The graphs that decode single tokens for one cache and carry its states.
+
+    tokens: how many were decoded so far. graph: None while tokens are still eager.
+    """
 
     tokens: int = 0
     graph: BlockGraph | None = None
 
 
 class GraphRunner(Runner):
-    """A runner that replays single tokens and blockwise evaluation; with `replays_training` also training passes.
+    """A runner that replays single tokens and evaluation in blocks; with `replays_training` also training passes.
 
     If a capture fails, the model gets a plain `Runner` instead.
-    step: the graph of whole training steps, which have one shape. sequences: the graphs that solve blocks, in training
-    (True) and in evaluation. decoders: the graphs for single tokens, by cache. token_graph: the newest of these, which
-    serves another cache once its own cache is deleted.
+    step: the graph of the newest whole training step. sequences: the graphs that solve blocks, in training (True) and
+    in evaluation (False). decoders: the graphs for single tokens, by cache. token_graph: the newest graph for single
+    tokens, which serves another cache once its own cache is deleted.
     """
 
     def __init__(self, replays_training: bool = False) -> None:
@@ -126,7 +129,7 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`. If it cannot capture, return None and give the model a plain runner."""
+        """Return the result of `replay`. If a capture fails, return None and give the model a plain runner."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
@@ -135,7 +138,7 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
-        """Return whether to capture a training step: graphs are wanted, and no part of the step waits for the host.
+        """Return whether to capture a training step: graphs are wanted, and no captured part waits for the host.
 
         fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """
@@ -162,7 +165,7 @@ class GraphRunner(Runner):
     ) -> TrainingStep:
         """Run a training step from its graph, which is captured first if needed; collective if there is a reducer.
 
-        Raises: CaptureFailed; with a reducer on all ranks.
+        Raises: CaptureFailed, on all ranks if there is a reducer; NonFiniteState.
         """
         is_new = self.step is None or self.step.setting != setting
         failure: CaptureFailed | None = None
@@ -188,7 +191,7 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Compute the next token with a graph, or return None while tokens are still eager. Raises: CaptureFailed."""
+        """Return a token from a graph, or None while tokens are still eager. Raises: CaptureFailed, NonFiniteState."""
         assert cache.prefix is not None
         graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
         if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):
@@ -212,7 +215,7 @@ class GraphRunner(Runner):
         return z_B1D, stats
 
     def _free_token_graph(self) -> BlockGraph | None:
-        """Return the newest graph for single tokens if no cache uses it."""
+        """Return the newest graph for single tokens, or None if a cache uses it."""
         is_used = any(decoder.graph is self.token_graph for decoder in self.decoders.values())
         return None if is_used else self.token_graph
 
@@ -252,7 +255,10 @@ class GraphRunner(Runner):
         has_masks: bool = False,
         room_tokens: int = 0,
     ) -> BlockGraph:
-        """Return the graph for a sequence after `prefix`; capture one if the stored one does not fit."""
+        """Return the graph for sequences after `prefix`; capture one if the stored graph does not fit.
+
+        room_tokens: the tokens of a sequence after the prefix.
+        """
         setting = BlockSetting.of(model, embedding_BWD, with_state=with_state)
         kept = self.sequences.get(model.training)
         has_room = with_state and model.has_growing_state
@@ -277,7 +283,10 @@ def _solve_blocks(
     *,
     closes: bool = True,
 ) -> tuple[Tensor, list[Block]]:
-    """Return z (B, L, D) and the statistics of each block; without `closes`, z is the solver's own z of one block."""
+    """Return z (B, L, D) and the statistics of each block.
+
+    Without `closes` there is one block. Its z is the solver's own, in a tensor that the next solve overwrites.
+    """
     parts: list[Tensor] = []
     blocks: list[Block] = []
     for start in range(0, embedding_BLD.shape[1], width):
@@ -289,7 +298,7 @@ def _solve_blocks(
 
 
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
-    """Return whether graphs can solve a training pass over ids (B, L) or their embedding, in blocks of equal length."""
+    """Return whether graphs can solve a training pass over ids (B, L) or embeddings; blocks must be equally long."""
     assert model.solver is not None
     length = input_BL.shape[1]
     width = model.solver.block_len or length

@@ -1,8 +1,9 @@
 """Compute loss and gradients of a training pass on a GPU; one CUDA graph replays the forward and backward pass.
 
 The differentiated part does the same work in every step: embedding, unrolled or phantom steps, loss and gradients.
-The solver's part of a free pass depends on the data and runs before it, with the graphs of blocks.py.
-With several processes the graph also sums the gradients over them, at the same time as the rest of the backward pass.
+The solver's part of a free pass depends on the data. It runs before this graph, with the graphs of blocks.py.
+With several processes and one micro-batch per step, the graph also sums the gradients over all ranks, while the rest of
+the backward pass runs.
 A step after a carried state (state passing) also computes the state after its sequences, without a gradient.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
@@ -39,7 +40,8 @@ Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | Non
 class StepSetting:
     """The setting for which a step was captured; any other setting needs another capture.
 
-    with_state: whether the step starts from a carried state and advances it. reducer: sums its gradients over ranks.
+    with_state: whether the step starts from a carried state and advances it. reducer: sums the gradients over ranks;
+    None if the graph does not sum them.
     """
 
     shape: tuple[int, ...]
@@ -84,7 +86,10 @@ class StepGraph:
         self.num_replays = 0
 
     def prepare(self, ids_BL: Tensor, labels_BL: Tensor, before: Prefix | None, solve: Solve) -> None:
-        """Copy in a batch and the state before it (None if empty), and run the solver's part of its pass by `solve`."""
+        """Copy in a batch and the state before it (None if empty), and run the solver's part of the pass by `solve`.
+
+        If the solver fails, `replay` raises its error.
+        """
         solver = self.setting.solver
         self._ids.copy_(ids_BL)
         self._labels.copy_(labels_BL)
@@ -105,8 +110,8 @@ class StepGraph:
     def replay(self) -> TrainingStep:
         """Run the pass of the batch that `prepare` copied in.
 
-        Only the returned sum of losses can be differentiated, once and before the next call, which overwrites the other
-        tensors.
+        Only the returned sum of losses can be differentiated: only before the next call, and only to first order. The
+        next call overwrites the other returned tensors, except the statistics.
         Raises: the solver's NonFiniteState, after the other ranks, which wait for these gradients, have received NaN.
         """
         self._graph.replay()
@@ -144,8 +149,8 @@ class StepGraph:
             self._masks = self._model.base.draw_dropout(self._z)
 
     def _learn(self, reducer: Any) -> None:
-        # We differentiate aliases that share the parameters' memory. Others, such as DDP, may store the parameters' own
-        # autograd nodes, which are then tied to streams that the capture must not touch.
+        # We differentiate aliases that share the parameters' memory. Other code, such as DDP, may store the parameters'
+        # own autograd nodes, which are then tied to streams that the capture must not touch.
         pass_of = _Pass(self._model, self._forward)
         aliases = {name: p.detach().requires_grad_(p.requires_grad) for name, p in pass_of.named_parameters()}
         trained = [alias for alias in aliases.values() if alias.requires_grad]
@@ -188,8 +193,8 @@ class _WeightsInTurn:
     """The `layer.weights()` of each layer, computed when the layer is first applied.
 
     Autograd runs in the reverse order of the forward pass. If all weights were computed before the first layer, the
-    gradient of every parameter would be complete only at the very end, and no sum over ranks could begin earlier. The
-    steps of a series that run without gradient compute their own weights, which the last step replaces.
+    gradient of every parameter would be complete only at the very end, and no sum over ranks could begin earlier.
+    With `gradient="series"`, the steps without gradient compute weights of their own, which the last step replaces.
     """
 
     def __init__(self, layers: nn.ModuleList) -> None:

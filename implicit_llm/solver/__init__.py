@@ -1,1 +1,1 @@
-"""These fixed-point solvers do not depend on what a layer is."""
+"""Find fixed points of a map, whatever its layers are."""

@@ -1,6 +1,7 @@
 """Iterate a map to its fixed point until every sequence is done, and drop finished sequences on the way.
 
-The solver does not depend on layers. It calls a `FixedPointMap` with z (B, L, D) and narrows it to a part of the batch.
+The solver does not depend on layers. It calls a `FixedPointMap` with z (B, L, D) and restricts the map to the sequences
+that are not done.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from implicit_llm.solver.stats import BlockStats, NonFiniteState
 # A finished sequence wastes work while it stays in the batch, and copying the others out costs about half an
 # evaluation of f. Compacting when at most three quarters are open keeps both costs small.
 COMPACT_BELOW = 0.75
-# Checking whether all sequences are done waits for the accelerator, so it is checked only every few iterations.
+# A check whether all sequences are done waits for the accelerator, so there is one only every few iterations.
 CHECK_EVERY_ON_DEVICE = 4
 
 
@@ -38,10 +39,11 @@ class FixedPointMap(Protocol):
 
 
 class Best:
-    """The record of a solve: the best iterate of every token and the progress of each sequence, all on the device.
+    """The record of a solve: for each token its best iteration, for each sequence its progress, all on the device.
 
-    rank_BL: the quantity that the best iterate minimises (`Progress.rank_BL`).
-    residual_BL: the token's own residual at that iterate.
+    z: the next z of the best iteration; the residuals are those of the z before it.
+    rank_BL: the quantity that the best iteration minimises (`Progress.rank_BL`).
+    residual_BL: the token's own residual in the best iteration.
     Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width.
     """
 
@@ -104,11 +106,11 @@ class Best:
 
     @property
     def residual(self) -> Tensor:
-        """The lowest residual of each sequence (B)."""
+        """The lowest residual of each sequence (B), or the last one if the rule `keeps_last`."""
         return self.rank_BL[:, -1]
 
     def reset(self) -> None:
-        """Reset the record in place, as before the first iteration."""
+        """Reset the record in place for a solve from z = 0."""
         self.z.zero_()
         self.rank_BL.fill_(torch.inf)
         self.residual_BL.fill_(torch.inf)
@@ -135,13 +137,13 @@ def solve(
     max_iter: int,
     valid_BL: Tensor | None = None,
 ) -> tuple[Tensor, BlockStats]:
-    """Iterate `step` from z0 until `rule` is met or `max_iter` evaluations are spent; without gradient.
+    """Iterate `step` from z0 until every sequence meets `rule`, at most `max_iter` times; without gradient.
 
-    Padding (`valid_BL` is False) starts and stays at zero, so it does not affect residuals or acceleration.
+    z0 must be zero at padding (`valid_BL` is False). z stays zero there, so padding affects no residual and no update.
 
-    Returns: the iterate with the lowest residual (B, L, D), chosen per sequence or per token (`Progress`), and the
-        statistics, which count every token whose own residual is not below the rule's tol as unconverged, even if its
-        sequence meets the rule.
+    Returns: the next z (B, L, D) of the iteration with the lowest residual, chosen per sequence or per token (see
+        `Progress`), and the statistics. These count every token whose own residual is not below the rule's tol as
+        unconverged, even if its sequence meets the rule.
     Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap.
     Source: Schöne et al. 2025, section 2.
     """

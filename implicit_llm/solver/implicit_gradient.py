@@ -1,9 +1,9 @@
-"""Compute the derivatives of a fixed point by products with the Jacobian of f at one z, which is never formed.
+"""Compute the derivatives of a fixed point by products with the Jacobian of f at one z; this matrix is never formed.
 
 At z* = f(z*, x), with g the gradient with respect to z*, the gradient with respect to x is u^T df/dx, where
 u = g + (df/dz)^T u (implicit function theorem). In forward mode a change dx of the input changes z* by
-w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums as many terms of their damped series
-as there are phantom steps. Both apply to the whole sequence, also where the solver works in blocks.
+w = df/dx dx + df/dz w. `implicit_step` solves these equations; `series_step` sums the first terms of a damped series
+for u or w, one for each phantom step. Both apply to the whole sequence, even if the solver works in blocks.
 
 A product computes no gradients of weight matrices, because `torch.autograd.grad` skips them in PyTorch's own
 operations. Our kernels still compute the gradients of norms, convolution and decays beside that of z, which costs
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 Linear = Callable[[Tensor], tuple[Tensor, ...]]  # a product with one matrix, as `torch.func.vjp` returns it
 IsWanted = Callable[[int], bool]  # see `FixedPointMap.is_wanted`
-Through = Callable[[Linear, Tensor], Tensor]  # (product, g) -> g transported through all steps to the result
+Through = Callable[[Linear, Tensor], Tensor]  # (product, g) -> u, such as the solution of u = g + product(u)
 
 
 def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
@@ -46,14 +46,14 @@ def implicit_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tens
 def series_step(f: FixedPointMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
     """Return (1 - tau) z + tau f(z) with the derivatives of `phantom_steps` such steps, all linearised at this z.
 
-    The same derivatives exist as for `implicit_step`.
+    As for `implicit_step`, there are only first derivatives, and forward mode works only with the `reference` kernels.
     """
     fz_BLD = _with_derivatives(f, z_BLD, partial(_sum_series, steps=solver.phantom_steps, tau=solver.tau))
     return torch.lerp(z_BLD, fz_BLD, solver.tau)
 
 
 def _with_derivatives(f: FixedPointMap, z_BLD: Tensor, through: Through) -> Tensor:
-    """Return f(z). Its backward pass turns a gradient g into `through(product with (df/dz)^T, g)`; z gets none."""
+    """Return f(z). Its gradient g passes on as `through(product with (df/dz)^T, g)`; z itself gets no gradient."""
     if not torch.is_grad_enabled():
         return f(z_BLD)
     if is_reference():
@@ -138,7 +138,10 @@ def _sum_series(product: Linear, g_BLD: Tensor, steps: int, tau: float) -> Tenso
 
 
 def _solve_linear(product: Linear, g_BLD: Tensor, is_wanted: IsWanted, solver: SolverConfig) -> Tensor:
-    """Solve u = g + product(u), with each sequence's g scaled to norm 1 because the loss may have any scale."""
+    """Return the solution of u = g + product(u); log a warning if a sequence misses `gradient_tol`.
+
+    Each sequence's g is scaled to norm 1 for the solve, because the loss may have any scale.
+    """
     norm_B11 = torch.linalg.vector_norm(g_BLD, dim=(1, 2), keepdim=True).clamp_min(torch.finfo(g_BLD.dtype).tiny)
     everyone = torch.arange(len(g_BLD), device=g_BLD.device)
     u_BLD, stats = solve(

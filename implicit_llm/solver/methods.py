@@ -1,6 +1,6 @@
 """Compute the next iterate by a plain, damped or Anderson update, which is called as `update(z, fz) -> z_next`.
 
-An update may remember earlier pairs; `select` drops the memory of finished sequences.
+An update may remember earlier pairs (z, f(z)); `select` drops those of finished sequences.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Update(Protocol):
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor: ...
 
     def select(self, index_B: Tensor) -> None:
-        """Keep the memory of these sequences alone; the default has no memory."""
+        """Keep the memory of these sequences alone; by default there is no memory, and nothing happens."""
         return
 
 
@@ -47,9 +47,9 @@ class Anderson:
     """The Anderson update, which mixes the last iterates by a linear model of the residual (type II, memory 5).
 
     With residuals g_i = f(z_i) - z_i, it minimises ||sum a_i g_i|| subject to sum a_i = 1 and returns
-    z_next = sum a_i (z_i + tau g_i). A token's weights a_i minimise the residual of the tokens up to it, so later
-    tokens do not change them; without `is_causal` all tokens share the weights of the whole sequence. The small systems
-    are solved in fp32 (in fp64 if the input is fp64) with a relative ridge.
+    z_next = sum a_i (z_i + tau g_i). A token's weights a_i minimise the residual of all tokens up to this token, so
+    later tokens do not change the weights. Without `is_causal`, all tokens share the weights of the whole sequence. The
+    linear systems for the weights are solved in fp32 (in fp64 if the input is fp64) with a relative ridge.
     Source: Walker and Ni 2011; one set of weights for each token is new here.
     """
 
@@ -64,7 +64,7 @@ class Anderson:
         wide_BLMD = g_BLMD if g_BLMD.dtype == torch.float64 else g_BLMD.float()
         gram_BLMM = wide_BLMD @ wide_BLMD.mT
         gram_BLMM = gram_BLMM.cumsum(1) if self.is_causal else gram_BLMM.sum(1, keepdim=True)
-        # Dividing by the largest residual makes the ridge relative; tokens whose residuals are all zero do not change.
+        # Dividing by the largest squared residual makes the ridge relative; z does not change if all residuals are 0.
         largest_BL = gram_BLMM.diagonal(dim1=2, dim2=3).amax(2).clamp_min(torch.finfo(gram_BLMM.dtype).tiny)
         gram_BLMM = gram_BLMM / largest_BL[..., None, None]
         gram_BLMM.diagonal(dim1=2, dim2=3).add_(ANDERSON_RIDGE)
@@ -80,7 +80,7 @@ METHODS.update(plain=lambda tau: Plain(), damped=Damped, anderson=Anderson)
 
 
 def register_method(name: str, make: Callable[[float], Update]) -> None:
-    """Register a solver method: `SolverConfig(method=name)` then uses the update that `make(tau)` returns per block.
+    """Register a solver method: `SolverConfig(method=name)` then calls `make(tau)` for each block of training.
 
     Raises: NameTaken if `name` is a built-in method; InvalidEntry if the update cannot iterate or drop sequences.
     """
@@ -115,7 +115,7 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
 
 
 def make_update(method: str, tau: float) -> Update:
-    """Return the update named by `SolverConfig.method`; `tau` damps "damped" and mixes "anderson".
+    """Return a new update of the kind `SolverConfig.method`; "plain" ignores `tau`.
 
     Raises: UnknownName.
     """

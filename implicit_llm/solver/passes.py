@@ -1,7 +1,8 @@
-"""Run the passes in which a model iterates: unrolled, free (solver plus phantom gradient), and blockwise evaluation.
+"""Run the passes in which a model iterates: unrolled passes, free passes, and blockwise evaluation.
 
-Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here; f is causal, so it has the same fixed
-point.
+A free pass runs the solver without gradient, then steps that carry the gradient.
+Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here. f is causal, so blocks have the same
+fixed point as the whole sequence.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Search:
 
     @property
     def damping(self) -> float | None:
-        """The tau of z <- (1 - tau) z + tau f(z), or None if the method remembers iterates."""
+        """The tau of z <- (1 - tau) z + tau f(z), or None for other methods, which may remember iterates."""
         return {"plain": 1.0, "damped": self.tau}.get(self.method)
 
     def update(self) -> Update:
@@ -115,7 +116,7 @@ def series_steps(f: SequenceMap, z_BLD: Tensor, solver: SolverConfig) -> Tensor:
 
 
 def free_stats(blocks: list[Block], solver: SolverConfig) -> SolverStats:
-    """Return the statistics of a free pass from its solved `blocks`; if there are several, one f closed each."""
+    """Return the statistics of a free pass from its solved `blocks`, each closed by one f if there are several."""
     return gather_blocks(blocks, solver.steps_after_solve + (len(blocks) > 1))
 
 
@@ -137,7 +138,7 @@ def solve_blocks(
 ) -> tuple[Tensor, Any, list[Block]]:
     """Solve block after block, each from the converged state before it; one undamped f closes each block.
 
-    Sequences of at most `close_longer_than` tokens keep the solver's own z.
+    Sequences of at most `close_longer_than` tokens keep the solver's own z, which is not closed.
     """
     length = z0_BLD.shape[1]
     parts: list[Tensor] = []

@@ -17,9 +17,9 @@ RELEASED_EPS = 1e-6  # in the released code's evaluation criterion, whose denomi
 class Progress:
     """A rule's judgement of one iteration: done and residual per sequence, residual per position.
 
-    by_token: the stored iterate is chosen for each token by the worst residual up to it, so that later tokens do not
-        affect the choice. Otherwise one iterate is chosen for the sequence, by `residual_B`.
-    keeps_last: the newest iterate is the result, not the one of lowest residual.
+    by_token: the stored iterate is chosen for each token by the worst residual of all tokens up to this token, so later
+        tokens do not affect the choice. Otherwise one iterate is chosen for the whole sequence, by `residual_B`.
+    keeps_last: the result is the newest iterate, not that of the lowest residual.
     """
 
     done_B: Tensor
@@ -30,7 +30,7 @@ class Progress:
 
     @property
     def rank_BL(self) -> Tensor:
-        """The quantity (B, L) that each token's stored iterate minimises; its last column is the residual (B)."""
+        """The quantity (B, L) that a token's stored iterate minimises; the last column is the sequence's residual."""
         if self.by_token:
             return self.residual_BL.cummax(1).values
         return self.residual_B[:, None].expand_as(self.residual_BL)
@@ -97,7 +97,8 @@ STOPS.update(sequence=_judge_sequences, token=_judge_tokens, batch=_judge_worst)
 def register_stop(name: str, judge: Callable[[Tensor, Tensor, float], Progress]) -> None:
     """Register a stopping rule: `SolverConfig(stop=name)`, or `eval_stop`, then stops by `judge(z, f(z), tol)`.
 
-    Raises: NameTaken if `name` is a built-in rule; InvalidEntry if `judge` returns no `Progress` with its shapes.
+    Raises: NameTaken if `name` is a built-in rule; InvalidEntry if `judge` fails on a small example or returns no
+        `Progress` with the right shapes and dtypes.
     """
     STOPS.refuse_builtin(name)
     what = f"stopping rule {name!r}: judge(z, f(z), tol)"

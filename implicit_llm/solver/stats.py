@@ -1,4 +1,4 @@
-"""The statistics of a solve are tensors on the device of the model."""
+"""Define the statistics of solves and passes, which are tensors on the device of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class SolverStats:
 
     num_iter: solver iterations per token, as a mean over the sequence's blocks weighted by their length. The closing f
         of a block, phantom steps and unrolled steps are counted in `num_closing`.
-    residual: relative residual ||f(z) - z|| / ||f(z)|| of the iterate that is closed and returned, the largest over
-        blocks. In a block that iterate has the lowest residual, or is the last with eval_stop "batch". Unrolled passes
-        measure no residual and have NaN.
-    is_converged: whether every block met its stopping rule.
+    residual: relative residual ||f(z) - z|| / ||f(z)||, as the stopping rule measures it; the largest over blocks. For
+        a block it is the lowest of all iterations. With eval_stop "batch" it is the last, relative to ||z||. The next z
+        of that iteration is closed and returned. Unrolled passes measure no residual and have NaN.
+    is_converged: whether every block met its stopping rule; False for unrolled passes.
     unconverged_tokens: number of tokens whose own residual is not below tol, even if their sequence met the rule.
-    unconverged_BL: which tokens these are; None for unrolled passes.
+    unconverged_BL: which tokens these are; None for unrolled passes, whose number is 0.
     """
 
     num_iter: Tensor
@@ -61,14 +61,17 @@ def unrolled_stats(num_unroll: int, batch: int, device: torch.device) -> SolverS
 
 
 class Block(NamedTuple):
-    """A solved block: its number of tokens, which is per sequence if padded, and its statistics."""
+    """A solved block: its number of tokens, for each sequence (B) if there is padding, and its statistics."""
 
     length: int | Tensor
     stats: BlockStats
 
 
 def gather_blocks(blocks: Sequence[Block], num_closing: int) -> SolverStats:
-    """Combine blocks into the statistics of whole sequences."""
+    """Combine blocks into the statistics of whole sequences.
+
+    num_closing: the evaluations of f per token outside of the solver.
+    """
     total = sum(length for length, _ in blocks)
     if isinstance(total, Tensor):
         total = total.clamp_min(1)  # a sequence may be all padding

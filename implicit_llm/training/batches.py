@@ -40,7 +40,7 @@ class BatchLayout:
 
     @classmethod
     def choose(cls, batch_size: int, world_size: int, rank: int, micro_batch_size: int | None) -> BatchLayout:
-        """Return the layout for this micro-batch size; None processes all samples of a process at once."""
+        """Return the layout for this micro-batch size; None means all samples of a process. Raises: BatchSizeError."""
         micro = micro_batch_size or max(1, batch_size // world_size)
         return cls(batch_size, world_size, rank, min(micro, batch_size))
 
@@ -57,10 +57,11 @@ class BatchLayout:
 def micro_batches(
     dataset: Sequences, indices: np.ndarray, layout: BatchLayout, labels: str, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """Yield this rank's micro-batches of the samples `indices`: input_ids (B, L), labels (B, L), num_labels.
+    """Yield this rank's micro-batches of a step's samples `indices`: input_ids (B, L), labels (B, L), num_labels.
 
     Each label is at the position whose logits it scores: with `labels="next_token"` the labels are moved by one here,
-    so all losses are computed alike. A DataLoader would draw from the random state that a checkpoint restores.
+    so all losses are computed alike. There is no DataLoader, because it would draw from the random state that a
+    checkpoint restores.
     """
     rows = dataset.fetch(layout.own(indices))
     labels_BL = rows["labels"] if labels == "aligned" else _next_token(rows["labels"])
@@ -92,8 +93,8 @@ _CACHED_SAMPLES = 4096  # permuted at once; otherwise numpy's cost per call woul
 def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Return the images of `indices` (int64, any shape, in 0..size - 1) under a seeded permutation, in constant memory.
 
-    The permutation is a Feistel network on Z_a x Z_b, with a * b slightly above `size`; an image outside the range is
-    encrypted again until it is inside. `key` is any tuple of integers.
+    The permutation is a Feistel network on Z_a x Z_b, with a * b at least `size` and close to it; an image outside the
+    range is encrypted again until it is inside. `key` is any tuple of integers.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -120,7 +121,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 class StepSampler:
-    """A sampler of shuffled epochs without replacement, one after another; a batch may span two epochs."""
+    """A sampler of shuffled epochs without replacement, one after another; a batch may span several epochs."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
         self.num_samples, self.batch_size, self._seed = num_samples, batch_size, seed

@@ -106,7 +106,7 @@ def max_over_ranks(number: int) -> int:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in their order. Collective."""
+    """Return the values of all ranks in the order of the ranks. Collective."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -115,9 +115,9 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all ranks by name, on rank 0 only; those of other ranks are in host memory. Collective.
+    """Return the tensors of all ranks by name on rank 0, and only its own tensors on any other rank. Collective.
 
-    Tensors are sent one at a time through `device`.
+    Tensors are sent one at a time through `device`; rank 0 stores those of other ranks in host memory.
     """
     found = dict(own)
     layouts = gather_objects({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
@@ -161,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Return the sum of the bits of all parameters as integers; any single change of a weight changes it."""
+    """Return the sum of all weights as 32-bit integers of their bits, which any change of a single weight changes."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

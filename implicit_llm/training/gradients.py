@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.distributed import max_over_ranks
 
-BUCKET_BYTES = 25 * 2**20  # as in DDP: large enough for the network's full bandwidth, and the first is complete early
+# As in DDP: large enough for the network's full bandwidth, and small enough that the first bucket is complete early.
+BUCKET_BYTES = 25 * 2**20
 
 
 class GradientReducer:
@@ -38,9 +39,11 @@ class GradientReducer:
 
     @contextmanager
     def over_ranks(self, leaves: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Sum the gradients of `leaves` that a backward pass in this context computes. The call is collective.
+        """Sum the gradients of `leaves` over all ranks while a backward pass in this context computes them. Collective.
 
-        leaves: tensors in place of the trained parameters, which are the default. A missing gradient counts as zero.
+        Gradients that accumulated before are included, and a missing gradient counts as zero.
+        leaves: one tensor for each trained parameter, in the same order; by default the parameters themselves, for
+            which nothing happens if `is_done`.
         """
         if leaves is None and self.is_done:
             self.is_done = False
@@ -92,7 +95,7 @@ class _Backward:
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in bucket]
         flat = torch.cat([gradient.flatten() for gradient in gradients]).to(self._dtype)
         for leaf in bucket:
-            leaf.grad = None  # this frees its memory
+            leaf.grad = None  # this frees the memory of the gradient
         self._sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
 

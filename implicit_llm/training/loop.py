@@ -53,7 +53,7 @@ from implicit_llm_jobs.progress import ProgressLog
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The scale starts at 2**16 and halves with each overflow. After this many in a row it is too small to help.
+# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row it is too small.
 MAX_SKIPPED_IN_A_ROW = 24
 NON_FINITE_REPORT = "non_finite.json"
 
@@ -62,7 +62,7 @@ NON_FINITE_REPORT = "non_finite.json"
 class TrainingJob:
     """A phase that is ready to resume from `start` (None: from nothing); a request to `stop` ends it early.
 
-    Only rank 0 writes to the context's journal, which gets alarms and the metrics of the steps since the last report.
+    Only rank 0 writes alarms and, at each report, the mean metrics to the context's journal.
     """
 
     context: StageContext
@@ -78,7 +78,7 @@ class TrainingJob:
 
     @property
     def first_step(self) -> int:
-        """The finished steps of the whole curriculum before this job."""
+        """The number of steps of the whole curriculum that were finished before this job."""
         return 0 if self.start is None else self.start.global_step
 
     @cached_property
@@ -104,7 +104,7 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # or does nothing
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else without effect
         task, length = job.context.kinds.tasks[config.task], job.dataset.length
         self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:
@@ -151,9 +151,9 @@ class TrainingLoop:
         return self.global_step
 
     def train_step(self, batches: list[dict[str, Any]]) -> None:
-        """Update the weights once from the micro-batches of a global batch.
+        """Update the weights once from this rank's micro-batches of a global batch. Collective.
 
-        Raises: NonFiniteTraining.
+        Raises: NonFiniteTraining; on an accelerator, often only the next `report` or `save` raises it.
         """
         config, step = self.job.config, self.global_step
         rate = learning_rate(config.schedule, step, config.total_steps)
@@ -176,7 +176,7 @@ class TrainingLoop:
                 self.scaler.scale(loss).backward()
             self.job.watchdog.beat()
         if not self._guard.is_good(self.metrics.close_step(self.clip_gradients())):
-            self._read_metrics(step + 1)  # raises
+            self._read_metrics(step + 1)  # raises NonFiniteTraining
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -186,7 +186,8 @@ class TrainingLoop:
         """Return the fp32 cross entropy of the logits and the labels at the same positions, and the model's outputs.
 
         The sum over a micro-batch is divided by the number of labels of the global batch, so accumulation and world
-        size do not change the loss. A batch without any label has the loss zero.
+        size do not change the loss. A batch without any label has the loss zero. The call also adds to the metrics and,
+        with state passing, stores the last states.
         """
         labels_BL = batch["labels"]
         with self._autocast():
@@ -215,7 +216,7 @@ class TrainingLoop:
         return nn.utils.clip_grad_norm_(trained, self.job.config.optimizer.max_grad_norm)
 
     def report(self) -> None:
-        """Report the metrics of the steps since the last report. Collective."""
+        """Report the metrics of the steps since the last report. Collective. Raises: NonFiniteTraining."""
         step, config, totals = self.global_step, self.job.config, self.metrics.totals
         self._read_metrics(step)
         values = self.metrics.drain()
@@ -230,7 +231,10 @@ class TrainingLoop:
         self.job.watchdog.beat()
 
     def save(self) -> None:
-        """Commit the training state, or start to. Collective. Raises: ReplicasDiffer, StorageError."""
+        """Commit the training state, if possible in the background. Collective.
+
+        Raises: NonFiniteTraining, ReplicasDiffer, StorageError.
+        """
         self._read_metrics(self.global_step)
         require_equal_replicas(self.model, self.job.context.name, self.global_step)
         random, optimizer = gather_objects(random_state()), optimizer_tensors(self.optimizer, self.model)
@@ -303,7 +307,7 @@ class TrainingLoop:
         return next((f"rank {rank}: {message}" for rank, message in enumerate(messages) if message), what)
 
     def _non_finite(self, step: int, what: str) -> NonFiniteTraining:
-        """Write a report of the batch and the last steps; return the error for `step` (its number once finished)."""
+        """Write a report of the batch and the last steps; return the error for step number `step`, counted from 1."""
         context, samples = self.job.context, self.sampler.indices(step - 1).tolist()
         report = {"step": step, "what": what, "sample_indices": samples, "recent": self.metrics.recent_rows()}
         write_json(context.work / NON_FINITE_REPORT, report)

@@ -43,11 +43,11 @@ class Totals:
     skipped_in_a_row: int = 0
 
 
-Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if none were counted
+Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if these were not counted
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return the cost of training, computed from the model's configuration (config.flops)."""
+    """Return the cost of training by number of evaluations of f; NaN counts the solver's maximum (config.flops)."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -56,10 +56,10 @@ class StepMetrics:
     """The metrics of a phase, one row of `columns` per step.
 
     loss: the mean over the labels of the global batch. accuracy: the task's accuracy on the training batch. num_iter:
-    solver iterations per token; f_evaluations: the same with phantom and unrolled steps; both are means over sequences.
-    residual: the largest of the batch. unconverged_share: the share of tokens. carried_share: the share of sequences
-    that start in a carried state (state passing). mode_gap, spectral_radius: see OCCASIONAL.
-    totals: the totals up to the last row that was pulled.
+    solver iterations per token; f_evaluations: these plus closing, phantom and unrolled steps; both are means over
+    sequences. residual: the largest of the batch. unconverged_share: the share of tokens that did not converge.
+    carried_share: the share of sequences that start in a carried state (state passing). mode_gap, spectral_radius: see
+    `look_at_fixed_point`. totals: the totals up to the last row that was pulled.
     """
 
     def __init__(self, task: TaskKind, tokens: int = 0, cost: Cost = lambda number: 0.0) -> None:
@@ -107,7 +107,7 @@ class StepMetrics:
         self._occasional |= {name: value.detach().float() for name, value in values.items()}
 
     def close_step(self, grad_norm: Tensor) -> Tensor:
-        """End the step; return its loss and gradient norm, shape (2,)."""
+        """End the step; return its loss on this rank and its gradient norm, shape (2,)."""
         row, norm = self._micro[0], grad_norm.detach().float()
         if len(self._micro) > 1:
             rows, summed = torch.stack(self._micro), len(_SUMMED)
@@ -119,7 +119,7 @@ class StepMetrics:
         return torch.stack((row[0], norm))
 
     def pull(self) -> list[Row]:
-        """Read the rows closed since the last pull; waits for the device, and is collective with several ranks."""
+        """Return the rows of the steps closed since the last pull, and wait for the device. Collective."""
         if not self._pending:
             return []
         pending, totals = torch.stack(self._pending), self.totals
@@ -149,7 +149,7 @@ class StepMetrics:
         return {key: value for key, value in self._means(self._recent).items() if key not in OCCASIONAL}
 
     def recent_rows(self) -> list[Row]:
-        """Return the rows of the last steps without non-finite values."""
+        """Return the rows of the last RECENT_STEPS steps, each without its non-finite values."""
         return _finite(self._recent)
 
     def state(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class StepMetrics:
         self._recent.clear()
 
     def _right_and_scored(self, logits_BLV: Tensor | None, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the scored positions whose most likely token is the label, and all scored positions with a label."""
+        """Count the right predictions and all labels at scored positions; both are NaN if the task has no accuracy."""
         if not self.measures_accuracy:
             return _nan(labels_BL.device), _nan(labels_BL.device)
         assert logits_BLV is not None
@@ -180,7 +180,7 @@ class StepMetrics:
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Return the mean of each column that has values, and NaN for a loss or norm that has none.
 
-        A solver that measured no residual measured no iterations or shares either, so these are left out too.
+        Unrolled steps measure no residual; their num_iter and unconverged_share mean nothing and are left out too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}
@@ -204,10 +204,10 @@ def _nan(device: torch.device) -> Tensor:
 
 # An evaluation needs up to four times max_iter iterations for every block of tokens, so both metrics use few sequences.
 # In a phase without fixed points yet, more would cost minutes. In a causal model, later tokens do not change a token's
-# loss.
+# loss, so the first tokens of a sequence suffice.
 SEQUENCES, POSITIONS = 8, 512
 RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
-RADIUS_PRODUCTS = 40  # a backward pass each; within a few percent of the limit on trained models
+RADIUS_PRODUCTS = 40  # a backward pass each; this many are within a few percent of the limit on trained models
 POINTS = 10  # measurements in a curriculum
 _MIN_INTERVAL_STEPS = 5
 
@@ -224,10 +224,9 @@ def look_at_fixed_point(
     """Return mode_gap and spectral_radius of an implicit language model on the first tokens of a micro-batch.
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
-    that of df/dz at the fixed point found in evaluation mode, the maximum over the tokens of a sequence, averaged over
-    sequences.
-    Both are NaN where the evaluation is not finite, and stay on the device. The random state, the gradients and the
-    training mode do not change.
+    the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
+    A metric is NaN if its evaluation is not finite. Both stay on the device. The random state, the gradients and the
+    training mode do not change. context: the autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]

@@ -24,12 +24,13 @@ SEE = "see the documentation of transformers"
 
 
 class ModelError(UserError):
-    """The model of the config cannot be built, or does not fit the data."""
+    """The model of the config cannot be built, or does not fit the data, the phase or the runtime settings."""
 
 
 def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedModel:
-    """Return the model in fp32 with the phase's solver; the config's seed determines its initial parameters.
+    """Return the model in fp32 with the phase's solver.
 
+    The config's seed determines the initial parameters; the call seeds the random generators of the process with it.
     Raises: ModelError, whose message starts with `where`; FetchedFilesError for a model of the hub that was not
     fetched.
     """
@@ -45,7 +46,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    # Such a model starts from the states of a cache, whose size does not depend on the sequence, and advances them.
+    # State passing needs a model that starts from the states of a cache, which have a fixed size, and advances them.
     passes_states = isinstance(model, LstmForCausalLM) or (
         isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
     )
@@ -63,7 +64,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Apply the runtime settings to the model. Raises: ModelError for settings that the model does not support."""
+    """Apply `cuda_graphs` and `gradient_checkpointing`. Raises: ModelError if the model does not support the latter."""
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:
@@ -78,13 +79,13 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        model.disable_input_require_grads()  # its hook is for the other mode and prevents fused products and graphs
+        model.disable_input_require_grads()  # a hook for torch's other mode, which prevents fused products and graphs
 
 
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
     """Return the model in a folder, or the commit of a hub model that prefetch fetched; never use the network.
 
-    An implicit model gets the phase's solver in place of its saved one; an explicit model becomes implicit with it.
+    With a `solver`, an implicit model gets it in place of the saved solver, and an explicit model becomes implicit.
     """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None

@@ -23,9 +23,9 @@ class NonFiniteTraining(UserError):
 class UpdateGuard:
     """A guard that keeps non-finite gradients from the weights, on all ranks alike.
 
-    On the CPU the guard checks every step. On an accelerator, a check would wait for the device in every step; instead,
-    the fused optimizer skips this update and all later ones, and reading the metrics finds the step.
-    may_overflow: whether a gradient scaler handles infinite gradients; it skips their updates by itself.
+    On the CPU, or without a fused optimizer, the guard checks every step. On an accelerator, a check would wait for the
+    device. The fused optimizer skips the bad update and all later ones instead, and reading the metrics finds the step.
+    may_overflow: whether a gradient scaler skips updates with infinite gradients; the guard then checks only the loss.
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, may_overflow: bool) -> None:
@@ -47,11 +47,11 @@ class UpdateGuard:
 
 
 class SolverFailures:
-    """A patch of `forward` that lets a rank whose solver failed continue with a loss of NaN: others need its gradients.
+    """A patch of `forward` with which a rank whose solver failed continues with a loss of NaN.
 
-    The step then ends on every rank, and on every rank the guard skips the update and the error gives the reason. A
-    failure in evaluation mode is raised: each rank runs the probes of a training step for itself, and their failure is
-    not one of the step.
+    Other ranks need its gradients. The step then ends on every rank, and on every rank the guard skips the update and
+    the error gives the reason. A failure in evaluation mode is raised: each rank runs the probes of a training step for
+    itself, and a failed probe does not make the step fail. message: the first failure of this rank, or None.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

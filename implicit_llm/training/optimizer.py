@@ -33,7 +33,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bo
 
 
 def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """Return the optimizer that updates the parameters of this process: itself, unless it is sharded."""
+    """Return the optimizer of this process's part of the parameters: `optimizer` itself, unless it is sharded."""
     return getattr(optimizer, "optim", optimizer)
 
 
@@ -45,9 +45,9 @@ def is_matrix(parameter: Tensor) -> bool:
 def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of the update after `step` finished updates, for step in 0..total_steps - 1.
 
-    Warm-up reaches the peak at its last update; its first update is not wasted on a learning rate of zero. After
-    warm-up, the learning rate either falls linearly to `final_learning_rate`, or stays at the peak and falls as
-    1 - sqrt over the last `decay_fraction`.
+    Warm-up begins above zero and reaches the peak at its last update. After warm-up, the learning rate either falls
+    linearly to `final_learning_rate`, or stays at the peak and falls as 1 - sqrt over the last `decay_fraction` of all
+    steps.
     Source: Schöne et al. 2025 (release script and section 4); the published linear schedule starts from zero.
     """
     warmup_steps = math.ceil(schedule.warmup_fraction * total_steps)

@@ -44,11 +44,11 @@ DATA_ROLE, START_ROLE = "data", "start"
 
 
 class TrainInputError(UserError):
-    """An input, or the state after training, is missing or damaged."""
+    """The checkpoint at the start or at the end of the phase is missing or damaged."""
 
 
 def run(context: StageContext) -> StageResult:
-    """Run `implicit-llm train`: write model/, checkpoint/ and training.json below work.
+    """Run `implicit-llm train`: write model/, checkpoint/, kept checkpoints and training.json below work.
 
     Raises: UserError; Preempted after a stop request, once the state is committed.
     """
@@ -106,7 +106,7 @@ def _train(job: TrainingJob) -> None:
 
 
 def _finish(job: TrainingJob) -> StageResult:
-    """Write the model, the final training state and the summary from the checkpoint at the end of the phase."""
+    """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase."""
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
     # With the configuration beside the manifest, `from_pretrained` accepts the run directory.
@@ -168,7 +168,7 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Return the newest of this run's own checkpoints, or else the checkpoint of an earlier phase to start from."""
+    """Return the newest of this run's own checkpoints, else that of an earlier phase; None if there is neither."""
     own = store.newest()
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)
@@ -177,7 +177,10 @@ def _find_start(context: StageContext, config: TrainConfig, store: CheckpointSto
 
 
 def _earlier_phase(context: StageContext, config: TrainConfig) -> Checkpoint:
-    """Return the checkpoint of the input phase `start`: its final one, or an earlier one that it kept."""
+    """Return the checkpoint of the input phase `start`: its final one, or an earlier one that it kept.
+
+    Raises: TrainInputError.
+    """
     source = context.given(START_ROLE)
     phase = source.manifest.config["phase"]
     wanted, end = config.phase.start_step, phase["end_step"]

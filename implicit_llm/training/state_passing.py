@@ -1,11 +1,11 @@
 """Pass states between training steps: a sequence starts in the last state of the previous sequence in its chain.
 
-A model that trains on short sequences thereby gets the states of long ones, at the cost of short ones: no gradient
-flows into the previous sequence. Each batch element has one chain of sequences. The chains have different lengths
-before they restart from the empty state, so that each step has states of all ages. With `restart_when_wrong`, a chain
-also restarts after a wrong last prediction. The old state has then lost the product, and an implicit model that is
-trained to continue from it forgets what it has learned. A model at chance then hardly ever carries a state; the metric
-carried_share is the share of sequences that start from a carried state.
+A model that trains on short sequences thereby gets the states of long sequences. The cost is that of short sequences,
+because no gradient flows into the previous sequence. Each batch element has one chain of sequences. The chains restart
+from the empty state after different numbers of sequences, so that each step has states of all ages. With
+`restart_when_wrong`, a chain also restarts after a wrong last prediction. Such a state has lost the product, and an
+implicit model that is trained to continue from this state forgets what it has learned. A model at chance therefore
+hardly ever carries a state; the metric carried_share is the share of sequences that start from a carried state.
 
 Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782); the rules for restarts are new here.
 Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of the group.
@@ -29,7 +29,8 @@ from implicit_llm_data.groups import load_product
 class Chains:
     """The chains of a micro-batch, at the start of a sequence.
 
-    cache: the states. product_B: the product of the chain's earlier sequences. is_carried_B: whether there are any.
+    cache: the states. product_B: the product of the chain's sequences since its last restart. is_carried_B: whether
+    there are such sequences.
     """
 
     cache: ConvergedStateCache
@@ -42,7 +43,7 @@ class StatePassing:
 
     With `phase.state_passing` 64, half of the chains restart from the empty state after 64 sequences, a quarter after
     32, an eighth after 16, and so on. All chains therefore restart after every 64 steps, and a checkpoint at such a
-    step contains no states.
+    step needs no states.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class StatePassing:
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Continue the chains with the sequences of a step, and multiply the `labels` of the batches by the products.
+        """Continue the chains with a step's micro-batches, and multiply the products into the `labels` of each.
 
-        Also set `chains`, `carried_share` and `ends` (B), which is True where the chain restarts after this sequence
-        whatever the prediction is.
+        Also set in each micro-batch `chains`, `carried_share`, and `ends` (B): True where the chain restarts after this
+        sequence whatever the prediction is.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])

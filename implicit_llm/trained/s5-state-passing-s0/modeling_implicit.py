@@ -1,4 +1,4 @@
-"""Saved beside a model, so that `trust_remote_code=True` finds its classes: the code is the package implicit-llm."""
+"""Import the classes of the package implicit-llm, so that `trust_remote_code=True` finds them in a model's folder."""
 
 from implicit_llm import (
     ImplicitLlama3Config,

@@ -9,7 +9,7 @@ Each is a directory that a rename creates complete, with digests of all its file
 model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
 random.safetensors       "<rank>.<torch, cuda>", uint8
-state.json               global_step, phase, identity, random states of Python and numpy, gradient scale, metrics
+state.json               global_step, identity, random states of Python and numpy, gradient scale, metrics
 checkpoint.json          size and sha256 of each of these, written last
 """
 
@@ -44,13 +44,13 @@ MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random
 STATE, DIGESTS = "state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 ROLLING = 2
-SPACE_FACTOR = 3.2  # two exist while a third is written, so that pruning always leaves one
+SPACE_FACTOR = 3.2  # in checkpoints: two exist while a third is written, and there is a margin
 KEPT_DIR = "kept"
 _STEP_NAME = re.compile(r"step-\d{8}")
 
 
 class CorruptCheckpoint(Exception):
-    """A file of a committed checkpoint differs from the one that was written."""
+    """A file of a committed checkpoint is missing, or differs from the file that was written."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TrainingState:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the tensors."""
+        """The size of the tensors of model and optimizer."""
         return sum(tensor.nbytes for tensors in (self.model, self.optimizer) for tensor in tensors.values())
 
 
@@ -107,7 +107,7 @@ class Staging:
 class Checkpoint:
     """A committed checkpoint whose digests were correct when it was read.
 
-    state: the fields of `TrainingState` in state.json: global_step, identity, metrics and scaler.
+    state: the content of state.json: global_step, identity, metrics, scaler, and `random` without its tensors.
     """
 
     path: Path
@@ -197,7 +197,7 @@ def _write_json(values: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def _safetensors_errors(path: Path) -> Iterator[None]:
-    """Turn an error of safetensors, which reports a full disk in its own format, into an OSError."""
+    """Turn an error of the system that safetensors reports in its own format, such as a full disk, into an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -212,7 +212,7 @@ class ForeignCheckpoint(UserError):
 
 
 class CheckpointStore:
-    """The checkpoints below `work` of the run with this identity; only the process with the run's lock has a store.
+    """The checkpoints below `work` of the run with this identity; only rank 0, which has the run's lock, uses them.
 
     keep: the steps whose checkpoints are stored permanently. last_save_s: how long the last commit took.
     """
@@ -230,8 +230,8 @@ class CheckpointStore:
     def newest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint that has all kept checkpoints before it.
 
-        Damaged checkpoints are renamed to `*.bad`. If a kept one was lost, all later ones are renamed too: training
-        resumes before it and writes them again.
+        Damaged checkpoints are renamed to `*.bad`. If a kept checkpoint was lost, training resumes before its step.
+        Later checkpoints are then renamed too, except intact kept ones, which stay because phases may start from them.
         Raises: ForeignCheckpoint if a checkpoint has another identity.
         """
         kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
@@ -251,7 +251,7 @@ class CheckpointStore:
         return max(usable, key=lambda checkpoint: checkpoint.global_step, default=None)
 
     def commit(self, state: TrainingState) -> None:
-        """Write, rename, then prune to the last two checkpoints; retry transient errors for some seconds.
+        """Write a checkpoint, then delete all but the last two and the kept ones; retry transient errors for seconds.
 
         Raises: StorageError, with all earlier checkpoints intact.
         """
@@ -294,7 +294,7 @@ class CheckpointStore:
         require_space(self.directory, needed, f"checkpoints of {checkpoint_bytes / 2**20:.1f} MiB{kept}")
 
     def _read(self, path: Path) -> Checkpoint | None:
-        """Return the checkpoint at `path` if it is intact; report a damaged one and return None."""
+        """Return the intact checkpoint at `path`, or None if there is none; report and rename a damaged one."""
         if not path.is_dir():
             return None
         try:
@@ -306,14 +306,14 @@ class CheckpointStore:
         return checkpoint
 
     def _committed(self) -> Iterator[Path]:
-        """Yield the directories that are named like a checkpoint, the newest first, without the kept ones."""
+        """Yield the directories of the final checkpoint and of those in work/checkpoints, the newest first."""
         if self.final.is_dir():
             yield self.final
         found = [path for path in self.directory.glob("step-*") if _STEP_NAME.fullmatch(path.name) and path.is_dir()]
         yield from sorted(found, reverse=True)
 
     def _set_aside(self, event: str, path: Path, why: str) -> None:
-        """Report a checkpoint that must not be used, and rename it to `*.bad` until the end of the phase."""
+        """Report a checkpoint that must not be used, and rename it to `*.bad`, which the end of the phase deletes."""
         log.warning("%s is left out: %s", path.name, why)
         self._journal.event(event, path=path.name, why=why)
         faults.point("checkpoint.before_set_aside")

@@ -49,10 +49,10 @@ class StopRequest:
             signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
-        """Wait on a rank above 0 until rank 0 has recorded the reason for which all ranks end early.
+        """Let a rank above 0 wait until rank 0 has recorded why all ranks end early, for a limited time.
 
         When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report the exit of rank
-        0, so under torchrun the wait ends with the signal that follows this exit.
+        0, so under torchrun the wait ends with the next signal, which follows this exit.
         """
         folder = LaunchFolder.of_this_process()
         if folder is None:

@@ -29,9 +29,9 @@ class SaveSchedule:
 
     A state is copied to host memory and written by a thread while training continues; one write ends before the next
     starts. All ranks save at the same step, whichever rank got the stop request; rank 0 checks the clock and writes. If
-    the disk refuses a save, training continues once, as the next save is due soon; a second refusal in a row, or one of
-    a state that must not be lost, stops training. As a context, the schedule waits for the last write, unless a second
-    Ctrl-C ends the process.
+    the disk refuses a save, training continues once, because the next save is due soon. A second refusal in a row stops
+    training. So does the refusal of a state that must not be lost: at a kept step, at the end or on a stop request.
+    After an error, the context waits for the current write before it ends; after a second Ctrl-C it does not.
     """
 
     def __init__(
@@ -129,12 +129,16 @@ class SaveSchedule:
 
 
 def save_interval_s(wanted_s: float, stall_s: float, write_s: float) -> float:
-    """Return the seconds between two saves by the clock: `wanted_s`, or more after a slow save; 0 is at once."""
+    """Return the seconds between two saves by the clock: `wanted_s`, or more after a slow save.
+
+    stall_s, write_s: how long the last save stopped training, and how long its write took. With `wanted_s` 0, each save
+    starts as soon as the previous write has ended.
+    """
     return wanted_s and max(wanted_s, stall_s / _STALL_SHARE, write_s / _WRITE_SHARE)
 
 
 def in_background(work: Callable[[], object]) -> Future[object]:
-    """Run `work` in a daemon thread; the future has its result or exception."""
+    """Run `work` in a daemon thread; return a future of the result or exception."""
     future: Future[object] = Future()
 
     def run() -> None:

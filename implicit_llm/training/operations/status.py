@@ -37,7 +37,7 @@ class SpeedMeter:
         self._before = (totals.tokens, totals.flops, time.monotonic())
 
     def read(self, totals: Totals) -> dict[str, float]:
-        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and on a GPU its peak memory.
+        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib, its peak.
 
         Call this after reading the metrics, when the device has finished the counted work.
         """
@@ -76,7 +76,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 # share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = 10  # between the first alarm and the second; each later pause is twice as long as the previous one
+_QUIET_WINDOWS = 10  # of ALARM_STEPS, between the first and second alarm; each later pause is twice the previous one
 
 
 class SolverAlarm:
@@ -91,7 +91,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics are NaN in explicit and unrolled phases, which therefore never warn.
+        The metrics are NaN in explicit phases, and NaN or 0 in unrolled phases, so these phases never warn.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:

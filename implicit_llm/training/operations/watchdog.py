@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 1
 _FOR_EVER_S = 1e9  # thirty years
-# The thread below needs the interpreter. If a call never releases it, faulthandler ends the process without a message.
+# The thread below needs the interpreter. If a call never releases it, faulthandler ends the process without a message
+# after this multiple of the limit.
 _LAST_RESORT = 1.5
 _STDERR = 2
 
@@ -30,7 +31,7 @@ class Hang(UserError):
 
 
 class Watchdog:
-    """A context that ends the process without a `beat` for `limit_s`, after it wrote the stacks of all threads.
+    """A context that ends the process after `limit_s` without a `beat`, and first writes the stacks of all threads.
 
     The training loop calls `beat` after every micro-batch, step, save and report. A limit of 0 waits for ever.
     """
@@ -73,4 +74,4 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
             launched.report_failure(error)
         finally:
-            os._exit(EXIT_CODE)  # the main thread hangs, and only this ends it
+            os._exit(EXIT_CODE)  # only this ends a process whose main thread hangs
