@@ -41,7 +41,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises: ConfigError if it is unreadable, invalid or has NaN or infinity."""
+    """Return a YAML file's mapping. Raises: ConfigError if it is unreadable, no mapping, or has NaN or infinity."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:

@@ -227,7 +227,7 @@ class Plan:
         return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
-        """Return the arguments of the command that makes these targets, or everything if there are no targets."""
+        """Return the words of the command that makes these targets, or everything if there are no targets."""
         # --configfile consumes all arguments up to the next option, so targets must not follow it directly.
         words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():

@@ -193,7 +193,10 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
 
 
 def payload(work: Path) -> list[Path]:
-    """Return the files of a result that can be freed, such as models: all except .json, .jsonl, hidden and declared."""
+    """Return the files of a result that can be freed, such as models, shards and checkpoints.
+
+    Declared files are kept, and so are the files directly in `work` that are hidden, .json or .jsonl.
+    """
     kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
 

@@ -125,7 +125,7 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """Return a text about the values that a resource allows, or None if it allows this one or this is an expression."""
+    """Return a text about the allowed values if a resource does not allow this one; Snakemake checks expressions."""
     text, hint = str(value), _OPTIONS.get(name)
     with suppress(ValueError, SyntaxError):  # an expression or a plain text raises them
         if not isinstance(ast.literal_eval(text), str | int | float):

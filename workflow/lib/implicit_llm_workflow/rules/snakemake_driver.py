@@ -1,7 +1,7 @@
 """Add to Snakemake a lock that ends with its process, help with targets, and readable names that show the results.
 
-Snakemake decides which jobs run: those whose declared manifest is missing or older than an input. The driver also describes this invocation of
-Snakemake in the environment of the jobs, which log it to MLflow.
+Snakemake decides which jobs run: those whose declared manifest is missing or older than an input. The driver also
+describes this invocation of Snakemake in the environment of the jobs, which log it to MLflow.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw forced results, and create MLflow's store; `onstart` calls it, when Snakemake knows which jobs will run.
+        """Withdraw forced results and create MLflow's store; `onstart` calls it, when Snakemake has chosen the jobs.
 
         Otherwise a forced job would return its existing result. Results that depend on a forced one are withdrawn too,
         since their numbers may change. Their jobs run now, or in the next call if this call does not reach them.
@@ -151,7 +151,7 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
     """Mark the forced jobs that will run, and all jobs that depend on them, to be computed again.
 
     The declared manifest is removed, so that Snakemake and `explain` see the pending work even after a kill. Raises:
-    AcceptedJobForced for a job whose result was accepted with other code, which no longer exists.
+    AcceptedJobForced for a job whose result was accepted with other code, because only the present code can run.
     """
     found = plan.made_from([key for key in forced if plan.manifest(plan.nodes[key]) in outputs])
     if accepted := [node.key for node in found if node.key in plan.accepted]:
@@ -241,7 +241,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
-    """Raise TooCostly for more than UNNAMED_HOURS on this machine, if the user did not name the experiment."""
+    """Raise TooCostly for over UNNAMED_HOURS GPU-hours on this machine, if the user did not name the experiment."""
     from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name

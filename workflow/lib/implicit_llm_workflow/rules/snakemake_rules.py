@@ -150,7 +150,7 @@ class RuleInputs:
         return report
 
     def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
-        """Return a function for `conda`, which returns the file in envs/ with the name of the hardware class, if any."""
+        """Return a function for `conda`: it returns the file in envs/ with the name of the hardware class, if any."""
 
         @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
