@@ -1,4 +1,4 @@
-"""Build curricula: the phases of a training run form a tree over one axis of global steps."""
+"""Build curricula, in which the phases of a training run form a tree over one axis of global steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +35,10 @@ class PhaseEntry:
 
     `steps`: optimizer steps; "rest" continues to the end of the training run. `solver`: settings of the fixed point,
     null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one in the list.
-    `start`: the step of that phase at which it resumes, by default the end; the phase must keep this checkpoint.
-    `keep`: steps whose checkpoints are kept for other phases. `state_passing`: the number of consecutive steps for
-    which a sequence starts in the final state of the previous one; by default each starts in the empty state.
+    `start`: the step at which it resumes, by default the end of that earlier phase, which must keep this checkpoint.
+    `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the training
+    run. `state_passing`: the number of consecutive steps in which a sequence starts in the final state of the sequence
+    before it; by default each sequence starts in the empty state.
     `restart_when_wrong`: after a wrong last prediction, the next sequence starts in the empty state nevertheless; false
     carries every state, as published.
     """
@@ -61,7 +62,7 @@ class PhaseEntry:
 
 @dataclass(frozen=True)
 class CurriculumFile:
-    """A file workflow/config/curricula/<name>.yaml: its phases, which are one training job each."""
+    """A file workflow/config/curricula/<name>.yaml; each of its phases is one training job for each seed."""
 
     phases: Annotated[tuple[dict[str, Any], ...], SOME]
 
@@ -79,9 +80,10 @@ def fill_phase(phase: Mapping[str, Any], at: str) -> PhaseEntry:
 def build_phases(
     entries: Sequence[PhaseEntry], total_steps: int, where: str
 ) -> tuple[dict[str, PhaseConfig], dict[str, str]]:
-    """Return the training jobs by name, each after the phase that it resumes from, and the names of these phases.
+    """Return two mappings by the name of a phase: its config, and the phase from which it resumes, if any.
 
-    Raises: ConfigError for phases that omit steps, overlap, or start where no checkpoint is kept.
+    Each phase comes after the phase from which it resumes. Raises: ConfigError for equal names, an unknown phase,
+    phases that do not end at `total_steps`, or a start without a checkpoint.
     """
     placed: dict[str, PhaseConfig] = {}
     starts: dict[str, str] = {}
@@ -130,7 +132,7 @@ def _place(
 
 
 def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
-    """Return the step of the previous phase at which a phase starts. Raises: ConfigError without a checkpoint there."""
+    """Return the global step at which a phase starts. Raises: ConfigError if `before` keeps no checkpoint of it."""
     if before is None:
         if entry.start is not None:
             raise ConfigError(f"{at}.start: the first phase starts at step 0; remove the key")

@@ -89,10 +89,10 @@ class WordProblem(_DataSet):
     """A word problem over a group and, if there is one, a monoid.
 
     `group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product; "aperiodic" has four elements. A hard
-    fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The published
-    suffix P090 is 0.1. Training and test sets are drawn from separate streams of `seed`. `validation`: used instead of
-    `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each file; a restarted job resumes
-    after the last complete file. `folder`: a folder with files of the authors' generator, such as
+    fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The suffix
+    P090 of published files means 0.1. Training and test sets are drawn from separate streams of `seed`. `validation`:
+    used instead of `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each file; a
+    restarted job resumes after the last complete file. `folder`: a folder with files of the authors' generator, such as
     train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
     """
 
@@ -108,7 +108,7 @@ class WordProblem(_DataSet):
     folder: Text | None = None
 
     def __post_init__(self) -> None:
-        product_order(self.group, self.monoid)  # raises errors
+        product_order(self.group, self.monoid)  # only for its errors
         refuse_if(
             self.folder is not None and (self.validation is not None or len(self.train.hard_fractions) > 1),
             "folder: its files have one hard fraction each, and none is for validation; remove the others, or folder",
@@ -132,7 +132,7 @@ class WordProblem(_DataSet):
         yield from self._held_out("test", self.seed, self.test)
 
     def validation_nodes(self) -> Iterator[Node]:
-        """Yield one job for every length and hard fraction; for the job itself it is a test set with another seed."""
+        """Yield one job for every length and hard fraction; the job makes a test set with the validation seed."""
         if self.validation is not None:
             yield from self._held_out(VALIDATION, self.validation.seed, self.validation)
 
@@ -159,7 +159,7 @@ class WordProblem(_DataSet):
 
 @dataclass(frozen=True)
 class Catbabi(_DataSet):
-    """A CatbAbI data set. `text`: the source of the stories. `collection`: one of its collections; the first if None.
+    """A CatbAbI data set. `text`: the source of the stories. `collection`: one that the text has; the first if None.
 
     `mode`: training learns the answers to questions (qa) or every token (lm); validation and test sets are evaluated
     for both. `seed` determines the order of the stories. `drop_last_story` omits the last story of each file, as the
@@ -190,7 +190,7 @@ class Catbabi(_DataSet):
         return self._node("train")
 
     def test_nodes(self) -> Iterator[Node]:
-        """Yield the validation set, on which the report chooses among runs with equal tokens, and the test set."""
+        """Yield the validation set, by which the report chooses the best of competing runs, and the test set."""
         yield self._node("valid")
         yield self._node("test")
 
@@ -210,7 +210,7 @@ class TrainText:
     """The training text. `length`: tokens of a training sequence.
 
     `tokens`: the number of distinct tokens in the training set, in sequences spread evenly over the text. A longer
-    training run repeats them, each time in another order.
+    training run repeats these sequences, each time in another order.
     """
 
     length: Length
@@ -246,9 +246,9 @@ class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
     `num_shards`: the number of jobs, and of token files, that share the corpus; they get the input files in turn.
-    `test_fraction`: the share of documents in the test split, which a hash of their text and `seed` selects.
-    Evaluations with `split: validation` use `validation` instead of `test`. Test documents are the same with and
-    without it.
+    `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects these documents.
+    Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not depend on
+    `validation`.
     """
 
     name: str
@@ -283,7 +283,7 @@ class LanguageModel(_DataSet):
         return self._stream_node("train", self.train.length, self.train.tokens)
 
     def test_nodes(self) -> Iterator[Node]:
-        """Yield one stream for all lengths, which evaluations cut again; the index names only the shortest length."""
+        """Yield one stream, which evaluations cut at each length; the stream's index names only the shortest length."""
         yield self._stream_node("test", min(self.test.lengths))
 
     def validation_nodes(self) -> Iterator[Node]:
@@ -296,7 +296,7 @@ class LanguageModel(_DataSet):
 
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
-        if isinstance(self.tokenizer, TrainedTokenizer):  # on the training split only, so it must know the split
+        if isinstance(self.tokenizer, TrainedTokenizer):  # these keys determine the text on which it is trained
             config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
             config |= {} if self.validation is None else {"validation_fraction": self.validation_fraction}
         return Node("data", f"{self.name}-tokenizer", config)
@@ -348,8 +348,8 @@ class OwnData(_DataSet):
         return Node("data", f"{self.name}-{name}", config | as_config(settings))
 
 
-# `sources`: jobs that are inputs of the others; `train_node`: the job of the training set; `test_nodes`: those of the
-# held-out sets for evaluations; `validation_nodes`: those for evaluations with `split: validation`.
+# All have these methods. `sources`: jobs that are inputs of the others; `train_node`: the job of the training set;
+# `test_nodes`: those of the held-out sets for evaluations; `validation_nodes`: those for `split: validation`.
 DataSet = WordProblem | Catbabi | LanguageModel | OwnData
 KINDS: dict[str, type[Any]] = {
     WORD_PROBLEM: WordProblem,

@@ -42,13 +42,14 @@ class Evaluation:
 
     @property
     def sweep(self) -> SweepConfig | None:
-        """The swept fields of a mode; every value of a field is evaluated."""
+        """The fields of the modes that are swept, with their values; None for no sweep."""
         return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Return whether both evaluations compute the same number for a model; `is_implicit` None means unknown.
 
-        An explicit model has one mode, whatever the modes are called.
+        A model that is explicit or unknown counts as having one mode, whatever the modes are called. An evaluation with
+        a sweep or without modes repeats no other.
         """
         if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:
             return False
@@ -99,7 +100,7 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
     return {**settings, "tasks": names, "task_files": file_digests(folder)}
 
 
-CHECKPOINT = "checkpoint"  # also the phase of its evaluations
+CHECKPOINT = "checkpoint"  # the stage that imports a baseline; also the phase in the names of its evaluations
 # These kinds evaluate an explicit model in its one mode, whatever modes the evaluation has, so they apply to every
 # model. The other kinds compare modes or inspect implicit layers, so a baseline has them only if it names them.
 ONE_MODE_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
@@ -109,7 +110,7 @@ ONE_MODE_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)
 class Peer:
     """An external baseline. `data`: the data set on which it is evaluated; the model must use the same tokens.
 
-    `evaluations`: patterns of their names. The default is all evaluations of the kinds word_problem, catbabi,
+    `evaluations`: patterns of names of evaluations. The default is all evaluations of the kinds word_problem, catbabi,
     perplexity and lm_eval that fit its data and have no sweep.
     """
 

@@ -54,9 +54,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A figure or table of the paper. `title`: its title there; `figures`, `tables`: names of the report's parts in it.
+    """A figure or table of the paper. `title`: its title there. `figures`, `tables`: those of the report that it shows.
 
-    `from`: the source of its numbers. The models behind them and their training are included.
+    `from`: the sources of its numbers. The evaluated models and all phases of their training are included.
     """
 
     name: str
@@ -68,15 +68,16 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """A file workflow/config/<name>.yaml. Each field is in the identity of some job; machine settings are in profiles/.
+    """A file workflow/config/<name>.yaml. All keys except `description` affect identities of jobs.
 
     `name`: also the folder below results/ and the MLflow experiment. `description`: a text for readers only. `data`:
     data sets, each with one training set and the sets on which its models are evaluated. `override`: changes of the
-    models, tasks and curricula of all `runs`. `evaluations`: they apply to every run whose data fits the kind, after
-    every phase that ends the training run. `peers`: external baselines, which are models that were trained elsewhere.
-    `excerpts`: single figures and tables of the paper; each is a target such as `snakemake figure_1_right` that runs
-    only the jobs it needs. `report`: title, note, names, front and minimum_layers of the report. `plugins`: Python
-    files, relative to this one, that add families, solver methods, groups, tasks, evaluations or figures.
+    models, tasks and curricula of all `runs`. `evaluations`: by default they apply to every run whose data fits the
+    kind, after every phase that ends the training run. `peers`: external baselines, which are models that were trained
+    elsewhere. `excerpts`: single figures and tables of the paper; each is a target such as `snakemake figure_1_right`
+    that runs only the jobs it needs. `report`: title, note, names, front and minimum_layers of the report. `plugins`:
+    Python files, relative to the folder of this file, that add families, solver methods, groups, tasks, evaluations or
+    figures. Machine settings are in profiles/.
     """
 
     name: Name
@@ -186,7 +187,7 @@ def _check_peers(experiment: Experiment) -> None:
 
 
 def _check_evaluations(experiment: Experiment) -> None:
-    """Refuse an evaluation that applies to no run, which would be an empty table in the report."""
+    """Refuse an evaluation that applies to no model, which would be an empty table in the report."""
     done = {item.name for model in experiment.models for item in experiment.evaluations_of(model)}
     for name, item in experiment.evaluations.items():
         if name not in done:
@@ -209,7 +210,7 @@ def _check_splits(experiment: Experiment) -> None:
 
 
 def _check_repeated(experiment: Experiment) -> None:
-    """Refuse evaluations that compute the same number, because the report would count it as that of another seed."""
+    """Refuse evaluations that repeat a number, because the report would count the second as that of another seed."""
     for model in experiment.models:
         for first, second in combinations(experiment.evaluations_of(model), 2):
             if first.repeats(second, is_implicit=model.is_implicit):

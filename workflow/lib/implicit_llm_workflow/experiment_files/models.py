@@ -23,7 +23,7 @@ _BOOKKEEPING = ("architectures", "transformers_version", "_name_or_path", "dtype
 class PretrainedModel:
     """A file workflow/config/models/<name>.yaml of any Hugging Face causal model; training starts from its weights.
 
-    `pretrained`: a folder (below the downloads or the working directory), or a name on the hub, which needs the commit.
+    `pretrained`: a folder (below the downloads or the working directory), or a name on the hub, which needs `revision`.
     """
 
     pretrained: Text
@@ -42,7 +42,7 @@ class PretrainedModel:
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """A file workflow/config/models/<name>.yaml of a model that is initialised from its seed.
+    """A file workflow/config/models/<name>.yaml of a model that is initialised from the seed of its run.
 
     `config`: the name of a configuration of the library, which is a folder of implicit_llm/configs/, or the fields of
     any Hugging Face configuration with its model_type. `package`: a Python package that registers this model_type with
@@ -92,7 +92,7 @@ def model_fields(name: str, where: str) -> dict[str, Any]:
 def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return `fields` with `changes`; numbers get the type of the old value, so that 1 and 1.0 are one identity.
 
-    Raises: ConfigError for a field that the configuration does not have, or for a value of another type.
+    Raises: ConfigError for vocab_size, solver, a field that the configuration lacks, or a value of another type.
     """
     for key, instead in (("vocab_size", "it follows from the data"), ("solver", "set it in the curriculum")):
         if key in changes:
@@ -109,9 +109,9 @@ _FAMILIES = {
 
 
 def _check_family(fields: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for an unknown or a missing field of a model of the library."""
+    """Raise ConfigError if a model of the library has an unknown field or lacks a field."""
     if fields["model_type"] not in _FAMILIES:
-        return  # transformers checks it when training starts; it is not imported here
+        return  # transformers, which is not imported here, checks the fields when training starts
     config, own = _FAMILIES[fields["model_type"]]
     check_keys(fields, [*model_fields(config, where), "weight_norm"], where)
     for key in ("is_implicit", "hidden_size", "num_hidden_layers", *own):
@@ -122,7 +122,7 @@ def _check_family(fields: Mapping[str, Any], where: str) -> None:
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training starts.
 
-    Raises: ConfigError that starts with `where`.
+    Only models of the library are checked. Raises: ConfigError that starts with `where`.
     """
     if fields["model_type"] not in _FAMILIES:
         return
@@ -145,7 +145,7 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _like(old: Any, new: Any, where: str) -> Any:
-    """Return `new` as the type of `old` if no value is lost. Raises: ConfigError."""
+    """Return `new` as the type of `old` if the conversion loses nothing. Raises: ConfigError."""
     new = as_number(new) if type(old) in (int, float) else new
     if type(old) is int and isinstance(new, int | float) and abs(new) >= _MAX_INTEGER:
         raise ConfigError(f"{where}: {new!r:.60} is not allowed; give an integer below {_MAX_INTEGER}")

@@ -1,6 +1,6 @@
-"""Build the runs of an experiment: a model, a task and a curriculum, with the changes for all runs and for one.
+"""Build the runs of an experiment, each from a model, a task and a curriculum, with changes for all runs and its own.
 
-An entry with a grid stands for one run at every point of its axes.
+An entry with a grid describes one run at every point of its axes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str
 
 @dataclass(frozen=True)
 class Override:
-    """Changes of the files that a run names: fields of the model and of the task, and of phases by their names."""
+    """Changes of the values in a run's files: fields of its model, fields of its task, and fields of phases by name."""
 
     model: dict[str, Any] = field(default_factory=dict)
     task: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class RunEntry:
     """An entry of `runs`: a data set of the experiment, and files of models/, tasks/ and curricula/ by name.
 
     `seeds`: they determine the initialisation and the order of the data; each trains one model. `override`: changes
-    that replace those for all runs. `grid`: axes by name; there is one run at each point,
+    that take precedence over those for all runs. `grid`: axes by name; there is one run at each point,
     <name>-<axis><value>-<axis><value>.
     """
 
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def training(self) -> TrainConfig:
-        """The first phase; all phases have the same model and recipe."""
+        """The training job of the first phase; all phases have the same model and recipe."""
         return next(iter(self.phases.values()))
 
     @property
@@ -138,11 +138,11 @@ class Run:
         return tuple(job.phase for job in self.phases.values() if job.phase.end_step == job.total_steps)
 
     def takes(self, evaluation: Evaluation) -> bool:
-        """Return whether an evaluation of its kind of data applies to the run; an explicit run has nothing to sweep."""
+        """Return whether an evaluation that fits the data applies to the run; an explicit run has nothing to sweep."""
         return matches(self.name, evaluation.runs) and (self.is_implicit or evaluation.sweep is None)
 
 
-_Layers = Sequence[tuple[Override, str]]  # changes, each with its key; later ones take precedence
+_Layers = Sequence[tuple[Override, str]]  # changes, each with its place for messages; later changes take precedence
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class RunBuilder:
     kinds: Kinds
 
     def check_shared(self, runs: Iterable[RunEntry]) -> None:
-        """Refuse changes for all runs that apply to no phase of any run. Raises: ConfigError."""
+        """Refuse a change in `shared` of a phase that no run has. Raises: ConfigError."""
         names = {name for run in runs for name, _, _ in self._curriculum(run, f"{self.files.source}: runs.{run.name}")}
         check_keys(self.shared.curriculum, names, f"{self.files.source}: override.curriculum")
 
@@ -212,7 +212,7 @@ class RunBuilder:
         return found
 
     def _phases(self, item: RunEntry, where: str, layers: _Layers) -> list[PhaseEntry]:
-        """Return the phases of the curriculum's file with the changes of this run."""
+        """Return the phases of the curriculum's file with the changes for all runs and for this run."""
         phases, found = self._curriculum(item, where), []
         check_keys(item.override.curriculum, [name for name, _, _ in phases], f"{where}.override.curriculum")
         for name, phase, at in phases:
@@ -224,7 +224,7 @@ class RunBuilder:
         return fill_phase(self.kinds.marked(values), at)
 
     def _curriculum(self, item: RunEntry, where: str) -> list[tuple[str, dict[str, Any], str]]:
-        """Return each phase of the curriculum's file as it is there, with its name and its place."""
+        """Return name, unchanged values and place of each phase in the curriculum's file."""
         values, path = self.files.read("curricula", item.curriculum, f"{where}.curriculum")
         phases = fill(CurriculumFile, values, path).phases
         return [(str(phase.get("name")), phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
@@ -234,7 +234,7 @@ _Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with th
 
 
 def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable[[Mapping[str, Any], str], T]) -> T:
-    """Fill the values with all changes. Raises: ConfigError that names the first wrong place."""
+    """Return `fill_one` of the values with all changes. Raises: ConfigError that names the first wrong place."""
     steps = [first]
     for changed, at in changes:
         steps.append((_changed(steps[-1][0], changed), at))

@@ -41,7 +41,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises: ConfigError if it is unreadable, invalid YAML or not a mapping."""
+    """Return a YAML file's mapping. Raises: ConfigError if it is unreadable, no mapping, or has NaN or infinity."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:
@@ -73,7 +73,8 @@ _FOLDERS = (Path("workflow") / "config", CONFIG_DIR)
 class ConfigFiles:
     """A reader of the files to which one experiment refers; `source` names the experiment file in messages.
 
-    `known`: values and path of each file already read, by folder/name. With those of another reader, no file is read.
+    `known`: values and path of each file already read, by folder/name. With the `known` of an earlier reader of the
+    experiment, no file is read.
     """
 
     def __init__(self, path: Path, source: str = "", known: Mapping[str, Any] | None = None) -> None:
@@ -97,7 +98,7 @@ class ConfigFiles:
 
 
 def experiment_path(name_or_path: str) -> Path:
-    """Return the file of an experiment, given by path or by its name in workflow/config/, here or of the project.
+    """Return the file of an experiment, given by its path or by its name in one of the folders of `experiment_names`.
 
     Raises: ConfigError.
     """
@@ -111,12 +112,12 @@ def experiment_path(name_or_path: str) -> Path:
 
 
 def experiment_names() -> set[str]:
-    """Return the names of the files in workflow/config/, here and of the project."""
+    """Return the names of the files in workflow/config/, of the working directory and of the project."""
     return {path.stem for folder in _FOLDERS for path in folder.glob("*.yaml")}
 
 
 def shown_path(path: Path) -> Path:
-    """Return the path relative to the working directory if it is below it, otherwise unchanged."""
+    """Return the path relative to the working directory, or unchanged if it is not below the working directory."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:
@@ -127,7 +128,7 @@ T = TypeVar("T")
 
 
 def fill_entry(cls: type[T], name: str, item: Mapping[str, Any], at: str) -> T:
-    """Fill a class that has a `name` from the entry with this name. Raises: ConfigError."""
+    """Return an instance of `cls`, which has a field `name`, from an entry and its name. Raises: ConfigError."""
     check_keys(item, [key for key in fill_keys(cls) if key != "name"], at)
     return fill(cls, {"name": name, **item}, at)
 

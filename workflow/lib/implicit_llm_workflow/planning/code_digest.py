@@ -1,7 +1,8 @@
 """Compute one digest of the code that a job's result depends on.
 
 The digest is of syntax trees, so comments and docstrings do not count. It covers the module of the job's stage and
-every project module that this module imports: directly, through other modules, or inside functions. It leaves out
+every project module that this module imports: directly, through other modules, or inside functions. It also covers
+plugins with the files that they declare, and resource files in the packages of these modules. It leaves out
 package `__init__` files (a name imported from a package counts in the module that defines it), modules that only other
 kinds of models run, and the plumbing below, which stores, records and tracks results but does not compute them. A test
 compares the digest with traces of jobs of every kind.
@@ -12,8 +13,8 @@ The code behind a digest is recorded by module and function, so that a later cha
     {"module": "implicit_llm.training.stage", "files": {"implicit_llm_contracts.config.solver": "<sha256>", ...},
      "parts": {"implicit_llm_contracts.config.solver": {"SolverConfig.tol": "<first 16 of a sha256>", ...}}}
 
-The digest follows from `files`, so a record always matches its name. The workflow writes the records of all jobs before
-it starts the first job. Results that are older than these records have none.
+The digest follows from `files`, and a record whose digest does not match its name is ignored. The workflow writes the
+records of all jobs before it starts the first job. Results that are older than these records have none.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ STAGES = {
     "report": REPORT,
     "excerpt": REPORT,
 }
-# OF_FAMILY maps `model_type` to the folder that only this family runs; only implicit models run OF_IMPLICIT. Every job
-# imports them all, but an import computes nothing. A module that only excluded modules import is left out too.
+# OF_FAMILY maps `model_type` to the package that only this family runs; only implicit models run OF_IMPLICIT. Jobs of
+# other models import these too, but an import computes nothing. A module that only left-out modules import is left out.
 OF_FAMILY = {family: f"{LIBRARY}.models.{family.removeprefix('implicit_')}" for family in FAMILY_NAMES}
 OF_IMPLICIT = (f"{LIBRARY}.solver", f"{OF_FAMILY[MAMBA2]}.triton.search")
 RESOURCE_SUFFIXES = {".css", ".html", ".j2", ".js", ".json", ".rst", ".svg", ".txt", ".yaml"}
@@ -109,7 +110,7 @@ class SourceModule:
         return tuple(Imported(*item) for item in self.find("imports", lambda: list(self._find_imports())))
 
     def find(self, what: str, look: Callable[[], Any]) -> Any:
-        """Return the result of `look` for this module, from the cache if possible; it is JSON. Raises: SourceError."""
+        """Return the JSON value that `look` returns, from the cache under `what` if possible. Raises: SourceError."""
         state = hashlib.sha256(_finders() + self.content).hexdigest()
         return self.cache.find(f"{self.module} {self.is_package} {what}", state, look)
 
@@ -142,9 +143,9 @@ def _finders() -> bytes:
 
 
 class Project:
-    """The packages in `roots`, such as {"implicit_llm": its folder}; `cache` stores findings about their files."""
+    """A set of packages. `roots`: their folders by name. `cache`: stores findings about their files."""
 
-    plugins: tuple[str, ...] = ()  # names of modules that are single files
+    plugins: tuple[str, ...] = ()  # the modules of plugins, each of which is a single file
 
     def __init__(self, roots: dict[str, Path], cache: Remembered | None = None) -> None:
         self._roots = roots
@@ -224,8 +225,8 @@ def _library() -> Project:
 def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
     """Return the module whose function `run` does the job; a stage of several kinds has one module for each `kind`.
 
-    Therefore an edit of one kind of data does not make the other kinds stale. The module of a plugin's kind is its
-    file.
+    Therefore an edit of one kind of data does not make the other kinds stale. The module of a plugin's kind is the
+    plugin's file.
     """
     owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
@@ -234,7 +235,7 @@ def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
 def job_code(
     stage: str, config: Mapping[str, Any], model: Mapping[str, Any] | None = None, kinds: Kinds = BUILTIN
 ) -> JobCode:
-    """Return the code of a job; `model` is the training config of the model that the job trains or evaluates.
+    """Return the code of a job; `model` has the fields of the model that the job trains or evaluates, if known.
 
     No family's code is left out if the model is unknown or of a family that the library does not define.
     """
@@ -242,7 +243,7 @@ def job_code(
 
 
 def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str, ...] = ()) -> None:
-    """Load all code that the stage's module can run, then check that the job's digest `code` is one of its digests.
+    """Load all code that the stage's module can run, then check that `code` is its digest for some kind of model.
 
     Loading comes first and includes imports inside functions, so that an edit after the check cannot reach the process.
     Raises: CodeChanged, before the job has started any work.
@@ -285,9 +286,9 @@ def total_digest(digests: Mapping[str, str]) -> str:
 
 
 def resource_digests(sources: Iterable[SourceModule]) -> dict[str, str]:
-    """Return the sha256 of the resource files beside the modules, by name.
+    """Return the sha256 of the resource files in and below the folders of the modules, by name.
 
-    The library's top folder is left out, because it belongs to all stages.
+    The library's top folder is left out, because it belongs to all stages. A plugin has the files that it declares.
     """
     files: dict[str, Path] = {}
     packages: dict[str, Path] = {}
@@ -418,7 +419,7 @@ def read_code_record(root: Path, digest: str) -> CodeRecord | None:
 
 
 def changes_since(root: Path, digest: str, code: JobCode) -> tuple[str, ...] | None:
-    """Return how the code on disk differs from the code with this digest, or None if that was not recorded.
+    """Return how the code on disk differs from the code with this digest, or None if the latter was not recorded.
 
     Raises: SourceError.
     """

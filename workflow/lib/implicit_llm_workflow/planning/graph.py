@@ -30,7 +30,7 @@ def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = l
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
     """Add the sha256 of the files that the job reads from a folder, because other content is another model or data set.
 
-    The user must name a pickle file, so pickles are not added here.
+    The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
     """
     config, model = node.config, node.config.get("model", {})
     if config.get("kind") == WORD_PROBLEM and "file" in config:
@@ -48,7 +48,10 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
-    """Add the plugins that the job imports: the settings of the job or of its inputs contain one of their names."""
+    """Add the plugins that the job imports: for a page, those with figures or evaluations.
+
+    For another job, these are the plugins with a name that occurs in the settings of the job or of its inputs.
+    """
     if not plugins:
         return node
     if node.stage in PAGES:
@@ -112,7 +115,7 @@ def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
 
 
 def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the data set and split of each data job that models read, by the job's name, for the report."""
+    """Yield the name of each data job that other stages read, with its data set and split, for the report."""
     for data in experiment.data.values():
         for node in (data.train_node(), *data.test_nodes()):
             yield node.name, {"data": data.name, "split": node.config["split"]}
@@ -140,7 +143,7 @@ def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any
 
 
 def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Yield the import of an external baseline and its evaluations, described like a phase of a run."""
+    """Yield the import job of an external baseline and its evaluations, each as `_run_nodes` yields a job."""
     job, node = {"run": peer.name, "phase": CHECKPOINT}, Node(CHECKPOINT, peer.name, as_config(peer.checkpoint))
     yield job, node
     yield from _evaluate_nodes(experiment, peer, job, node)
@@ -163,7 +166,8 @@ def _evaluate_nodes(
             nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
             read = {node.name: node.key for node in nodes}
         if model.is_implicit is False and evaluation.settings.kind in ONE_MODE_KINDS:
-            config = {**config, "modes": []}  # an explicit model has no modes, so they must not make its result stale
+            # An explicit model has one mode, so a change of the list must not make its result stale.
+            config = {**config, "modes": []}
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
         yield job | {"evaluation": evaluation.name}, node

@@ -37,7 +37,7 @@ RESULTS = Path("results")
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the driver's profile and experiment file
 
 
-PLANNED = "planned"  # the only key of the config file that the jobs read
+PLANNED = "planned"  # the only key of the config file for the jobs, which `write_job_files` writes
 
 
 class UnknownTarget(UserError):
@@ -60,11 +60,11 @@ class Plan:
 
     @cached_property
     def identities(self) -> dict[str, Identity]:
-        """The identity that each job must have; a result accepted with other code has its recorded identity."""
+        """The wanted identity of each job, by key; for a result accepted with other code, the recorded identity."""
         return self.identify(self.settle)
 
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
-        """Return the identity of each job; `settle` may replace the one that follows from config, code and inputs."""
+        """Return the identity of each job by key; `settle` returns it for the identity from config, code and inputs."""
         found: dict[str, Identity] = {}
         for key, node in self.nodes.items():  # the inputs of a node come before it
             upstream = {role: found[source].fingerprint for role, source in node.upstream.items()}
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def accepted(self) -> dict[str, Acceptance]:
-        """The acceptances in force, by job."""
+        """The valid acceptances, by the keys of their jobs."""
         _ = self.identities  # fills _accepted
         return self._accepted
 
@@ -98,7 +98,7 @@ class Plan:
     def find(self, target: str) -> Node:
         """Return a node by its key, run directory or manifest, or an excerpt by its name.
 
-        Raises: UnknownTarget, which names the nearest key.
+        Raises: UnknownTarget, which names the nearest key or experiment.
         """
         key = target.rstrip("/").removesuffix(f"/{MANIFEST}").removeprefix(f"{self.root.as_posix()}/")
         key = key.partition(f"/{WORK}/")[0]
@@ -144,7 +144,7 @@ class Plan:
         return self.identities[node.key].to_json(directories)
 
     def write_job_files(self) -> Path:
-        """Write the missing identity files, and return a file with the values of all experiment files.
+        """Write the missing identity files and a file with the values of all experiment files; return the latter.
 
         The values are those of the plan: jobs must not use an experiment file that somebody has edited in the meantime.
         """
@@ -163,10 +163,10 @@ class Plan:
 
     @property
     def target_manifests(self) -> list[str]:
-        """Manifests of the wanted jobs that are no input of another one; from them Snakemake finds every wanted job.
+        """Manifests of the wanted jobs that no wanted job has as input; from them Snakemake finds every wanted job.
 
-        The report alone is not enough, because a missing manifest below a fresh report would not be restored. If every
-        job were a target, Snakemake would check each job twice.
+        The report alone is not enough, because a missing input of a fresh report would not be restored. If every job
+        were a target, Snakemake would check each job twice.
         """
         wanted = [self.nodes[key] for key in self.wanted]
         inputs = {item.key for node in wanted for item in self.read_by(node)}
@@ -179,8 +179,8 @@ class Plan:
     def read_by(self, node: Node) -> list[Node]:
         """Return the jobs whose manifests are the inputs of the node's rule.
 
-        Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh result has no input
-        that will be computed again. A page has no freed input: it reads only the small files, which are never freed.
+        Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh job has no input
+        that was freed or will be computed again. A page has no freed input: it reads only the small files.
         """
         found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
@@ -188,7 +188,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """Return the jobs that Snakemake runs for these targets: the jobs of its graph whose result is not fresh."""
+        """Return the jobs that Snakemake runs for the targets `keys`: those in its graph whose result is not fresh."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached
@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def argument(self) -> str:
-        """The experiment as a quoted command-line argument: its name if that finds its file, otherwise the file."""
+        """The experiment as a quoted command-line argument: its name if commands find its file by it, else the file."""
         source = self.experiment.source
         has_name = self.experiment.name in experiment_names() and experiment_path(self.experiment.name) == Path(source)
         return shlex.quote(self.experiment.name if has_name else source)
@@ -227,7 +227,7 @@ class Plan:
         return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
-        """Return the arguments of the command that makes these targets, or everything if there are no targets."""
+        """Return the words of the command that makes these targets, or everything if there are no targets."""
         # --configfile consumes all arguments up to the next option, so targets must not follow it directly.
         words = ["snakemake", "--configfile", self.experiment.source, "--profile", profile]
         if self.root.parent.resolve() != RESULTS.resolve():
@@ -243,7 +243,7 @@ class Plan:
         return list(found.values())
 
     def manifests(self, stage: str) -> list[str]:
-        """Return the declared manifests of all nodes of the stage."""
+        """Return the declared manifests of all nodes of the stage, without freed results."""
         return self.targets(node for node in self.nodes.values() if node.stage == stage)
 
     @cached_property
@@ -263,11 +263,11 @@ class Plan:
         )
 
     def stale(self) -> dict[str, str]:
-        """Return the jobs whose result differs from the wanted one, each with the reason."""
+        """Return the reason for each stale result, by the key of its job."""
         return {key: status.why for key, status in self.statuses.items() if status.state == "stale"}
 
     def recorded(self, node: Node) -> Path | None:
-        """Return the manifest of the wanted result, or else of the result that the run directory shows."""
+        """Return the path of the manifest of `Status.recorded` in its work folder; None if there is none."""
         found = self.statuses[node.key].recorded
         work = Path(self.work[node.key]) if found is None else work_directory(self.run_dir(node), found.fingerprint)
         return committed(work)

@@ -1,14 +1,14 @@
 """Compare wanted and recorded results: report which are missing, stale or fresh, and why.
 
 A result is fresh if its manifest is where the rule declares it, in the work folder of the wanted fingerprint. Snakemake
-applies the same test and runs the other jobs; this module adds the reason. If somebody deletes or damages the manifest
-of the run directory, the job checks its files again.
+applies the same test and runs the other jobs; this module adds the reason. If somebody deletes the copy of the manifest
+in the run directory, the job checks the files of its result again. The driver replaces a damaged copy.
 
-A result whose larger files were deleted to free the disk counts as done until a job needs the files.
+A result whose larger files were deleted to free the disk is fresh too, until a job that will run reads these files.
 
-If a user accepts a result although its code changed, an `accepted.json` is beside the manifest, which does not change:
+If a user accepts a result although its code changed, the manifest stays as it is, and an `accepted.json` is beside it:
 
-    {"recorded": "<fingerprint of the manifest>", "wanted": "<the one wanted instead>",
+    {"recorded": "<fingerprint of the manifest>", "wanted": "<fingerprint wanted instead>",
      "recorded_code": "<sha256>", "wanted_code": "<sha256>", "changed": ["module (function)"] or null,
      "when": "2026-11-21T22:00:00+00:00", "why": "..."}
 
@@ -34,12 +34,12 @@ ACCEPTED = "accepted.json"
 
 
 class AcceptedUnreadable(UserError):
-    """A file `accepted.json` could not be read as an accepted exception."""
+    """A file `accepted.json` could not be read as an acceptance."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """An accepted exception; `changed` lists the code that changed and is None if that code was not recorded."""
+    """The content of `accepted.json`; `changed` lists the changed code and is None if the old code was not recorded."""
 
     recorded: str
     wanted: str
@@ -62,7 +62,10 @@ def read_acceptance(run_dir: Path) -> Acceptance | None:
 
 
 def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
-    """Return the valid acceptance: for the wanted fingerprint and the manifest's, which differ only by the code."""
+    """Return the acceptance in a run directory if it is valid, else None. Raises: AcceptedUnreadable.
+
+    It is valid for the wanted identity if only the code of the accepted result differs and this result exists.
+    """
     found = read_acceptance(run_dir)
     if found is None or found.wanted != wanted.fingerprint or with_code_of(found, wanted) is None:
         return None
@@ -88,8 +91,8 @@ _SMALL = (".json", ".jsonl")
 class Difference:
     """The difference between a recorded and a wanted identity.
 
-    `code`: the two digests, if they differ. `changed_inputs` and `new_inputs` are keys of nodes; `removed_inputs` are
-    the roles of inputs that are no longer used.
+    `code`: the recorded and the wanted digest, or None if they are equal. `changed_inputs` and `new_inputs` are keys of
+    nodes; `removed_inputs` are the roles of inputs that are no longer used.
     """
 
     stage: str
@@ -126,8 +129,8 @@ def _first(names: Sequence[str]) -> str:
 class Status:
     """The status of a job's result. `why`: the reason for the state; empty for a fresh result that was not accepted.
 
-    `recorded`: the wanted result, or else the one that the run directory shows. `difference`: set for a stale result
-    that could be read. `is_declared`: whether the declared manifest exists, which a freed result does not have.
+    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows. `difference`: set
+    in the second case. `is_declared`: whether the declared manifest exists, which a freed result does not have.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -151,7 +154,7 @@ FORCED = "forced, or made from what was forced"
 
 
 def status_of(run_dir: Path, wanted: Identity, node: Node, accepted: Acceptance | None) -> Status:
-    """Compare a run directory with the identity of its node, which is the accepted one if there is an acceptance."""
+    """Return the status of a node's result; `wanted` is the accepted identity if there is an acceptance."""
     if not run_dir.exists():  # a shortcut for the thousands of jobs before the first run
         return Status("missing", "never finished", None, is_declared=False)
     work, shown = work_directory(run_dir, wanted.fingerprint), run_dir / MANIFEST
@@ -190,7 +193,10 @@ def difference_of(recorded: Manifest, wanted: Identity, node: Node) -> Differenc
 
 
 def payload(work: Path) -> list[Path]:
-    """Return the files of a result that can be freed: models, shards and checkpoints, but not records and pages."""
+    """Return the files of a result that can be freed, such as models, shards and checkpoints.
+
+    Declared files are kept, and so are the files directly in `work` that are hidden, .json or .jsonl.
+    """
     kept = {DECLARED, *(path.name for path in work.glob("*") if path.suffix in _SMALL or path.name.startswith("."))}
     return sorted(path for path in work.rglob("*") if path.is_file() and path.relative_to(work).parts[0] not in kept)
 
@@ -206,7 +212,7 @@ def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
 
 
 def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """Return the statuses, in which a freed result is stale if a job that will run reads it."""
+    """Return the statuses, but with the state stale for each freed result that a job that will run reads."""
     found = dict(statuses)
     for key in reversed(list(nodes)):  # a node comes after its inputs
         node = nodes[key]

@@ -1,7 +1,7 @@
 """Check the config files and profiles of a call for mistakes that Snakemake ignores or reports without file and key.
 
-The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. Each
-function ends the process with one line if the user can fix the mistake.
+The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. These
+functions end the process with one line if the user can fix the mistake.
 """
 
 import ast
@@ -38,7 +38,7 @@ _WORD = re.compile(r"(['\"]?)([A-Za-z_][\w.-]*|)\1")  # neither a number nor an 
 
 @contextmanager
 def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
-    """End the process with the message of an error that the user can fix; Snakemake would print a traceback."""
+    """End the process with one line for a UserError or an interrupt; Snakemake would print a traceback."""
     try:
         yield
     except UserError as error:
@@ -50,7 +50,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Check the files of `--configfile` in the way in which the project's commands read them."""
+    """Read the files of `--configfile`, or else the default experiment, as the project's commands do, for errors."""
     with errors_in_one_line(_say):
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
@@ -69,7 +69,7 @@ def check_profile() -> None:
     """Check the options in the profiles of this call; Snakemake ignores some mistakes or prints its usage."""
     with errors_in_one_line(_say):
         for profile in command_line().profile or ():
-            if (path := profile_file(profile)) is not None:  # otherwise Snakemake reports it
+            if (path := profile_file(profile)) is not None:  # otherwise Snakemake reports the missing file
                 _check_options(profile, path)
 
 
@@ -88,12 +88,12 @@ def _check_options(profile: str, path: Path) -> None:
 
 
 _TEMPLATE = ("?", "__")  # prefixes of the template language's keys
-# Names that the template language adds to the keys of the block.
+# Names beside the keys of the block: those of the template language, and the import of this module's function.
 _OTHER_NAMES = ("doc", "this", "SKIP", "check_site")
 
 
 def check_site(names: dict[str, Any]) -> None:
-    """Check the block of profiles/cluster, or of its copy in use; `names` contains the keys of the block."""
+    """Check the block `__variables__` of profiles/cluster or of its copy in use; `names` contains the block's keys."""
     block = {name: value for name, value in names.items() if name not in _OTHER_NAMES and not name.startswith("_")}
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with errors_in_one_line(_say):
@@ -125,7 +125,7 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """Return the values that a resource allows if this value is not one of them; Snakemake checks expressions."""
+    """Return a text about the allowed values if a resource does not allow this one; Snakemake checks expressions."""
     text, hint = str(value), _OPTIONS.get(name)
     with suppress(ValueError, SyntaxError):  # an expression or a plain text raises them
         if not isinstance(ast.literal_eval(text), str | int | float):

@@ -1,7 +1,7 @@
-"""Add to Snakemake a lock that dies with its process, help with targets, and readable names that show the results.
+"""Add to Snakemake a lock that ends with its process, help with targets, and readable names that show the results.
 
-Snakemake decides which jobs run: those whose declared manifest is missing. The driver also describes this invocation of
-Snakemake in the environment of the jobs, which log it to MLflow.
+Snakemake decides which jobs run: those whose declared manifest is missing or older than an input. The driver also
+describes this invocation of Snakemake in the environment of the jobs, which log it to MLflow.
 """
 
 import argparse
@@ -77,8 +77,8 @@ class Driver:
     def begin(self) -> dict[str, str]:
         """Check the call and, if it runs jobs, prepare the run.
 
-        The end of the Snakefile calls it, when all rules are known. Returns: the requested targets that are readable
-        paths, with the declared path of each. An unknown target or another driver ends the process.
+        The Snakefile calls it at its end, when all rules are known. Returns: the requested targets that are readable
+        paths, with the declared path of each. A UserError, such as UnknownTarget, ends the process with one line.
         """
         with errors_in_one_line(self._logger.error):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
@@ -108,14 +108,14 @@ class Driver:
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
-        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a process in the background ignores it
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a background process ignores SIGINT
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw the results that the user forces; `onstart` calls it, when Snakemake knows which jobs it will run.
+        """Withdraw forced results and create MLflow's store; `onstart` calls it, when Snakemake has chosen the jobs.
 
-        Otherwise a job would return the result that exists already. Results that depend on a forced one are withdrawn
-        too, since their numbers may change. Their jobs run now, or in the next call if this one does not reach them.
+        Otherwise a forced job would return its existing result. Results that depend on a forced one are withdrawn too,
+        since their numbers may change. Their jobs run now, or in the next call if this call does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
@@ -138,12 +138,12 @@ def is_name_behind(plan: Plan, key: str) -> bool:
 
 
 def show_results(plan: Plan, behind: Iterable[str]) -> None:
-    """Let the readable names of these jobs show the wanted results, and start the jobs that must check theirs."""
+    """Show the wanted results of the jobs `behind`, and make Snakemake run the jobs that must check their results."""
     for key in behind:
         show_result(plan.root / key, Path(plan.work[key]))
     for key, status in plan.statuses.items():
         if status.is_looked_at:
-            # The files are equal; Snakemake runs the job because MANIFEST is missing.
+            # MANIFEST and COMMIT are equal; Snakemake runs the job because MANIFEST is missing.
             Path(plan.work[key], MANIFEST).replace(Path(plan.work[key], COMMIT))
 
 
@@ -151,7 +151,7 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
     """Mark the forced jobs that will run, and all jobs that depend on them, to be computed again.
 
     The declared manifest is removed, so that Snakemake and `explain` see the pending work even after a kill. Raises:
-    AcceptedJobForced for a job that would have to be computed with the code of an accepted result.
+    AcceptedJobForced for a job whose result was accepted with other code, because only the present code can run.
     """
     found = plan.made_from([key for key in forced if plan.manifest(plan.nodes[key]) in outputs])
     if accepted := [node.key for node in found if node.key in plan.accepted]:
@@ -163,14 +163,14 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
         if committed(work) is not None:
             (work / AGAIN).touch()
             with suppress(FileNotFoundError):
-                (work / MANIFEST).replace(work / COMMIT)  # equal files; an old result has only the first
+                (work / MANIFEST).replace(work / COMMIT)  # both are equal; an old result has only MANIFEST
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first Ctrl-C: Snakemake starts no more jobs and waits for running ones, which commit their work.
 
-    A second Ctrl-C reaches only these jobs, which end at once; Snakemake would print a traceback. A third one ends the
-    driver.
+    A second Ctrl-C reaches only these jobs, which end at once, because Snakemake would print a traceback. A third one
+    ends the driver.
     """
     signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
     raise KeyboardInterrupt
@@ -179,7 +179,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     """Create MLflow's SQLite store if it does not exist: clients that open an empty store at the same time break it.
 
-    A job that is started manually uses the same lock. No job waits for a store, so a failure is only reported.
+    Jobs use the same lock of the store. No job waits for a store, so a failure is only reported.
     """
     path = sqlite_path(default_uri(results))
     if path is not None and not path.exists():
@@ -187,7 +187,7 @@ def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
 
 
 def _mlflow(module: list[str], logger: logging.Logger) -> None:
-    """Run a module that imports MLflow in a process of its own, because the driver does not import it."""
+    """Run a module in a process of its own, because the driver does not import MLflow; warn if the process fails."""
     done = subprocess.run([sys.executable, "-m", *module], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = without_password(done.stderr.strip() or "no reason given").splitlines()[-1].removeprefix("error: ")
@@ -222,7 +222,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
 
 
 def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Return whether a rule makes this file, which is no result, or a Snakefile that includes ours may make it."""
+    """Return whether this file is no result, and a rule makes it or a Snakefile that includes ours may make it."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
     is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
     return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
@@ -241,7 +241,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
-    """Raise TooCostly for an experiment of days that the user did not name and that would run on this machine."""
+    """Raise TooCostly for over UNNAMED_HOURS GPU-hours on this machine, if the user did not name the experiment."""
     from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
@@ -256,7 +256,7 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
 
 
 def check_disk(plan: Plan) -> None:
-    """Raise ConfigError if the disk is too small for word problems that do not exist yet."""
+    """Raise ConfigError if the disk is too small for one of the word problems that do not exist yet."""
     free = shutil.disk_usage(plan.root).free
     for node in plan.nodes.values():
         config = node.config
@@ -272,7 +272,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
-    """Report these jobs in a line each, with the reason; at most the first SHOWN of them."""
+    """Report the first SHOWN of these jobs in a line each, with the reason, and the number of the others."""
     for key, why in list(jobs.items())[:SHOWN]:
         say(f"{what}: {plan.root / key} ({why})")
     if len(jobs) > SHOWN:

@@ -76,7 +76,7 @@ def does_run_jobs(workflow: Any, call: argparse.Namespace) -> bool:
 
 
 def forced_outputs(workflow: Any, call: argparse.Namespace, outputs: set[str]) -> set[str]:
-    """Return the outputs that `-R`, `-f` and `-F` force, by rule or by file."""
+    """Return those of `outputs` that `-R`, `-f` and `-F` force, by rule or by file."""
     words = {*call.forcerun, *(call.targets if call.force else ())}
     if call.forceall or not words:
         return outputs if call.forceall else set()
@@ -86,7 +86,7 @@ def forced_outputs(workflow: Any, call: argparse.Namespace, outputs: set[str]) -
 
 
 def outputs_to_make(workflow: Any) -> set[str]:
-    """Return the outputs of the jobs that will run; call it after Snakemake has chosen them."""
+    """Return the outputs of the jobs that will run; call it after Snakemake has chosen these jobs."""
     return {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
 
 
@@ -97,7 +97,7 @@ def resource_of(workflow: Any, rule: str, name: str) -> str | None:
 
 
 def give_config_file(workflow: Any, path: Path) -> None:
-    """Make all jobs that start from now on read this config file instead of the config files of this call."""
+    """Let all jobs that start later read this config file instead of the config files of this call."""
     workflow.config_settings.configfiles = [path.resolve()]
 
 

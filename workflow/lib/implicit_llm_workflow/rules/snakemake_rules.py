@@ -38,7 +38,7 @@ _NOTHING = r"[^\s\S]"  # matches no character
 
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
-    """Return the plan of the configuration that Snakemake has merged; a job gets the plan with which it was started.
+    """Return the plan of the configuration that Snakemake has merged; a job gets the plan of its driver.
 
     Raises: ConfigError with a message of one line.
     """
@@ -150,7 +150,7 @@ class RuleInputs:
         return report
 
     def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
-        """Return a `conda` directive: the file in envs/ that has the name of the hardware class, if it exists."""
+        """Return a function for `conda`: it returns the file in envs/ with the name of the hardware class, if any."""
 
         @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
@@ -160,7 +160,7 @@ class RuleInputs:
         return environment
 
     def largest_checkpoint_bytes(self) -> Callable[[Any], int]:
-        """Return a parameter function: the bytes of the largest training state, without models of unknown size."""
+        """Return a parameter function, which returns the bytes of the largest training state whose size is known."""
 
         def largest(wildcards: Any) -> int:
             sizes = [0]

@@ -41,8 +41,8 @@ common_settings = CommonSettings(
 # The driver submits each attempt of a rule with its own resources, so the Snakemake inside a job must not retry. Only
 # this option overrides the `retries` of a rule, and a job has no other use for it.
 ONE_ATTEMPT = "--preemptible-rules --preemptible-retries 0"
-NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else its timer delays Snakemake's end by a second
-LOOKS_PER_S = 50  # checks of files, on a shared file system
+NO_RATE_LIMIT = "--max-jobs-per-timespan 1000/0s"  # else the limit's timer delays Snakemake's end by a second
+LOOKS_PER_S = 50  # jobs whose files are checked in a second, on a shared file system
 SHORTEST_ROUND_S = 0.2
 
 
@@ -104,7 +104,7 @@ class Executor(RemoteExecutor):
         return ""
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        # `active_jobs` is empty while Snakemake checks them. A job without an id is not yet submitted.
+        # `active_jobs` is empty while Snakemake checks the jobs. A job without an id is not yet submitted.
         jobs = [job for job in list(self.dispatcher.jobs.values()) if job.record.job_id]
         if not jobs:
             return
@@ -130,7 +130,7 @@ class Executor(RemoteExecutor):
     # Snakemake's waiting thread calls these methods.
 
     async def check_active_jobs(self, active_jobs: list[Job]) -> AsyncGenerator[Job, None]:
-        if not active_jobs:  # also before __post_init__ has finished
+        if not active_jobs:  # Snakemake may call this before __post_init__ has finished
             return
         self._settle_reported()
         self.next_seconds_between_status_checks = max(SHORTEST_ROUND_S, len(active_jobs) / LOOKS_PER_S)
@@ -154,11 +154,11 @@ class Executor(RemoteExecutor):
                 self.report_job_error(job, msg=f"{message(job, end)}\n", aux_logs=[str(job.files.output_log)])
 
     def _submitted_again(self, job: Job, end: End) -> Job | None:
-        """Return the job's next submission, if the job failed and its failure class allows one."""
+        """Submit a failed job again if its failure class allows it; return the new submission, or None without one."""
         if end.failure_class is None:
             return None
         if not job.record.is_on_slurm:
-            stop_all([job])  # it may have left processes behind
+            stop_all([job])  # the job may have left processes behind
         try:
             if not is_worth_another(job, end.failure_class, self.settings.requeue_limit):
                 return None
@@ -179,7 +179,7 @@ class Executor(RemoteExecutor):
         for rule, job in sorted(jobs.items()):
             try:
                 resources = job.resources
-            except Exception:  # noqa: S112  they may depend on files that do not exist yet
+            except Exception:  # noqa: S112  resources may depend on files that do not exist yet
                 continue
             readers = [job.rule.shellcmd, *job.rule.input, *job.rule.params]
             try:
@@ -201,7 +201,7 @@ class Executor(RemoteExecutor):
                 raise WorkflowError(f"rule {rule}: {error}") from error
 
     def _ask_of_site(self) -> None:
-        """Ask Slurm for the properties of the cluster, until it has answered."""
+        """Query the properties of the cluster, unless Slurm has answered already."""
         if self._knows_site:
             return
         try:
@@ -219,9 +219,10 @@ class Executor(RemoteExecutor):
             )
 
     def _settle_reported(self) -> None:
-        """Close the records of reported jobs one round later.
+        """Close the records of the jobs that were reported in the last round.
 
-        If Snakemake is killed before it has saved how the jobs ended, the next driver must find the finished jobs.
+        Until then they stay open: if Snakemake is killed before it has saved how the jobs ended, the next driver must
+        find the finished jobs.
         """
         reported, self._reported = self._reported, []
         self._close(reported)

@@ -52,11 +52,11 @@ class Monitor:
         """Judge a job that wrote no final end by its state in Slurm, or by its processes."""
         if job.record.is_on_slurm:
             state, is_over = job.slurm.state, job.slurm.is_over
-            # Wait for a second answer, because Slurm shows the end between an end and a requeue.
+            # Wait for a second answer, because Slurm shows a job as ended before it requeues the job.
             settle_s = self.lost_after_s if job.slurm == UNKNOWN else max(SETTLE_S, 1.5 * self.queue.interval_s)
         else:
             if job.process is not None:
-                job.process.poll()  # this removes it from the process table
+                job.process.poll()  # removes an ended controller from the process table
             state, is_over, settle_s = "", not processes.is_local_job_alive(job.files, job.record), 1
         if not is_over:
             job.doubt = None
@@ -88,7 +88,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         kind = "oom"
     is_fruitful = job.files.progress() is not None and not job.files.is_unfruitful()
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
-        kind = "preempted"  # killed before it could stop by itself, but it does write checkpoints
+        kind = "preempted"  # the job was killed before it could stop by itself, but it does write checkpoints
     message = {
         "lost": "it ended without an outcome",
         "user": "cancelled",
@@ -101,7 +101,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
 
 
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
-    """Return whether the failure class allows another try; preempted jobs continue as long as they make progress."""
+    """Return whether the failure class allows another try; preempted jobs need progress and must be below the limit."""
     limit = CLASSES[kind].retries
     if limit is not None:
         return job.record.retries.get(kind, 0) < limit
@@ -128,7 +128,7 @@ def message(job: Job, why: End) -> str:
 
 
 def stop_all(jobs: Sequence[Job]) -> None:
-    """Send SIGTERM to every process of the jobs, and SIGKILL to those that remain after GRACE_S."""
+    """Send SIGTERM to every process of these local jobs, and SIGKILL to those that remain after GRACE_S."""
     found = processes_of(jobs)
     processes.kill(found, signal.SIGTERM)
     psutil.wait_procs(found, GRACE_S)

@@ -1,4 +1,4 @@
-"""Find the processes of a job and ask them to stop.
+"""Find the processes of a job, and send them the signals to stop.
 
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
 SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
@@ -23,15 +23,15 @@ import psutil
 
 from snakemake_executor_plugin_submitit.store import STATUS_VARIABLE, JobFiles, Record
 
-# In increasing severity: write a checkpoint and stop; Slurm waits no longer; submitit's local controller kills the
-# process a second later.
+# In increasing severity: SIGUSR2, write a checkpoint and stop; SIGTERM, Slurm waits no longer; SIGINT, submitit's local
+# controller kills the process a second later.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 def start_ticks(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot, or None if it has ended.
 
-    Pid and start identify a process, also for another process. psutil's start in seconds would change with the clock.
+    Pid and start identify a process for any reader. psutil's start in seconds would change with the clock.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -82,7 +82,7 @@ def with_environment(**wanted: str | None) -> list[psutil.Process]:
 def of_job(root: int | None, status: Path, **environment: str | None) -> list[psutil.Process]:
     """Return `root`, its descendants, and all processes whose environment has the job's status file, such as orphans.
 
-    environment: more variables that the latter were started with.
+    environment: more variables with which the processes of the last kind were started.
     """
     below = [] if root is None else descendants(root)
     return list(dict.fromkeys(below + with_environment(**{STATUS_VARIABLE: str(status)}, **environment)))
@@ -135,7 +135,7 @@ def sentinel() -> subprocess.Popen[bytes]:
 
 @dataclass
 class Relay:
-    """A relay that sends a signal once to each process of a job that handles it, even if its handler is installed late.
+    """A relay of stop signals: each process of a job gets one if it has a handler, even a handler installed late.
 
     root: the first process. status: the job's status file. watched: a sentinel.
     """
@@ -151,7 +151,7 @@ class Relay:
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the processes that have not yet received a signal; each gets only one, whichever comes first."""
+        """Signal the processes with a handler that have not yet received a signal; each gets only the first one."""
         is_sent_to_all = False
         if self._is_first:
             self._is_first = False

@@ -1,6 +1,6 @@
 """Provide this package's public interface: the state of submitted jobs, for other programs.
 
-Everything else may change; this module keeps its names. It never waits for the executor and only reads.
+This module keeps its names, while all others may change. It only reads, and never waits for the executor.
 """
 
 import logging
@@ -44,12 +44,12 @@ class Submitted:
 
 
 def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
-    """Return the key of the job with these `outputs`, a hash of the absolute paths of all outputs of its rule."""
+    """Return the key of a job: a hash of `outputs`, which must be the absolute paths of all outputs of its rule."""
     return store.digest(sorted(os.path.normpath(output) for output in outputs))[: store.KEY_DIGITS]
 
 
 def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None) -> dict[str, Submitted]:
-    """Return the jobs ever submitted from `folder`, by `job_key`; only those of `keys` if given.
+    """Return the jobs that have a record in `folder`, by `job_key`; only those of `keys` if given.
 
     Slurm is queried once, and only if a job may still run.
     """
@@ -67,7 +67,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
 
 def _submitted(files: JobFiles, known: Record, end: End | None, current: SlurmState) -> Submitted:
-    if current.state == "CANCELLED":  # the driver sees this some seconds later
+    if current.state == "CANCELLED":  # the driver sees and records this some seconds later
         end = End("user", "cancelled", nodes=current.nodes)
     state: State | None = "ended"
     if current.state in PENDING:

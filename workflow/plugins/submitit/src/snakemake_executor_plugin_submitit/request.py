@@ -48,8 +48,8 @@ _SBATCH = {
 class Job(SubmittedJobInfo):
     """A job of Snakemake, `job`, and its last submission.
 
-    step: the part that all its submissions share. request: options of sbatch; {} on this machine. is_small: whether it
-    may be a task of a job array. is_forced: whether earlier results are ignored.
+    step: the part that all its submissions share. request: options of sbatch; {} on this machine. is_small: whether the
+    job may be a task of a job array. is_forced: whether finished outputs are not taken over.
     The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
     in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
@@ -153,10 +153,10 @@ def has_all_outputs(job: Any) -> bool:
 def requested(
     resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
 ) -> dict[str, int]:
-    """Return the request per node: runtime in minutes, threads of a task, mem_mb, and the number of GPUs.
+    """Return the requested runtime in minutes, threads of a task, and mem_mb and number of GPUs of a node.
 
-    The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the partition's
-    limit, because Slurm would let the job wait for ever. Raises: WorkflowError.
+    The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the longest
+    limit of the partitions, because Slurm would let a longer job wait for ever. Raises: WorkflowError.
     """
     partitions = str(resources.get("slurm_partition") or settings.partition or "").split(",")
     longest = max(limits.get(partition, math.inf) for partition in partitions)
@@ -170,7 +170,7 @@ def requested(
 
 
 def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> Any:
-    """Return the value of a numeric resource, 0 by default. Raises: WorkflowError for other or negative values."""
+    """Return the value of a numeric resource, 0 by default. Raises: WorkflowError if it is negative or invalid."""
     value = resources.get(name) or 0
     if value == "<TBD>":  # a function of files that do not exist yet
         return 0
@@ -184,14 +184,14 @@ def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> An
 
 
 def signal_delay_s(limit_min: int, settings: ExecutorSettings) -> int:
-    """Return the seconds of notice, at most a third of the time limit."""
+    """Return the seconds of notice before the time limit, at most a third of this limit."""
     return max(1, min(settings.signal_delay_s, limit_min * 20))
 
 
 def sbatch_request(
     resources: Mapping[str, Any], threads: int, settings: ExecutorSettings, limits: Mapping[str, int] = NO_LIMITS
 ) -> dict[str, Any]:
-    """Return the options of sbatch by their long names; the value is True for an option without one.
+    """Return the options of sbatch by their long names; an option without a value has True.
 
     A job with several tasks starts one process, on the first node; its rule calls srun or mpirun. With `tasks` alone,
     Slurm chooses the number of nodes. Raises: WorkflowError for resources that cannot be requested.
@@ -209,7 +209,7 @@ def sbatch_request(
         "no-requeue" if settings.no_requeue or resources.get("slurm_requeue") is False else "requeue": True,
     }
     if per_cpu := number(resources, "mem_mb_per_cpu"):
-        if asked["mem_mb"]:  # one may be a default, which must not override the rule
+        if asked["mem_mb"]:  # either may be a default, which must not override the rule
             both = f"mem_mb={asked['mem_mb']} and mem_mb_per_cpu={per_cpu}"
             raise WorkflowError(f"resources {both}: give one of them, and set the other to 0")
         request["mem-per-cpu"] = f"{per_cpu}M"
@@ -278,6 +278,6 @@ def with_changes(request: dict[str, Any], excluded: Sequence[str], memory: float
     if excluded:
         changed["exclude"] = ",".join([*filter(None, [changed.get("exclude")]), *excluded])
     for key in sorted(MEMORY):
-        if key in changed:  # 4000M, or 2G from slurm_extra
+        if key in changed:  # such as 4000M, or 2G from slurm_extra
             changed[key] = re.sub(r"\d+", lambda number: str(math.ceil(int(number[0]) * memory)), str(changed[key]))
     return changed

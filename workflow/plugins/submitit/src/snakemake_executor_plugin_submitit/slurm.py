@@ -25,14 +25,14 @@ KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATC
 
 
 class NoAnswer(Exception):
-    """Slurm's command failed, so the state of every job is unknown."""
+    """A command of Slurm failed or printed no usable answer, so the state of its jobs is unknown."""
 
 
 class SlurmState(NamedTuple):
     """The state of a job in Slurm.
 
-    state: in PENDING, RUNNING or ENDED, or UNKNOWN, or "" without an answer. exit_code: that of the batch script.
-    nodes: in Slurm's notation.
+    state: in PENDING, RUNNING or ENDED; "UNKNOWN" if Slurm does not know the job; "" without an answer. exit_code: that
+    of the batch script. nodes: in Slurm's notation.
     """
 
     state: str
@@ -51,7 +51,7 @@ class SlurmState(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended; without an answer it may still run."""
+        """Whether the job has ended or Slurm does not know it; without an answer it may still run."""
         return self.state in {*ENDED, UNKNOWN.state}
 
 
@@ -59,7 +59,7 @@ UNKNOWN, NO_ANSWER = SlurmState("UNKNOWN"), SlurmState("")
 
 
 class SlurmQueue:
-    """A queue of queries to Slurm; after a failed query, the pause before the next one doubles.
+    """The queue of Slurm, queried for the states of jobs; after a failed query, the pause before the next one doubles.
 
     clock: returns seconds, and can be replaced in tests.
     """
@@ -76,7 +76,7 @@ class SlurmQueue:
         return self._clock() >= self._next
 
     def ask(self, job_ids: Iterable[str]) -> dict[str, SlurmState]:
-        """Return the state of each job."""
+        """Return the state of each job: UNKNOWN if Slurm does not know it, NO_ANSWER if the query failed."""
         ids = list(job_ids)
         pause_s, self._pause_s = self._pause_s, self.interval_s
         try:
@@ -166,7 +166,7 @@ def ask_slurm(command: Sequence[str], timeout_s: float = QUESTION_TIMEOUT_S) -> 
 
 
 def ignored_variables() -> list[str]:
-    """Return the user's sbatch variables that have no effect, because resources and settings replace them."""
+    """Return the names of the user's sbatch variables that have no effect: resources and settings replace them."""
     return sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in KEPT)
 
 
@@ -194,7 +194,7 @@ def check_place(request: Mapping[str, Any]) -> None:
 
 
 def time_limits() -> dict[str, int]:
-    """Return the time limit in minutes of each partition with a limit; "" is the default one. Raises: NoAnswer."""
+    """Return the time limit in minutes of each partition with one; "" is the default partition. Raises: NoAnswer."""
     limits: dict[str, int] = {}
     for line in ask_slurm(TIME_LIMITS).splitlines():
         name, _, text = line.partition("|")
@@ -209,7 +209,7 @@ def time_limits() -> dict[str, int]:
 def signals_steps_first() -> bool:
     """Return whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
 
-    Slurm also signals the batch script if it is configured to send the signal of --signal, or after the grace time.
+    Slurm also signals the batch script after the grace time, or if it is configured to send the signal of --signal.
     Raises: NoAnswer.
     """
     config = ask_slurm(("scontrol", "show", "config"))

@@ -1,4 +1,4 @@
-"""Run the process of a job: a Snakemake that executes the rule; submitit starts it again after a stop."""
+"""Run the process of a job: a Snakemake that executes the rule; submitit starts it again after a requeue."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from snakemake_executor_plugin_submitit.store import (
 )
 
 LOOK_EVERY_S = 0.2
-KILL_WITHIN_S = 0.8  # submitit's local controller kills this process after a second
+KILL_WITHIN_S = 0.8  # submitit's local controller kills this process a second after SIGINT
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
 ENV_EXIT = 96  # our own script's exit code if the setup of the environment fails
-# 137: another process killed it, and the job itself is not at fault
+# 137: another process killed the command, and the job itself is not at fault
 EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # python -c MAIN FOLDER
 
 
 def main() -> None:
-    """Link the job's pickle to the name with the job's id, which submitit expects, and continue as submitit."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the default kills; submitit installs a handler later
+    """Link the name that submitit expects, with the job's id, to the job's pickle, and continue as submitit."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # by default it kills; submitit installs a handler later
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]  # submitit would import it: a tenth of a second
 
     from submitit.core.job_environment import JobEnvironment
@@ -131,7 +131,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
     before = files.progress()
     if files.status.exists():  # forget why the last attempt failed, but not its progress
         write_json(files.status, {} if before is None else {"progress": before})
-    files.outcome(step.record.number).unlink(missing_ok=True)  # of an attempt after which Slurm itself requeued it
+    files.outcome(step.record.number).unlink(missing_ok=True)  # left by an attempt after which Slurm requeued the job
     begin, kills = time.monotonic(), oom_kills()
     with (
         StopSignals() as signals,
@@ -158,7 +158,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # An earlier signal announces a preemption.
+        # A signal before `limit_s` announces a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
@@ -209,7 +209,7 @@ def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, p
 
 
 def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
-    """Kill the job's processes, including those that start meanwhile."""
+    """Kill the job's processes within KILL_WITHIN_S, including those that start meanwhile."""
     deadline = time.monotonic() + KILL_WITHIN_S
     while (left := relay.members()) and time.monotonic() < deadline:
         processes.kill(left)
@@ -230,7 +230,7 @@ def exit_code_of_command(output: str, code: int) -> int:
 
 
 def decide(step: JobStep, end: dict[str, Any]) -> End | None:
-    """Return how the submission ended, or None to start it again."""
+    """Return how the submission ended, or None if the job must be requeued."""
     status = read_json(step.files.status)
     if end["exit_code"] == 0:
         return _outcome(end, None)
@@ -238,15 +238,15 @@ def decide(step: JobStep, end: dict[str, Any]) -> End | None:
     is_class = isinstance(stated, str) and stated in CLASSES  # a job may write any value
     kind = stated if is_class else EXIT_CLASSES.get(end["exit_code"], "bug")
     if kind == "bug" and stated is None and end["asked"] is not None:
-        # It stopped on a signal without reporting a class. Without a checkpoint, the next attempt would reach its time
-        # limit too.
+        # The job stopped on a signal without reporting a class. Without a checkpoint, the next attempt would reach its
+        # time limit too.
         kind = "timeout" if end["is_time_limit"] and end["progress"] is None else "preempted"
     if kind != "preempted":
         return _outcome(end, kind, message)
     if step.files.is_unfruitful():
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
-        # After scancel or a preemption, Slurm itself may requeue the job; the driver waits to see which it was.
+        # After scancel or a preemption, Slurm itself may requeue the job; the driver waits until Slurm shows it.
         return _outcome(end, "preempted", "stopped by SIGTERM")
     done = len(read_attempts(step.files.attempts)) - 1
     if done >= step.requeue_limit:
@@ -268,12 +268,12 @@ def script(step: JobStep) -> str:
         lines.append("command -v apptainer > /dev/null || { echo apptainer: not on PATH of this node >&2; false; }")
     if lines:
         lines.append("trap - ERR")
-    # The signal would kill Snakemake and its shell; the processes they start also ignore it until they have a handler.
+    # SIGUSR2 would kill Snakemake and its shell; the processes they start also ignore it until they have a handler.
     return "\n".join(["trap '' USR2", *lines, in_container(step) if step.container else step.command])
 
 
 def in_container(step: JobStep) -> str:
-    """Return the command in the image with its `python`; the working directory and the job's files are mounted."""
+    """Return the command that runs in the image with its `python`; the working and submitit folders are mounted."""
     command = step.command.replace(sys.executable, "python")
     image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])

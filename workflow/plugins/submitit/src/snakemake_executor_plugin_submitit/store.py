@@ -1,7 +1,7 @@
 """Store each job's files in a folder, through which alone the driver (Snakemake) and the job communicate.
 
-The driver writes its record before it submits and before it waits. From the record, the next driver sees which jobs are
-pending, running or finished, and does not submit them again. You can delete all of it when no job runs.
+The driver writes a job's record before it submits the job and before it waits. From the records, the next driver sees
+which jobs are pending, running or finished, and does not submit them again. You can delete all files when no job runs.
 """
 
 import fcntl
@@ -41,11 +41,14 @@ class JobFiles:
         return self.path.name.rpartition("-")[2]
 
     def outcome(self, number: int) -> Path:
-        """Return the path of the `End` of submission `number`, which is written once."""
+        """Return the path of the file with the `End` of submission `number`."""
         return self.path / f"outcome-{number}.json"
 
     def end(self, number: int) -> "End | None":
-        """Return how submission `number` ended, or None if the job has not written it or another plugin version has."""
+        """Return the `End` of submission `number`, or None if the job has not written it or another plugin version has.
+
+        An unknown failure class becomes "bug".
+        """
         try:
             end = End(**read_json(self.outcome(number)))
         except TypeError:  # a key is missing or unknown
@@ -84,7 +87,7 @@ class JobFiles:
         return False
 
     def last_change(self) -> float:
-        """Return when the job last started, ended, printed or progressed, in seconds since 1970; 0 for never."""
+        """Return when the job last started, ended, printed or reported, in seconds since 1970; 0 for never."""
         times = [0.0]
         for path in (self.output_log, self.attempts, self.status):
             with suppress(OSError):
@@ -114,12 +117,12 @@ class JobFiles:
 class Record:
     """The last submission of a job.
 
-    key: a hash of the job's content, equal for jobs with the same outputs and parameters, whichever driver submits
-    them. wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know
-    yet how the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known
-    whether sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the
-    controller started, in clock ticks since boot. excluded: nodes to avoid. memory: the factor of the memory request.
-    retries: the number of retries by failure class.
+    key: a hash of the job's rule, outputs, parameters and command, equal for every driver; `JobFiles.key` is another.
+    wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know yet how
+    the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known whether
+    sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the controller
+    started, in clock ticks since boot. excluded: nodes to avoid. memory: the factor of the memory request. retries: the
+    number of retries by failure class.
     """
 
     key: str
@@ -159,7 +162,7 @@ def load(files: JobFiles) -> Record | None:
 
 
 def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
-    """Return the jobs ever submitted from `folder`, sorted by name; only those of `keys` if given."""
+    """Return the jobs with files in `folder`, sorted by path, with their records; only those of `keys` if given."""
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
     return [(files, load(files)) for files in every if keys is None or files.key in keys]
 
@@ -321,7 +324,7 @@ class End(NamedTuple):
 
     @property
     def is_provisional(self) -> bool:
-        """Whether Slurm decides: after SIGTERM it may requeue the job, or the user cancelled it."""
+        """Whether Slurm's state decides, because after SIGTERM Slurm may requeue the job, or the user cancelled it."""
         return self.asked == "SIGTERM" and self.failure_class in ("preempted", "timeout")
 
 
@@ -342,7 +345,7 @@ def add_attempt(path: Path, event: str, **facts: Any) -> dict[str, Any]:
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
-    """Return the attempts in the file: the facts of each start, with those of its end if there is one.
+    """Return the attempts in the file: the facts of each start, and those facts of its end that a start does not have.
 
     An attempt without an end was killed or still runs. Lines that a crash truncated are skipped.
     """

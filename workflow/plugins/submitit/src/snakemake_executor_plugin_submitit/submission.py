@@ -31,7 +31,7 @@ LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock 
 TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
-UNLIMITED = 10**6  # submitit's own limit of time-outs; the step has a better rule
+UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because the step has a better rule
 
 
 class NotSubmitted(Exception):
@@ -43,7 +43,7 @@ class Dispatcher:
     """A dispatcher that takes over or submits jobs.
 
     log: Snakemake's logger, so that the user sees which jobs were taken over; it does not format arguments. jobs: the
-    jobs for which Snakemake waits, by id(job).
+    jobs for which Snakemake waits, by the id() of Snakemake's job.
     """
 
     settings: ExecutorSettings
@@ -61,7 +61,10 @@ class Dispatcher:
             yield from self._dispatch(batch, known)
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
-        """Take over some of the jobs and submit the others together; locks exclude other drivers meanwhile."""
+        """Take over some of the jobs and submit the others together; return each with the reason if it failed.
+
+        Locks exclude other drivers meanwhile.
+        """
         done, rest = [], []
         with ExitStack() as locks:
             for job in sorted(batch, key=lambda job: job.files.path):
@@ -106,9 +109,9 @@ class Dispatcher:
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
-        """Return whether an earlier submission of the job runs or has finished. Raises: NotSubmitted, NoAnswer."""
+        """Return whether an earlier submission still runs or has made all outputs. Raises: NotSubmitted, NoAnswer."""
         job.record = earlier
-        job_id = earlier.job_id or self._find(job)  # without an id, its driver died during the submission
+        job_id = earlier.job_id or self._find(job)  # without an id, its driver was killed during the submission
         if not job_id:
             return False
         job.save(job_id=job_id)
@@ -123,7 +126,7 @@ class Dispatcher:
             return False
         if not self._is_alive(job, known):
             if not found.is_on_slurm:
-                stop_all([job])  # it may have left processes behind
+                stop_all([job])  # the job may have left processes behind
             return False
         if not has_same_key:
             cancel = "scancel" if found.is_on_slurm else "kill"
@@ -204,7 +207,7 @@ class Dispatcher:
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
-    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size` of them."""
+    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size`, or one job."""
     groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
         key = store.digest([job.record.rule, job.request] if job.is_small else index)
@@ -253,9 +256,9 @@ def sbatch_command(jobs: Sequence[Job]) -> list[str]:
     """Write the script for sbatch, and return the command with the options of the first job.
 
     The folder of the first job has all steps; several steps form an array. Only options on the command line override
-    the user's SBATCH_* variables; the script repeats them as a comment. The job is the batch script itself, so it gets
-    the signals, and Slurm's controller need not create a step. srun starts it only if the signal is not sent to the
-    batch script.
+    the user's SBATCH_* variables; the script repeats them as a comment. Our process replaces the batch
+    script, so it gets the signals, and Slurm's controller need not create a step. srun starts our process only if the
+    signal is not sent to the batch script.
     """
     from submitit.core.utils import JobPaths
 
