@@ -1,4 +1,4 @@
-"""Define the settings of evaluations. Each given field is part of the identity; the device is a runtime setting."""
+"""Define the settings of evaluations. Given fields are part of the identity; device and other batch sizes are not."""
 
 import dataclasses
 import itertools

@@ -259,7 +259,7 @@ class Ended(Exception):
 def launch(
     nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int
 ) -> None:
-    """Run the processes to their end. Raises: LaunchError before they start; Ended.
+    """Run the processes to their end. Raises: LaunchError before they start; Ended unless they succeed.
 
     `worker`: arguments of Python for each process. `threads_per_process`: 0 has the same meaning as in `NodeJob`.
     """
