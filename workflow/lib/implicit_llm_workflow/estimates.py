@@ -29,7 +29,7 @@ from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
-FEW_EVALUATIONS = 8  # steps with at most this many count as like the measured (4+1), others as free
+FEW_EVALUATIONS = 8  # steps with at most this many are like the measured (4+1), others like the free phase
 STATE_BYTES = 12  # per parameter of a checkpoint: the weights and AdamW's two moments in fp32
 SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by less
 Unit = Literal["gpu", "cpu"]
@@ -222,7 +222,7 @@ class CostModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Return the GPU model and the number of GPUs of a training job, which divides its batch size."""
+        """Return the GPU model and the number of GPUs of a training job; this number divides the batch size."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
         sizes = range(1, (self._gpus or gpus) + 1)

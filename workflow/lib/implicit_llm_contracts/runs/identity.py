@@ -81,7 +81,7 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the run of a training job, whose name lacks the suffix of the seed, and the phase or None."""
+    """Return the run of a training job, without the suffix of its seed, and the phase, which may be None."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 

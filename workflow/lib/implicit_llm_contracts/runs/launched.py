@@ -91,7 +91,7 @@ class LaunchFolder:
         return {int(path.read_text()) for path in self.path.glob(f"ready-{node}-*")}
 
     def record_end(self, error: BaseException, rank: int | None = None) -> None:
-        """Record why this process ends. `rank`: by default its own; below 0 for the agent of a node."""
+        """Record why this process ends. `rank`: that of this process by default; below 0 for the agent of a node."""
         code = getattr(error, "exit_code", None) or getattr(error, "code", None) or 1
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
