@@ -17,11 +17,11 @@ class ConfigError(UserError):
 
 
 class InvalidValue(UserError, ValueError):
-    """A value of a configuration is out of range; the message begins with its key."""
+    """A configuration has a wrong value; the message begins with the key of this value, if it is one key."""
 
 
 def refuse_if(is_wrong: object, problem: str) -> None:
-    """Raise InvalidValue if a configuration that validates itself is wrong; `fill` adds the place to the message."""
+    """Raise InvalidValue with the message `problem` if `is_wrong` is true; `fill` adds the place to the message."""
     if is_wrong:
         raise InvalidValue(problem)
 

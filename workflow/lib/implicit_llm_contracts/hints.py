@@ -8,7 +8,7 @@ SHOWN_NAMES = 20
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
-    """Return a question with the closest valid name, or else `otherwise`, whose default is the first valid names."""
+    """Return a question with the closest valid name; if none is close, `otherwise` or the first valid names."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1)
     if close or otherwise:

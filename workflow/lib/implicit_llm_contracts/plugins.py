@@ -2,7 +2,7 @@
 
 A plugin is a Python file that an experiment names. It has a literal `PLUGIN = {...}` at its top level, with the fields
 of `Plugin` below. The workflow plans with this literal alone and does not import the file. The jobs that use the plugin
-import it. Its import registers the families, methods, stopping rules and groups that it declares. The file also has a
+import the file, which registers the families, methods, stopping rules and groups of the literal. The file also has a
 function for each task, kind of evaluation and figure: `make_<task>`, `evaluate_<kind>`, `draw_<figure>`.
 """
 
@@ -70,7 +70,7 @@ class OwnFigure:
 
 @dataclass(frozen=True)
 class Plugin:
-    """The declarations of a plugin by name. `groups`: the number of elements by name. `files`: other files it reads."""
+    """The declarations of a plugin. `groups`: their numbers of elements. `files`: other files that the plugin reads."""
 
     families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Plugin:
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check all entries. Raises: NameTaken for a built-in name; InvalidValue for settings without a clear type."""
+        """Check names and settings. Raises: NameTaken for a built-in name; InvalidValue for a wrong key or default."""
         for name, task in self.tasks.items():
             settings_class(name, task.settings, [])
         for name, evaluation in self.evaluations.items():
@@ -93,7 +93,7 @@ class Plugin:
 
     @property
     def registered(self) -> tuple[tuple[Registry[Any], Mapping[str, Any]], ...]:
-        """Each table in which the import of the file registers names, with their declared values or None."""
+        """The tables in which the import of the file registers names; each name maps to its declared value or None."""
         named = ((FAMILIES, self.families), (METHODS, self.methods), (STOPS, self.stops))
         return (*((table, dict.fromkeys(names)) for table, names in named), (GROUPS, self.groups))
 
@@ -104,7 +104,7 @@ class Plugin:
 
     @property
     def functions(self) -> dict[tuple[str, str], str]:
-        """The names of the file's functions by the stage that calls them and the task, kind of evaluation or figure."""
+        """The name of each function of the file, by the stage that calls it and its task, kind or figure."""
         verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
         tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
         return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
@@ -152,7 +152,7 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 
 
 def load_plugin(path: Path) -> ModuleType:
-    """Import a job's plugin once, and check that it registers everything that it declares. Raises: ConfigError."""
+    """Import a job's plugin once, check that it has all that it declares, and return it. Raises: ConfigError."""
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
         return known
@@ -191,7 +191,7 @@ class Kinds:
     def read(cls, paths: Iterable[Path], where: str) -> Kinds:
         """Return the kinds of an experiment with these plugins, without importing them.
 
-        Raises: ConfigError; if two plugins add the same name, it starts with `where`.
+        Raises: ConfigError; if two plugins add the same name, its message starts with `where`.
         """
         plugins: dict[str, Plugin] = {}
         figures: dict[str, OwnFigure] = {}
@@ -225,7 +225,7 @@ class Kinds:
         }
 
     def owner(self, stage: str, name: str) -> Path | None:
-        """Return the plugin whose function a stage calls for a task, kind or figure; None for a built-in name."""
+        """Return the path of the plugin that has a stage's function for a task, kind or figure; or None."""
         return next((Path(path) for path, plugin in self.plugins.items() if (stage, name) in plugin.functions), None)
 
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:

@@ -29,13 +29,13 @@ from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
-FEW_EVALUATIONS = 8  # such steps are like the measured (4+1), those with more are like the measured free phase
+FEW_EVALUATIONS = 8  # steps with at most this many are like the measured (4+1), others like the free phase
 STATE_BYTES = 12  # per parameter of a checkpoint: the weights and AdamW's two moments in fp32
 SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by less
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
-UNNAMED_HOURS = 24  # GPU-hours; a longer experiment runs on this machine only if the user named it
+UNNAMED_HOURS = 24  # GPU-hours; a longer experiment runs on this machine only if the user named the experiment
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class CostModel:
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """Return the cost of the whole job, from an earlier run of it or of another seed if there is one."""
+        """Return the cost of the whole job from its earlier run or another seed, or else, for training, its FLOPs."""
         for words, manifest, cost in self._earlier(node):
             is_wanted = self._name is None or self._name.startswith(cost.device or "-")
             if is_wanted and cost.hours is not None:
@@ -200,7 +200,7 @@ class CostModel:
 
     @property
     def training_hours(self) -> float:
-        """The known GPU-hours of all training jobs from their beginning."""
+        """The known hours of all training jobs from their beginning: GPU-hours, and wall time of those on a CPU."""
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
@@ -222,7 +222,7 @@ class CostModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Return the GPU model and the number of GPUs of a training job."""
+        """Return the GPU model and the number of GPUs of a training job; this number divides the batch size."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
         sizes = range(1, (self._gpus or gpus) + 1)
@@ -275,7 +275,7 @@ def total_text(costs: Iterable[Cost]) -> str:
 
 
 def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
-    """Return the recorded cost of all attempts of a finished job together."""
+    """Return the recorded cost of all attempts of a finished job together, or UNKNOWN without a record."""
     values = read_object(work_directory(run_dir, fingerprint) / PROVENANCE)
     try:
         hours, device = sum(attempt["busy_s"] for attempt in values["attempts"]) / 3600, values["device"]

@@ -67,7 +67,7 @@ class FileDigests:
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """Return digests of a model's config.json and safetensors by name; empty if `folder` is no `local_folder`."""
+    """Return digests of a model's config.json and safetensors by name; empty if `local_folder` finds no folder."""
     root = local_folder(folder)
     if root is None:
         return {}

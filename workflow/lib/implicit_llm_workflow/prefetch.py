@@ -48,7 +48,7 @@ Outcome = tuple[str, str]  # "there", "fetched" or "failed", and a line for the 
 
 
 class FetchError(UserError):
-    """A file could not be fetched; the message says how to supply it manually."""
+    """A file could not be fetched or cannot be used; the message names the fix."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class BabiArchive:
 class OnHub:
     """The files of a repository on the hub: data, a tokenizer, a model to train further, or an external baseline.
 
-    `peer`: the name of the baseline in the experiment. `is_vouched`: whether the experiment names the sha256 of its
-    pickle.
+    `peer`: the name of the baseline in the experiment. `is_vouched`: whether the experiment names the sha256 of
+    the pickle among the files.
     """
 
     files: HubFiles
@@ -162,7 +162,7 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class EvaluationDataFile:
-    """workflow/config/prefetch/evaluation-data.yaml: the data sets of lm-eval's tasks."""
+    """The content of workflow/config/prefetch/evaluation-data.yaml, the data sets of lm-eval's tasks."""
 
     tasks: Mapping[str, EvaluationData]
 
@@ -247,7 +247,7 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
         require_space(folder, sum(missing.values()), f"{len(missing)} files of {need.kind} {need.name}")
         for record in need.all_records(downloads):
             if record == need.record(downloads) or Fetched.read(record).commit != commit:
-                record.unlink()  # the download may replace its files
+                record.unlink()  # the download may replace the files of this record
         snapshot_download(
             need.name,
             repo_type=repo_type,

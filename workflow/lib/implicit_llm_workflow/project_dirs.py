@@ -38,7 +38,7 @@ def trained_models() -> Path:
 
 
 def nearest_with(name: str | Path, folder: Path) -> Path | None:
-    """Return the folder itself, or its nearest parent, that contains `name`."""
+    """Return `folder` if it contains `name`, or else its nearest parent that does; None if no parent does."""
     return next((item for item in (folder, *folder.parents) if (item / name).exists()), None)
 
 

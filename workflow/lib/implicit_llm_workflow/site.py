@@ -1,4 +1,4 @@
-"""Read the block of profiles/cluster that each site edits: its kinds of nodes, and the jobs that run on each kind."""
+"""Read the block of profiles/cluster that describes a cluster: its kinds of nodes, and the jobs on each kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HardwareClass:
     """A kind of nodes.
 
     `gpu_model`: the name of its GPU in Slurm. `card`: the name of its GPU in workflow/config/estimate/hardware.yaml.
-    The default of both is the name of the class.
+    The default of `card` is the name of the class; without `gpu_model`, a GPU of any type is requested.
     """
 
     partition: Text
@@ -74,7 +74,7 @@ class OtherJobs:
 
 @dataclass(frozen=True)
 class Site:
-    """The block of profiles/cluster that a new site edits."""
+    """The block of profiles/cluster that users edit for a new cluster."""
 
     classes: Annotated[dict[str, HardwareClass], SOME]
     other_jobs: OtherJobs
@@ -82,7 +82,10 @@ class Site:
     account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
-        """Return GPU model and number of GPUs of a training job; a task without a rule uses that of language models."""
+        """Return GPU model and number of GPUs of a training job, or ("cpu", 1) without GPUs.
+
+        A task without a rule uses the rule of language models.
+        """
         use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
         if use is None or not use.gpus:
             return "cpu", 1
@@ -90,7 +93,7 @@ class Site:
 
 
 def fill_site(block: dict[str, Any], where: str) -> Site:
-    """Return the site of a block. Raises: ConfigError, beginning with `where`, for a wrong value or class."""
+    """Return the site of a block. Raises: ConfigError for a wrong value or class; the message begins with `where`."""
     site = fill(Site, block, where)
     for rule, use in site.rules.items():
         if use.class_ not in site.classes:
@@ -104,7 +107,7 @@ def fill_site(block: dict[str, Any], where: str) -> Site:
 
 
 def read_site(profile: str, project: Path) -> Site:
-    """Return the site of this profile, or else of the cluster profile in this folder or in the project.
+    """Return the site of this profile, or else of the cluster profile in the working directory or in the project.
 
     Raises: ConfigError.
     """

@@ -38,7 +38,7 @@ def first_line(error: Exception) -> str:
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a time in a fitting unit, such as "40 s", "12 min", "3.4 h" or "5 d"."""
+    """Return a time in a fitting unit, such as "40 s", "12 min", "3.4 h" or "5 d"; "-" for None."""
     if seconds is None:
         return MISSING
     unit, length_s = next((item for item in _UNITS if seconds >= 1.5 * item[1]), _UNITS[-1])
@@ -47,7 +47,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits; an integer of up to seven digits is shown in full."""
+    """Return a number with `digits` significant digits, but all digits of an integer part below 1e7; "-" for None."""
     if value is None:
         return MISSING
     if float(value).is_integer() and abs(value) < 1e7:
@@ -64,7 +64,7 @@ def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Return a share in percent; a share below 9.5 % has one decimal."""
+    """Return a share in percent, with one decimal above 0 and below 9.5 %; "-" for None."""
     if share is None:
         return MISSING
     return f"{100 * share:.1f} %" if 0 < share < 0.095 else f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""Define the settings of evaluations. Every field is part of the identity; batch size and device are runtime."""
+"""Define the settings of evaluations. Given fields are part of the identity; device and other batch sizes are not."""
 
 import dataclasses
 import itertools
@@ -157,7 +157,7 @@ def pairs_of(modes: Sequence[ModeConfig], *, is_implicit: bool) -> list[tuple[st
     """Return every pair of modes; the second one is the reference, which is more similar to generation.
 
     If both are equally similar, the reference is the mode named first. In a sweep, both modes of a pair have the same
-    value of the same setting.
+    value of the same setting. For an explicit model, the only pair is parallel and sequential.
     """
     if not is_implicit:
         return [(PARALLEL, SEQUENTIAL)]

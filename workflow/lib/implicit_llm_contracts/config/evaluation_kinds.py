@@ -41,10 +41,10 @@ class EvaluationKind:
     """The properties of a kind of evaluation that other parts of the project need.
 
     `data`: the tasks whose models this kind can evaluate. `reads`: the kinds of data jobs whose data sets it can read.
-    `settings`: the help of each of its own keys. `metrics`: the numbers of a record, in the order of the report.
+    `settings`: the help of each key of this kind alone. `metrics`: the numbers of a record, in the order of the report.
     `columns`: the fields of a record and their headings in the table that the command prints. `parts`: the setting that
-    selects the parts of the data for which there are numbers; without it, all parts. `lengths`: the lengths of a
-    language model's data that are the default.
+    selects the parts of the data for which there are numbers; without it, all parts. `lengths`: the default
+    lengths among those of a language model's data.
     """
 
     config: type

@@ -153,7 +153,7 @@ def num_parameters(model: Mapping[str, Any]) -> int:
 
 
 def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
-    """Return the FLOPs of projections and convolution and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
+    """Return the FLOPs of projections with convolution, and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
 
     SSD is masked attention inside a chunk, and a state that is passed from chunk to chunk. A token attends on average
     to (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). The

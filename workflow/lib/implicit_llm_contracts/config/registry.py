@@ -56,7 +56,7 @@ class Registry(dict[str, T]):
             raise NameTaken(f"{self.what} {name!r} is built in; choose another name")
 
     def add(self, name: str, entry: T) -> None:
-        """Add a user's entry, or replace one. Raises: NameTaken for a built-in name."""
+        """Add a user's entry, which replaces an earlier one of this name. Raises: NameTaken for a built-in name."""
         self.refuse_builtin(name)
         self[name] = entry
 

@@ -81,7 +81,7 @@ class HubTokenizer:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A byte-level BPE tokenizer, trained on at most `max_bytes` of the text outside the test split."""
+    """A byte-level BPE tokenizer, trained on the first documents of the training split that reach `max_bytes`."""
 
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000

@@ -53,10 +53,10 @@ class WordProblemConfig:
     """The training set or one test set of a word problem. Every field is part of its identity.
 
     group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: one number in [0, 1], or several in equal shares: sample
-    i has number i modulo their count. length: tokens per sample. shard_samples: samples per shard; the last shard may
-    have fewer. seed: training and test set of one seed come from separate random streams, but very short sequences can
-    still be equal by chance. file, sha256: a file of the authors' generator and its digest; its first samples replace
-    the random ones. Raises: UnknownGroup.
+    i uses the number at index i modulo their count. length: tokens per sample. shard_samples: samples per shard; the
+    last shard may have fewer. seed: training and test set of one seed come from separate random streams, but very short
+    sequences can still be equal by chance. file, sha256: a file of the authors' generator and its digest; the first
+    samples of this file replace the random ones. Raises: UnknownGroup.
     """
 
     group: str

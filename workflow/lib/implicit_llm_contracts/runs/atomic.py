@@ -82,23 +82,23 @@ def retried(write: Callable[[], T], path: Path) -> T:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` and create its directory; retry for a few seconds after an error that may be temporary.
 
-    A file whose temporary another job deleted is written again.
-    Raises: StorageError; `path` is then unchanged, and no temporary file remains.
+    If another job deleted the temporary file, write the file again.
+    Raises: StorageError; no temporary file remains, and `path` is unchanged unless only the fsync of its folder failed.
     """
 
     def write() -> None:
         try:
             write_once(path, data)
         except FileNotFoundError:
-            # A job that started on the run directory took the temporary file for a leftover and deleted it. It did so
-            # to the files by which other nodes announce themselves to their launcher.
+            # A job that started on the run directory took the temporary file for a leftover and deleted it. This
+            # happened to the files by which processes of other nodes announce themselves to their launcher.
             write_once(path, data)
 
     retried(write, path)
 
 
 def write_once(path: Path, data: bytes | str) -> None:
-    """Write a cache like `write_atomic`, but retry only the rename. Raises: StorageError."""
+    """Write `data` to `path` like `write_atomic`, but retry only the rename. Raises: StorageError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
     with new_file(path, len(raw)) as file:
         file.write(raw)
@@ -132,7 +132,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in an optional JSON file; empty if the file cannot be read."""
+    """Return the object in an optional JSON file; empty if the file cannot be read or contains no object."""
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -150,7 +150,7 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
     An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
-    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists.
+    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed.
     """
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")

@@ -1,7 +1,7 @@
 """Define named points at which a test can kill a process, signal it, or make it fail.
 
-`IMPLICIT_LLM_FAULT=journal.mid_append:kill9@2` kills the process when it passes this point for the second time; `@2+`
-also injects the fault each time after that. Several faults are separated by commas. The kinds are kill9, sigterm,
+`IMPLICIT_LLM_FAULT=journal.before_append:kill9@2` kills the process when it passes this point for the second time;
+`@2+` also injects the fault each time after that. Several faults are separated by commas. The kinds are kill9, sigterm,
 raise, and the system errors enospc, eacces, eio and estale. With `IMPLICIT_LLM_FAULT_TRACE=file`, each point that the
 process passes appends its name to the file. Without these variables a point does nothing.
 """

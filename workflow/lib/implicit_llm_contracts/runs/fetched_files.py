@@ -73,7 +73,7 @@ class HubFiles:
         return self.folder(downloads) / ".fetched" / f"{self.split or self.kind}.json"
 
     def all_records(self, downloads: Path) -> list[Path]:
-        """Return the records of all splits and of the tokenizer in the folder."""
+        """Return the paths of all records in the folder: those of splits and the tokenizer, or that of the model."""
         return sorted(self.record(downloads).parent.glob("*.json"))
 
 
@@ -107,7 +107,7 @@ class Fetched:
 
 
 def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
-    """Return the record of the finished fetch; None if nothing was fetched and any files were supplied by the user.
+    """Return the record of the finished fetch; None if nothing was fetched, so any files are those of the user.
 
     Raises: FetchedFilesError if the fetch is unfinished or of another revision, or if a file has changed.
     """
@@ -133,7 +133,7 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
 
 
 def fetched_files(wanted: HubFiles, downloads: Path) -> list[Path] | None:
-    """Return the files that `find_fetched` finds, in the order of their paths. Raises: FetchedFilesError."""
+    """Return the sorted files of the record that `find_fetched` returns, or None. Raises: FetchedFilesError."""
     found, folder = find_fetched(wanted, downloads), wanted.folder(downloads)
     return None if found is None else sorted(folder / name for name in found.sizes)
 

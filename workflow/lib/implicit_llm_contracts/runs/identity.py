@@ -1,4 +1,4 @@
-"""Define the identity of a run, which is everything its result depends on, its fingerprint, and the JSON of digests."""
+"""Define the identity of a run (all on which its result depends), its fingerprint, and the JSON for digests."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Identity:
     def read(cls, text: str) -> tuple[Identity, dict[str, Path]]:
         """Read an identity and the run directories of its inputs by role, from JSON text or from the file after `@`.
 
-        Raises: ConfigError for a wrong key; IdentityError for a name that leads out of the results folder, and for a
-            fingerprint that does not match the other values.
+        Raises: ConfigError for a wrong key; IdentityError for an unreadable file, a text that is not JSON, a name
+            that leads out of the results folder, or a fingerprint that does not match the other values.
         """
         where = "--identity"
         if text.startswith("@"):
@@ -81,7 +81,7 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the run of a training job as the experiment names it, without the seed of its config, and the phase."""
+    """Return the run of a training job, without the suffix of its seed, and the phase, which may be None."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 

@@ -1,4 +1,4 @@
-"""Report the progress and end of a job to the executor, and those of its processes to their launcher.
+"""Report the progress and failure of a job to the executor, and the end of its processes to their launcher.
 
 The processes of a job report in a folder on a file system that all nodes share:
 
@@ -6,7 +6,7 @@ The processes of a job report in a folder on a file system that all nodes share:
     end-<rank>.json         how a process ended that failed or was stopped
     deaths-<node>.json      the processes of a node that ended with an error, as its launcher saw them
 
-The executor reads the progress of a job and the reason of its failure from the file that the environment names:
+The executor reads the progress of a job and the reason of its failure from the file that SUBMITIT_JOB_STATUS names:
 
     {"progress": 1200, "failure_class": "quota", "message": "cannot write ..."}
 
@@ -91,7 +91,7 @@ class LaunchFolder:
         return {int(path.read_text()) for path in self.path.glob(f"ready-{node}-*")}
 
     def record_end(self, error: BaseException, rank: int | None = None) -> None:
-        """Record why this process ends; `rank`: that of another process, or below 0 for the end of no process."""
+        """Record why this process ends. `rank`: that of this process by default; below 0 for the agent of a node."""
         code = getattr(error, "exit_code", None) or getattr(error, "code", None) or 1
         rank = int(os.environ["RANK"]) if rank is None else rank
         message = " ".join(str(error).split()) or type(error).__name__
@@ -128,7 +128,7 @@ def die_with(parent: int) -> None:
 def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
     """Return the one reason for the end of a job, which decides whether the job is retried.
 
-    If one process ends, the others fail with lost connections. So the first choice is a commit of rank 0, then a
+    If one process ends, the others fail with lost connections. So the first choice is the preemption of rank 0, then a
     specific error that a process recorded, then a process that was killed, and only then any other error.
     ends: in the order of time.
     """

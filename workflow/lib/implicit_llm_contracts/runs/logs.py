@@ -20,7 +20,7 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; restore the previous logging afterwards.
 
-    `shown`: the path of a link to the log of all starts, which is a hidden file beside `log`. Snakemake deletes `log`
+    `shown`: the path of a link to the hidden log of all starts beside `log`. Snakemake deletes `log`
     before each start, so `log` has the lines of one start, and Snakemake shows no older lines after a failure.
     Raises: StorageError if a file cannot be written.
     """

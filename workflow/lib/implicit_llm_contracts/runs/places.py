@@ -15,7 +15,7 @@ PROJECT_DIR = (
 
 TASK_FOLDERS = PROJECT_DIR / "workflow/config/lm_eval"
 IGNORED = "__pycache__"
-# Inside results/, which git ignores too.
+# The folder is inside results/, so git ignores it.
 DEFAULT_DOWNLOADS = Path("results") / "downloads"
 
 
@@ -32,7 +32,7 @@ def local_folder(path: Path, downloads: Path | None = None) -> Path | None:
 def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
     """Return names and paths of the matching files in the downloads folder, or else in the working directory.
 
-    A name is relative to the folder in which it was found, so that all machines have the same name.
+    A name is relative to either folder, so that all machines have the same name; an absolute pattern stays absolute.
     """
     for root in [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]:
         is_name = (root / pattern).is_file()  # a file name may contain brackets
@@ -48,6 +48,6 @@ def find_task_folder(name: str) -> Path | None:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file below `folder` by its path there, for the identity of an evaluation."""
+    """Return the sha256 of each file below `folder`, except in __pycache__, by its path there, for an identity."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
     return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}

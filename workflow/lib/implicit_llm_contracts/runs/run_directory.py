@@ -7,7 +7,7 @@
         work/<first 16 of fingerprint>/    all files of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished
             manifest.json                  its copy for Snakemake, which runs the job if the copy is missing
-            declared/                      its files are also copied to the work directory, for Snakemake, and to the
+            declared/                      its files are also copied to the work folder, for Snakemake, and to the
                                            run directory, for people
             again                          the next job must compute the finished result again
             freed.json                     the larger files of the finished result were deleted to free disk space
@@ -56,7 +56,7 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     """Hold the lock of a file, which the kernel releases when the process ends for any reason.
 
-    Raises: the error that `busy` returns for "process 7 on HOST", if this process holds the lock.
+    Raises: the error that `busy` returns for the present holder, such as "process 7 on HOST".
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +120,9 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """Return the manifest of an earlier run with the same identity, or None if it lacks a file or one has changed.
+        """Return the manifest of the finished result; None without one, or if a file of it is missing or has changed.
 
-        A changed file is renamed to `*.bad`, so that the stage does not resume from it.
+        A changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from this file.
         """
         if (path := committed(self.work)) is None:
             return None
@@ -153,7 +153,7 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a committed manifest and its declared files to the work directory, then publish the result."""
+        """Copy a manifest and its declared files to the work folder, publish the result, and delete the old one."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")
@@ -224,7 +224,7 @@ def is_result_shown(run_dir: Path, work: Path) -> bool:
 
 
 def committed(work: Path) -> Path | None:
-    """Return the path of the manifest of a work directory's finished result, or None if it has none."""
+    """Return the path of the manifest of a work folder's finished result, or None if the folder has no such result."""
     return next((path for path in (work / COMMIT, work / MANIFEST) if path.is_file()), None)
 
 
@@ -234,7 +234,7 @@ def find_committed(work: Path) -> Manifest | None:
 
 
 def is_done(work: Path) -> bool:
-    """Return whether there is a finished result that need not be computed again."""
+    """Return whether a work folder has a finished result without a request to compute it again."""
     return committed(work) is not None and not (work / AGAIN).exists()
 
 
@@ -255,7 +255,7 @@ def job_key(stage: str, name: str) -> str:
 
 
 def experiment_folder(run_dir: Path, key: str) -> Path | None:
-    """Return the folder results/<config> of the job `key`, or None if the path of its run directory is different."""
+    """Return the folder results/<config> of the job `key`, or None if `run_dir` does not end with `key`."""
     return run_dir.parents[key.count("/")] if run_dir.as_posix().endswith(f"/{key}") else None
 
 

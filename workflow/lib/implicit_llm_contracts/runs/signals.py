@@ -1,4 +1,4 @@
-"""Install signal handlers for this process alone, which its forks do not inherit.
+"""Install signal handlers that the forks of this process do not inherit.
 
 `multiprocessing` ends its workers by SIGTERM and waits for them. If a worker inherited a Python handler and waited for
 a lock, the handler would never run, and the parent would wait forever.

@@ -76,7 +76,7 @@ class NodeJob:
     """The processes of a job on one node.
 
     `host`, `port`: the address on the first node where the processes find each other. `worker`: arguments of Python for
-    each process. `threads`: the threads of each process; 0 means one, unless the environment sets another number.
+    each process. `threads`: the threads of each process; 0 means $OMP_NUM_THREADS, or else one.
     """
 
     folder: Path
@@ -136,7 +136,7 @@ class LauncherSignals:
 def supervise(job: NodeJob) -> int:
     """Run the node's processes to their end; a stop signal reaches each of them as soon as it can handle it.
 
-    Returns: 0, or 1 if a process failed, which also ends the others; the folder stores the reasons.
+    Returns: 0, or 1 if a process failed. Then the other processes are ended, and the folder stores the reasons.
     """
     folder = LaunchFolder(job.folder)
     with LauncherSignals() as stop, _processes(job) as processes:
@@ -199,7 +199,7 @@ def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _prepare(parent: int) -> None:
-    """Prepare a new process before its program: it ends with the launcher and ignores SIGUSR2 until it handles it."""
+    """Make a new process end with the launcher, and ignore SIGUSR2 until its program installs a handler."""
     launched.die_with(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
@@ -249,7 +249,7 @@ def require_nodes(nodes: int, allocation: Allocation) -> None:
 
 
 class Ended(Exception):
-    """The processes ended before the job was complete; it has the message and exit code for the job's process."""
+    """The processes ended before the job was complete; this has the message and exit code for the job's process."""
 
     def __init__(self, end: ProcessEnd) -> None:
         super().__init__(end.message)
@@ -259,7 +259,7 @@ class Ended(Exception):
 def launch(
     nodes: int, processes_per_node: int, run_dir: Path, worker: tuple[str, ...], threads_per_process: int
 ) -> None:
-    """Run the processes to their end. Raises: LaunchError before they start; Ended.
+    """Run the processes to their end. Raises: LaunchError before they start; Ended unless they succeed.
 
     `worker`: arguments of Python for each process. `threads_per_process`: 0 has the same meaning as in `NodeJob`.
     """
@@ -288,7 +288,10 @@ def end(code: int) -> NoReturn:
 
 
 def _run_on_nodes(command: Sequence[str]) -> int:
-    """Run srun to its end. It forwards SIGUSR2 to the node agents, which handle it once even if Slurm sends it too."""
+    """Run srun to its end and return its exit code.
+
+    srun forwards SIGUSR2 to the node agents, which handle it once even if Slurm sends it too.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _OUTER_STEP}
     with (
         LauncherSignals() as stop,
@@ -314,7 +317,7 @@ def _srun(job: NodeJob, cpus: int | None) -> list[str]:
 def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
     """Create an empty folder that all nodes can access, and delete it afterwards.
 
-    With several nodes it is below the run directory and named after the Slurm job: the remains of a killed attempt of
+    With several nodes it is below the run directory and named after the Slurm job. The remains of a killed attempt of
     the same job are deleted first.
     """
     if allocation.num_nodes == 1:
@@ -330,7 +333,7 @@ def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
 
 
 def _free_port() -> int:
-    """Return a free port of this node, which is the first one of the job."""
+    """Return a free port of this node, which is the first node of the job."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])

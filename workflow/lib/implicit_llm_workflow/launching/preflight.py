@@ -35,7 +35,7 @@ class PreflightFailed(UserError):
 
 @dataclass(frozen=True)
 class Preflight:
-    """The properties that a hardware class promises; `checkpoint_bytes` is the size of its largest checkpoint."""
+    """The properties that a hardware class promises. `checkpoint_bytes`: the largest checkpoint of its jobs."""
 
     hardware: str = "this machine"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -53,7 +53,7 @@ class Preflight:
         return found
 
     def environment(self) -> dict[str, Any]:
-        """Return the versions of the packages that training imports, and the folder of this library."""
+        """Check that the packages of training are installed; return their versions and the folder of this library."""
         versions = {package: _version(package) for package in PACKAGES}
         if lacking := [package for package, version in versions.items() if version is None]:
             raise self._failed(
@@ -117,7 +117,7 @@ class Preflight:
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
     def storage(self) -> dict[str, Any]:
-        """Check that results can be written here, and that two copies of the largest checkpoint fit on the disk."""
+        """Check that `results` can be written, and that its disk has space for SPACE_FACTOR largest checkpoints."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
         needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:
