@@ -77,7 +77,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """Return the fields that each record of a test has beside the test's: its mode, swept mode, or pair of modes."""
+    """Return for each record of a test the fields that describe its mode, swept mode, or pair of modes."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

@@ -70,7 +70,7 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with suite and column of each downstream task, and with rows for the averages.
 
-    An average of a model, mode and seed is NaN if one of its columns has no number; it has no row if no column has one.
+    An average of a model, mode and seed is NaN if a column has no number, and has no row if no column has a row.
     A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no column shows
     are left out.
     """

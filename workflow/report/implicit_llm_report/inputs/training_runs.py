@@ -18,7 +18,7 @@ from implicit_llm_contracts.runs import journal
 T = TypeVar("T")
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
 MAX_POINTS = 120  # bins of a whole run; with more, a line of 500 pixels shows only noise
-MIN_POINTS = 20  # the fewest bins of a phase
+MIN_POINTS = 20  # the fewest bins of a phase, even of a short branch
 END_SHARE = 0.02  # the loss at the end is the mean over this last share of all steps since step 0
 
 
@@ -47,7 +47,7 @@ class Solver:
 
     @property
     def iterations(self) -> int:
-        """The maximum number of iterations, or the number of unrolled iterations in an unrolled phase; 0 if not set."""
+        """The maximum number of iterations; an unrolled phase runs and differentiates `num_unroll`. 0 if it is not set."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
