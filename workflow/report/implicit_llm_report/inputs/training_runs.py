@@ -47,7 +47,7 @@ class Solver:
 
     @property
     def iterations(self) -> int:
-        """The maximum number of iterations; an unrolled phase runs and differentiates `num_unroll`. 0 if it is not set."""
+        """The maximum number of iterations; an unrolled phase differentiates all of them. 0 if it is not set."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
