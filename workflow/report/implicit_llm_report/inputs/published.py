@@ -93,7 +93,7 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Return whether the entry matches our number: in the released model if it has one, else in conditions."""
+        """Return whether the entry matches our number: by released model if `cell` has one, else by all conditions."""
         if cell.kind != self.kind or cell.task != self.task:
             return False
         if cell.source is not None:
