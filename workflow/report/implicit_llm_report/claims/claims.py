@@ -1,14 +1,15 @@
 """Judge the claims of claims.yaml by the measured numbers.
 
 A claim names a measure (measure.py) and a bound on its number. One rule judges the numbers of all models that compete.
-Some claims are decided by the best run, and are reproduced if all numbers of this run meet the bound. So a sweep with
-some bad settings does not refute what a good setting shows. Every other claim must be met by all models, and the model
-with the smallest margin is shown.
+Some claims are decided by the best run, and are reproduced if all numbers of this run meet the bound. A good setting of
+a sweep is then enough, although other settings are bad. Every other claim must be met by all models, and the model with
+the smallest margin is shown.
 
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
-which may leave it undecided. A missing number never helps: the claim is then "missing", unless another model refutes
-it. The controls of a claim are judged by the same bound, and a control that meets it is named beside the verdict.
+which may leave it undecided. A claim that the best run decides is "missing" if the worst number of this run lacks a
+seed. Every other claim is "missing" if any model lacks a seed, unless the model with the smallest margin lacks none and
+refutes the claim. The controls of a claim are judged by the same bound, and are named beside the verdict.
 """
 
 import operator
@@ -48,10 +49,10 @@ class Control:
 class Claim:
     """A statement that can be tested.
 
-    origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number, such
-    as ">= 0.95"; the bounds > and < apply to every pair of seeds. where, how: the place in the paper, and remarks.
-    short: the statement in the verdict table. is_headline: whether the short table has it. full: the training tokens
-    and parameters of the published result.
+    origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number of
+    every seed or pair of seeds, such as ">= 0.95". where: the place in the paper. how: remarks. short: the statement in
+    the verdict table. is_headline: whether the short table has it. full: the training tokens and parameters of the
+    published result.
     """
 
     id: str
@@ -93,7 +94,7 @@ class Claim:
         return f"{SIGNS[sign][0]} {bound:g}"
 
     def verdict_on(self, found: Found) -> Verdict:
-        """Return the verdict on a model or a pair of models: by the ends of its interval or else by seed."""
+        """Return the verdict on the number of a model or pair: by the ends of its interval, if any, else by seed."""
         sign, bound = self._bound
         kept = [SIGNS[sign][1](value, bound) for value in found.interval or found.spread.values]
         disagreeing: Verdict = UNDECIDED if found.interval else BY_SEED
@@ -114,7 +115,8 @@ class Claim:
 class Judgement:
     """The verdict on a claim and its evidence.
 
-    num_competing: the number of runs or pairs of runs among which one decides. others: those that do not decide.
+    num_competing: the number of competing runs; one of them decides. Pairs with the same first run count once.
+    others: the worst number of each run that does not decide.
     """
 
     claim: Claim

@@ -1,13 +1,13 @@
 """Compute the numbers that a claim measures, for models or pairs of models, from the frame (inputs/frame.py).
 
-In a comparison of two models, one run represents each side. If several runs compete, which agree in everything that the
-claim compares by, the run with the best score on a validation set or in training is chosen. The score is the mean
-of the frame's column `validation_loss` or `choice` over the seeds that all runs have. The result of the comparison
-never decides the choice, and without scores there is no number.
+In a comparison of two models, one run represents each side. Runs compete if they agree in everything by which the claim
+compares. Of competing runs, the one with the best score on a validation set or in training is chosen. The score is the
+mean of the frame's column `validation_loss` or `choice` over the seeds that all runs with a score share. The result of
+the comparison never decides the choice, and without scores there is no number.
 
-The number of a pair combines every seed of the first model with every seed of the second. It combines equal seeds only
-if both models belong to one run, in which they share their start, or if the claim requires it. The value of a seed with
-several records is their mean.
+The number of a pair combines every seed of the first model with every seed of the second. If both models belong to one
+run, in which they share their start, or if the claim requires it, only equal seeds are combined. The value of a seed
+with several records is their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from implicit_llm_report.tables import title_of
 
 # The columns in which compared models must agree, and the relative difference that is allowed.
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
-# The columns that identify a number of a metric.
+# Rows that agree in these columns form a cell: a number of one metric, with a value for each seed.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
 COUNTED = ("accuracy_last10", "accuracy_sequence", "accuracy_token")  # these are shares of test tokens or sequences
 Z_95 = 1.96  # 95 % of a normal distribution is within this many standard deviations
@@ -45,12 +45,12 @@ WORDS = {"difference": "minus", "ratio": "over", "tasks": "against"}
 class Measure:
     """A metric of all cells that match `of`.
 
-    of: columns of the frame with their value, a list of values, or {at_most: value}. against: the columns of a second
-    cell, which agrees with the first in the columns `same` and, within EQUAL, in the columns `equal`; the number is
-    then the difference, the ratio, or the share of the tasks that the first wins. size: the bounds of the second
-    model's size divided by the first one's. seeds: "equal" compares runs of the same seed, which trained on the same
-    sequences in the same order. speaks: with "best" the best model decides, with "all" every model must meet the bound;
-    None means "best" for a lower bound on a single model, and "all" for other bounds and for pairs.
+    of: columns of the frame with their value, a list of values, or {at_most: value} for numbers above 0. against: the
+    columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the columns
+    `equal`. by: the number is then the difference, the ratio, or the share of the tasks that the first model wins.
+    size: the bounds of the second model's size divided by the first model's. seeds: "equal" compares runs of the same
+    seed, which trained on the same sequences in the same order. speaks: with "best" the best model decides, with "all"
+    every model must meet the bound; None means "best" for a bound ">=" on a single model, and "all" otherwise.
     """
 
     metric: str
@@ -96,8 +96,9 @@ class Measure:
 class Found:
     """The number of a model or pair of models.
 
-    text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a share,
-    the smallest number of test sequences of a seed; sequences count because their tokens are not independent.
+    text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a metric
+    in COUNTED of a single model, the smallest number of test sequences of a seed. Sequences count because the tokens of
+    one sequence are not independent.
     """
 
     spread: Spread = field(default_factory=Spread)
@@ -122,7 +123,7 @@ class Found:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The lower end of the lowest seed's 95 % interval, and the upper end of the highest seed's."""
+        """The lowest and the highest end of the 95 % intervals of the seeds; None without `num_samples`."""
         if not self.spread.values or not self.num_samples:
             return None
         return wilson(min(self.spread.values), self.num_samples)[0], wilson(max(self.spread.values), self.num_samples)[
@@ -141,8 +142,8 @@ def wilson(share: float, num_samples: int) -> tuple[float, float]:
 def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
     """Return the rival with the best score, and text that says how it was chosen.
 
-    The score is that on validation text if all rivals have one, otherwise that of training. The text is None if no
-    score chooses, and empty for a single rival.
+    The score is the loss on validation text if all rivals have one, otherwise the column `choice`. Rivals without a
+    score are not chosen. The text is None if no rival has a score, and empty for a single rival.
     """
     if len(rivals) == 1:
         return rivals[0], ""
@@ -158,7 +159,7 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
 
 
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
-    """Return score and index of each rival that has a score: the mean over the seeds that all of these share."""
+    """Return score and index of each rival with a score: its mean over the seeds that these share, or else all."""
     known = ((index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals))
     scored = [(index, rows) for index, rows in known if len(rows)]
     shared = set.intersection(*(set(rows["seed"]) for _, rows in scored)) if scored else set()
@@ -186,7 +187,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Return the number of every competing model; if an evaluation has no number, its spread counts it as missing."""
+    """Return the number of every matching model or chosen pair; its spread counts seeds without a value as missing."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:

@@ -26,8 +26,8 @@ class Row:
     """A row of the table.
 
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
-    interval, if there are few test sequences. essential: the bound that a seed missed, how much smaller model and data
-    are than the paper's, and the controls. cut: all evidence. is_asked: whether the experiment can test the claim.
+    interval, if there are few test sequences. essential: a bound that was missed, missing seeds, how much smaller model
+    and data are than the paper's, the controls. cut: all evidence. is_asked: whether the experiment can test the claim.
     """
 
     id: str
@@ -62,7 +62,7 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 
 
 def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """Return one entry for each claim: that of the first experiment that ran it."""
+    """Return one entry for each claim: that of the first experiment that ran it, or else of the last experiment."""
     found: dict[str, Entry] = {}
     for entry in (entry for entries in experiments for entry in entries):
         if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:
@@ -181,7 +181,7 @@ def _interval(entry: Entry) -> str:
 
 
 def _tested(entry: Entry) -> tuple[str, ...]:
-    """Return the run, its seeds and test sequences, and the models among which it was chosen."""
+    """Return the run, its seeds and test sequences, and the range of the other models, with those not finished."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     others = [value for value in entry["others"].values() if value is not None]
     of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"

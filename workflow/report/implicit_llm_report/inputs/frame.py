@@ -2,9 +2,9 @@
 
 The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
 solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
-missing. A number that does not exist is None or NaN in its own row, never zero and never left out. A column that does
-not apply to a kind is None. Curves and other details are in `detail`, a mapping by name. All columns have the type
-object, so that pandas stores them as one array, which it filters and slices much faster.
+missing. A missing number is None or NaN in its own row, never zero; only a missing number of EXTRAS has no row. A
+column that does not apply to a kind is None. Curves and other details are in `detail`, a mapping by name. All columns
+have the type object: pandas then stores them as one array, and filters and slices this array much faster.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # the numbers of a record, by kind; a number that a record lacks is missing
-# The numbers that only some records of a kind have, besides COSTS.
+Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of each record, which are missing if it lacks them
+# Further numbers that only some records of a kind have; a record that lacks one gets no row for it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip
@@ -38,7 +38,7 @@ ABOUT = (
     "is_hard", "is_checked", "num_documents", "num_fewshot", "task_version", "task_hash", "harness_version",
     "num_questions",
 )  # fmt: skip
-# The columns that `_Derived` computes from a record and the other records of its kind.
+# The columns that `frame_of` and `_Derived` compute from a record and from other records.
 DERIVED = (
     "record", "name", "label", "family", "phase_label", "is_headline", "swept", "base", "at", "extent", "length_factor",
     "is_harder", "iterations", "budget", "share_bounded", "models", "choice",
@@ -46,10 +46,10 @@ DERIVED = (
 )  # fmt: skip
 COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "value", "detail")
 
-# The columns in which all values of a swept setting agree; the column `extent` marks the smallest and largest value.
+# Rows that agree in these columns belong to one sweep; the column `extent` marks its smallest and largest value.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The order of modes in tables and legends: explicit models, the protocol of all results, then the other modes.
+# The order of `eval_mode` in tables and legends: explicit models, the mode of all results (blockwise), other modes.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
@@ -94,7 +94,7 @@ def metrics_of(kinds: Kinds) -> Metrics:
 
 
 def family_of(model_type: str | None) -> str:
-    """Return the name of a model's family; an unknown type is its own name."""
+    """Return the name of a model's family; an unknown type is its own name, and no type is "model"."""
     return FAMILIES.get(model_type or "", model_type or "model")
 
 
@@ -104,12 +104,12 @@ def kind_of(model: Any) -> str:
 
 
 def shares_of(hard: float | tuple[float, ...]) -> tuple[float, ...]:
-    """Return the shares of hard tokens as a tuple; a data set mixes several shares in equal parts."""
+    """Return the shares of hard tokens as a tuple; a data set with several shares mixes them in equal parts."""
     return hard if isinstance(hard, tuple) else (hard,)
 
 
 def is_close(first: float | None, second: float | None, tolerance: float) -> bool:
-    """Return whether two positive numbers differ by at most the share `tolerance` of the larger one."""
+    """Return whether two positive numbers differ by at most the share `tolerance` of the larger; False for None."""
     return bool(first and second and abs(first - second) <= tolerance * max(first, second))
 
 
@@ -156,8 +156,8 @@ def seeds_words(spread: Spread) -> str:
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
     """Return a sorting key of a record's mode, which depends on its settings before its name.
 
-    Modes are sorted by MODE_ORDER, and a stopping criterion of each token comes before that of a sequence. The released
-    code's criterion comes last.
+    Modes are sorted by MODE_ORDER; of equal modes, one that stops each token by itself comes first. Modes with the
+    stopping criterion of the released code ("batch") come after all others.
     """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
@@ -170,7 +170,7 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """Return the rows of all records by kind: implicit models first, phases by cost, and headline modes first.
+    """Return the rows of all records by kind, test and model; implicit models, cheap phases and headlines are first.
 
     `reasons`: why a result is missing, by role. `names`: the names of runs for the reader.
     """
@@ -224,7 +224,7 @@ def _numbers(
     """Yield task, metric and value of each number of a record; the task is None for a number of the whole record."""
     numbers = {
         **{name: record.get(name) for name in metrics},
-        **(record.get("metrics") or {}),  # of lm_eval: those of its task
+        **(record.get("metrics") or {}),  # an lm_eval record: the numbers of its task
         **{name: record.get(name) for name in COSTS},
         **{name: record[name] for name in EXTRAS if record.get(name) is not None},
     }
@@ -242,7 +242,10 @@ def _numbers(
 
 
 def serial_steps(record: Mapping[str, Any]) -> float | None:
-    """Return the number of f-evaluations that must run one after another, per token; 1 for a recurrent network."""
+    """Return the number of f-evaluations per token that must run one after another; None if the cost is unknown.
+
+    For a recurrent network and in sequential mode, these are all f-evaluations.
+    """
     work, length, mode = record.get(COST), record["length"], record.get("eval_mode")
     if work is None or family_of(record.get("model_type")) in RECURRENT or mode == "sequential":
         return work
@@ -254,12 +257,13 @@ class _Derived:
     """The columns that follow from a record and from the other records of its kind that are not part of a sweep.
 
     `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
-    `label`: the kind of model and its phase. `is_headline`: whether the mode represents the model in figures and
-    claims; this is the first mode by `mode_rank` among those with the most test sets. `budget`: "bounded" for the phase
-    of a run with the fewest iterations, "free" for its other phases. `choice`: the score by which the best of competing
-    runs is chosen, which is the lowest: the training loss at the end for language models, and the error on the
-    validation set for CatbAbI. Language models that all have a `validation_loss` are chosen by this loss instead.
-    `swept`, `at`, `base`: the setting that a record sweeps, its value, and the mode without the sweep.
+    `label`: as `name`, but "implicit" or "explicit" for a run that has no name in `names`. `is_headline`: whether the
+    mode represents the model in figures and claims; this is the first mode by `mode_rank` among those with the most
+    test sets. `budget`: "bounded" for the phases of a run with the fewest iterations, "free" for its others, None if
+    all are equal. `choice`: the score of competing runs; the run with the lowest is chosen. It is the training loss at
+    the end for language models, and the error on the validation set for other kinds. Language models that all have a
+    `validation_loss` are chosen by this loss instead. `swept`, `at`, `base`: the setting that a record sweeps, its
+    value, and the mode without the sweep.
     """
 
     def __init__(
@@ -315,7 +319,7 @@ class _Derived:
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:
-    """Return whether a test has a larger share of hard tokens than all training data; None if this is unknown."""
+    """Return whether the test's largest share of hard tokens exceeds that of training; None if one is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
 
@@ -340,13 +344,13 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """Return the key of the records that share a headline mode: those of a model, and for CatbAbI of a protocol."""
+    """Return the key of the records that share a headline mode: run and phase, and for CatbAbI also the protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Rows that belong together, such as those of all seeds; a column that they share is an attribute of the group."""
+    """Rows that belong together, such as those of all seeds. An attribute is a column's value in the first row."""
 
     rows: pd.DataFrame
 
@@ -372,9 +376,9 @@ class Group:
         return list(dict.fromkeys(self.rows["metric"]))
 
     def spread(self, metric: str, over: str = "seed") -> Spread:
-        """Return the metric over the seeds, or over the records; one without a number counts as missing.
+        """Return the metric over the seeds, or over the records; a seed or record without a number counts as missing.
 
-        Raises: ReportError if rows also differ in other columns, because they then have no meaningful mean.
+        Raises: ReportError if a seed or record has several rows, because they have no meaningful mean.
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
@@ -382,7 +386,7 @@ class Group:
         return Spread.of(value for _, value in found)
 
     def mean(self, column: str) -> float | None:
-        """Return the mean of a column over the seeds, such as training FLOPs; None if a seed has no value."""
+        """Return the mean over the seeds of a column such as training FLOPs; None if a seed has no value."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
         return None if None in values else sum(values) / len(values)
 
@@ -394,7 +398,7 @@ class Group:
         return {seed: Spread.of(mine).mean for seed, mine in values.items()}
 
     def cells(self, column: str) -> dict[Any, Group]:
-        """Return the rows by their value in a column, in order; rows without a value are left out."""
+        """Return a group for each value of a column, in the order of `in_order`; rows without a value are left out."""
         cells = {cell._first[column]: cell for cell in groups(self.rows[self.rows[column].notna()], (column,))}
         return {value: cells[value] for value in in_order(cells)}
 
@@ -435,7 +439,7 @@ def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Return the different numbers by size, then the different texts in their order."""
+    """Return the different numbers by size, then the different texts in the order of `values`."""
     found = list(dict.fromkeys(values))
     numbers = sorted(value for value in found if not isinstance(value, str))
     return [*numbers, *(value for value in found if isinstance(value, str))]

@@ -1,4 +1,4 @@
-"""Find the fewest layers that solve a group at the length of their training, by Merrill's protocol.
+"""Find the fewest layers with which a model solves a group at its training length, by Merrill's protocol.
 
 For every kind of model and training length, models of several depths are tested at this length. The result is the
 smallest depth whose mean accuracy over seeds reaches the threshold.
@@ -19,8 +19,9 @@ LAYERS = "layers"  # kind and metric of the resulting rows
 def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
     """Return the accuracies of each kind of model by length and depth, in the mode that represents each model.
 
-    The tests have the length of training and no more hard tokens than training; of several tests, the hardest counts,
-    and of several models of the same depth, the one with the highest mean. Rows are named by kind and depth.
+    The tests have the training length and no larger share of hard tokens than training; if `config` names a share, they
+    have this share. For each depth, only the hardest test counts. If several models have this test, only the model with
+    the highest mean counts. The column `name` has the kind and depth.
     """
     rows = headlines(plain(frame, "word_problem"))
     is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
@@ -39,7 +40,7 @@ def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
 
 
 def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
-    """Return a row for each kind of model, length and input: the number, and in `detail` its text."""
+    """Return a row for each kind of model, length and role: `value` has the number of layers, and `detail` its text."""
     found: list[dict[str, Any]] = []
     for kind in groups(rows, ("is_implicit",)):
         name = f"{kind_of(kind)}: fewest layers"
@@ -59,10 +60,10 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 
 
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
-    """Return the smallest depth that reaches the threshold, and its text.
+    """Return the smallest depth whose value reaches the threshold, and its text. `values`: by depth, in rising order.
 
     If no depth reaches the threshold, the text is "> 16" for a largest depth of 16, and the number is one more than
-    this depth. If a smaller depth has no number, the text is "missing".
+    this depth. If a depth up to there has no value, the number is None and the text is "missing".
     """
     for depth, value in values.items():
         if value is None:

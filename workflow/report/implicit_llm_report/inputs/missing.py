@@ -1,4 +1,4 @@
-"""Make the records of missing results, without numbers, so that tables and claims show that they are missing."""
+"""Make records without numbers for missing results, so that tables and claims show these results as missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# The fields of a run, its phase, a data set and its tests that other records can supply.
+# The fields that other records of the run, phase or data set can supply; OF_TEST is in the missing result's `data`.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -24,7 +24,10 @@ Record = dict[str, Any]
 
 
 def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[tuple[str, Record]]:
-    """Yield kind and record of each missing evaluation. `known`: the records that exist."""
+    """Yield kind and record for each test and mode of the missing evaluations. `known`: the records that exist.
+
+    An evaluation whose kind is not in KINDS has no records.
+    """
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
         if job.evaluation is None or kind not in KINDS:
@@ -57,7 +60,7 @@ def _tests(item: MissingResult, settings: Any) -> list[Record]:
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
     data, asked = item.data, getattr(settings, "lengths", None)
-    if settings.kind == JACOBIAN:  # it uses the shortest sequences with the most hard tokens
+    if settings.kind == JACOBIAN:  # of the data sets with the shortest sequences, that with the most hard tokens
         data = dict(sorted(data.items(), key=_shortness)[:1])
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}
@@ -74,7 +77,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """Return the fields in which the records of a test differ: modes, swept modes, or pairs of modes."""
+    """Return for each record of a test the fields that describe its mode, swept mode, or pair of modes."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

@@ -9,7 +9,7 @@ from implicit_llm_report.config import FOLDER, read_yaml
 from implicit_llm_report.inputs.frame import METRIC_WORDS, Group, is_close, kind_of, short_count
 from implicit_llm_report.inputs.suites import load_suites
 
-SAME = 0.1  # sizes and numbers of tokens with a smaller relative difference count as equal
+SAME = 0.1  # sizes and training tokens with at most this relative difference count as equal
 NEAR = ("num_parameters", "train_tokens")
 
 Mark = Literal["paper", "other_paper", "secondary", "reference_run", "reference_code", "derived", "not_known"]
@@ -33,7 +33,7 @@ COMPARED = {
     "lm_eval": ("family", "num_parameters", "train_tokens", "solver", "task"),
     "duality": ("family", "num_parameters", "eval_mode", "against"),
 }  # fmt: skip
-# The lists of the file, with the kind of evaluation, the metric, the part of the page and the number format of each.
+# By list of the file: the kind of evaluation, the default metric, the default part of the page, and the number format.
 PARTS = {
     "numbers": ("word_problem", "accuracy_last10", "word problems", ".3f"),
     "perplexities": ("perplexity", "perplexity", "perplexity", ".2f"),
@@ -48,9 +48,10 @@ PARTS = {
 class PublishedEntry:
     """A published number or statement and its conditions.
 
-    mark: the kind of its source, which shows how reliable it is; "not_known" goes with `value` None. The conditions are
-    columns of the frame; `solver` has the maximum number of iterations and the phantom steps. values: a row of a
-    downstream table, by the labels of its suite. hub: the released model to which the number belongs.
+    mark: the kind of the source, which shows how reliable the number is; it is "not_known" exactly if the entry has no
+    `value` and no `values`. The conditions in COMPARED are columns of the frame; `solver` has the maximum number of
+    iterations and the phantom steps. values: a row of a downstream table, by the column labels of the suite. hub: the
+    released model to which the number belongs.
     """
 
     id: str
@@ -92,12 +93,12 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Return whether our number has the same released model, or else the same conditions, as this entry."""
+        """Return whether the entry matches our number: by released model if `cell` has one, else by all conditions."""
         if cell.kind != self.kind or cell.task != self.task:
             return False
         if cell.source is not None:
             return self.hub is not None and self.hub == cell.source.get("hub")
-        # All models here are trained on the corpus of their test, or on D-Pile for downstream tasks.
+        # All models of this project are trained on the corpus of their test, or on D-Pile for downstream tasks.
         if self.train_data != (self.test_data or ("D-Pile" if self.values else self.train_data)):
             return False
         return all(self._agrees(column, getattr(cell, column)) for column in COMPARED[self.kind or ""])
@@ -115,7 +116,7 @@ class PublishedEntry:
 
 
 def _words(entry: PublishedEntry) -> str:
-    """Return a description of a number for which the file has none."""
+    """Return a description for an entry without `what`: a word problem or a perplexity."""
     if entry.kind == "word_problem":
         task = entry.group if entry.monoid == "none" else f"{entry.group} × {entry.monoid}"
         trained = f"{entry.train_length} with {100 * (entry.train_hard_fraction or 0):g} % hard"
@@ -146,7 +147,7 @@ class Published:
     facts: tuple[PublishedEntry, ...] = ()
 
     def beside(self, cell: Group, metric: str) -> PublishedEntry | None:
-        """Return the published entry that matches our number, or None."""
+        """Return the first published entry of this metric that matches our number, or None."""
         return next((entry for entry in self.entries if entry.metric == metric and entry.is_beside(cell)), None)
 
     @property
@@ -162,7 +163,10 @@ def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
 
 
 def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
-    """Return the entries of a list with the kind, metric, part and format of this list."""
+    """Return the entries of a list with its kind and format, and with its metric and part if an entry has none.
+
+    Rows of downstream tables are split into numbers, and every entry has a description.
+    """
     kind, metric, part, form = PARTS[name]
     found = [
         replace(entry, kind=kind, metric=entry.metric or metric, part=entry.part or part, form=form)

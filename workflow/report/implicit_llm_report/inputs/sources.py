@@ -68,7 +68,7 @@ class Given:
 
     @cached_property
     def depths(self) -> pd.DataFrame:
-        """The accuracies by depth; empty if the report's configuration names no group."""
+        """The accuracies by depth; empty if the report's configuration has no `minimum_layers`."""
         config = self.config.minimum_layers
         return self.measured[:0] if config is None else depths(self.measured, config)
 
@@ -82,7 +82,7 @@ class Given:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
-    """Read every input; missing results become rows without numbers. Raises: ReportError, which names the file."""
+    """Read every input; missing results become rows without numbers. Raises: ReportError that names input or file."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
@@ -113,7 +113,7 @@ def _trained(source: Source) -> Record:
 
 
 def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple[str, Record]:
-    """The kind and the record with its run, seed, phase and solver, and the data set and split that it is of.
+    """Return the kind, and the record with its role, run, seed, phase, solver, data set and split.
 
     Numbers on validation sets have their own kind, so that no figure or claim confuses them with those of a test set.
     """
@@ -125,7 +125,7 @@ def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple
 
 
 def _provenance(run: Input) -> dict[str, Any]:
-    """Return the provenance and the MLflow run of a result; empty if they cannot be read."""
+    """Return the provenance that can be read, and as `mlflow_run_id` the MLflow run or None."""
     tracked, recorded = (read_object(run.work / name) for name in (MLFLOW, PROVENANCE))
     return {"mlflow_run_id": tracked.get("run_id"), **recorded}
 

@@ -1,4 +1,4 @@
-"""Read the suites of downstream tasks in downstream.yaml, which are reported together, and compute their averages."""
+"""Read the suites in downstream.yaml, and compute their averages. A suite has tasks that are reported together."""
 
 import math
 from dataclasses import dataclass
@@ -70,8 +70,9 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with suite and column of each downstream task, and with rows for the averages.
 
-    An average of a model, mode and seed is NaN if one of its columns has no number. A task outside all suites gets a
-    column for each of its metrics. Metrics of other tasks are left out if no column of a suite shows them.
+    An average of a model, mode and seed is NaN if a column has no number, and has no row if no column has a row.
+    A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no column shows
+    are left out.
     """
     is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
     rows = frame[is_downstream].drop(columns=["suite", "column"])

@@ -1,6 +1,6 @@
 """Define training runs for the report: phases, which follow or branch from one another, with their journals.
 
-A curve is a table with a row for each of equal bins of a phase's steps, so that all seeds have the same bins.
+A curve is a table with one row for each bin. The bins divide the steps of a phase equally, and all seeds share them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from implicit_llm_contracts.runs import journal
 T = TypeVar("T")
 STEP, LOSS, TOKENS, FLOPS = "step", "loss", "tokens", "flops"
 MAX_POINTS = 120  # bins of a whole run; with more, a line of 500 pixels shows only noise
-MIN_POINTS = 20  # bins of a short branch
-END_SHARE = 0.02  # the loss at the end is the mean over this last share of all steps
+MIN_POINTS = 20  # the fewest bins of a phase, even of a short branch
+END_SHARE = 0.02  # the loss at the end is the mean over this last share of all steps since step 0
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """The items by their key, in the order in which they come."""
+    """Return lists of the items by key; keys and items are in the order of `items`."""
     found: dict[Any, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -42,12 +42,12 @@ class Solver:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | None) -> Solver | None:
-        """Return the solver of a phase's settings; None for an explicit model."""
+        """Return the solver from its settings in a phase; None if there are none, as for an explicit model."""
         return None if settings is None else cls(*(settings.get(field.name) for field in fields(cls)))
 
     @property
     def iterations(self) -> int:
-        """The maximum number of iterations; an unrolled phase differentiates all of them."""
+        """The maximum number of iterations; an unrolled phase differentiates all of them. 0 if it is not set."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
@@ -83,7 +83,7 @@ class Phase:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The journal by step, in which infinite values are NaN; missing numbers of tokens are computed."""
+        """The journal by step, with NaN for infinite values; `step_tokens`, if known, supplies missing token counts."""
         steps = [point.step for point in self.points]
         table = pd.DataFrame([point.values for point in self.points], index=steps).replace([np.inf, -np.inf], np.nan)
         if self.step_tokens is not None:
@@ -92,17 +92,17 @@ class Phase:
         return table.assign(step=steps)
 
     def series(self, key: str) -> pd.Series:
-        """Return the values of a journal key by global step."""
+        """Return the values of a journal key by global step, without NaN."""
         return self.table.get(key, pd.Series(dtype=float)).dropna()
 
     def curve(self, key: str, x: str = STEP, bins: int = MAX_POINTS) -> pd.DataFrame:
-        """Return means over bins of the columns step, x and key; bins without a point are left out."""
+        """Return the columns step, x and key as means over bins of steps; bins without a point are left out."""
         rows = self.table.reindex(columns=list(dict.fromkeys((STEP, x, key)))).dropna()
         return rows.groupby((rows[STEP] - self.start_step - 1) * bins // (self.end_step - self.start_step or 1)).mean()
 
     @cached_property
     def end_loss(self) -> float | None:
-        """The mean loss of the last steps; None if the journal has none of these steps."""
+        """The mean loss of the last steps (END_SHARE); None if the journal has no loss for them."""
         losses = self.series(LOSS)
         last = losses[losses.index > (1 - END_SHARE) * self.end_step]
         return None if last.empty else float(last.mean())
@@ -127,11 +127,11 @@ class TrainingRun:
         return max(phase.end_step for phase in self.phases)
 
     def before(self, phase: Phase) -> Phase | None:
-        """Return the phase from which `phase` starts, or None."""
+        """Return the phase from which `phase` starts, or None if it is not among `phases`."""
         return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
 
     def path(self, phase: Phase) -> tuple[Phase, ...]:
-        """Return the phases from the first one to `phase`, inclusive."""
+        """Return the phases that lead to `phase`, from the first one to itself; other branches are left out."""
         before = self.before(phase)
         return (*(self.path(before) if before is not None else ()), phase)
 
@@ -154,14 +154,17 @@ class TrainingRun:
 
 
 def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """Return the training loss at the end of a phase, averaged over the seeds; None if a seed has none."""
+    """Return the mean over seeds of the loss at the end of a phase; None if a seed has none or there are no seeds."""
     losses = [one.end_loss for trained in training if trained.run == run for one in trained.phases if one.name == phase]
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if known and len(known) == len(losses) else None
 
 
 def share_bounded(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """Return the share of a branch's steps before its last phase; None if this phase starts from no other phase."""
+    """Return the share of the steps up to the end of a phase that precede its start, rounded to two decimals.
+
+    Return None if the phase starts from no other phase.
+    """
     shares = (
         round(one.start_step / one.end_step, 2)
         for trained in training
