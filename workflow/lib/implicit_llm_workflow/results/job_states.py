@@ -1,7 +1,7 @@
 """Collect one view of each job for all commands: its result, the state of its last attempt, and its cost.
 
-The view comes from the run directory and the last submission. It writes nothing and acquires no lock, so commands may
-inspect jobs at any time and as often as they like.
+The view comes from the run directory and the last submission. The inspection writes nothing and acquires no lock, so
+commands may inspect jobs at any time.
 """
 
 import math
