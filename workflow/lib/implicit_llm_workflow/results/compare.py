@@ -263,7 +263,10 @@ def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
 
 
 def main_numbers(plan: Plan) -> Iterator[Table]:
-    """Yield a table for each data set: the first metric of each kind of evaluation, also at the end of training."""
+    """Yield a table of finished runs for each data set: the first metric of each kind of evaluation, without sweeps.
+
+    Values of these metrics at the end of training have rows of their own.
+    """
     main = {metric for kind in plan.experiment.kinds.evaluations.values() for metric in kind.metrics[:1]}
     for data in plan.experiment.data:
         runs = [run for run in plan.experiment.runs.values() if run.data == data]

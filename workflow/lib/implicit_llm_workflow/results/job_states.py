@@ -332,7 +332,7 @@ class _Job:
         return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
-        """Return state, reason and failure class of the last attempt; None if nothing shows an attempt."""
+        """Return state, reason and failure class of the last attempt; None without event, class or error line."""
         last = self.last if self.last.state == "ended" else NEVER
         kind, message, event = last.failure_class, last.message, tail.event
         is_stop = kind in (None, "preempted")
@@ -354,7 +354,7 @@ class _Job:
 
 
 def last_message(log: Path, level: str | None = None) -> str:
-    """Return the last message of a job's log; "" if there is none or its level is not `level`."""
+    """Return the last complete message of a job's log; "" if there is none or its level is not `level`."""
     match = next(filter(None, map(_LOG_LINE.match, reversed(last_lines(log, 40)))), None)
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 

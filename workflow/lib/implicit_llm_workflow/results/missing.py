@@ -49,7 +49,7 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
 
 
 def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
-    """Follow the first missing inputs back and return the failed or else the earliest job; None if none is missing."""
+    """Return why a job waits: the failed job before it, or else its earliest missing input; None if none is missing."""
     for before in (jobs[key] for key in job.node.upstream.values()):
         if not before.has_result:
             farther = _waits_for(jobs, before) or f"waits for {before.node.key}"
