@@ -226,7 +226,7 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
 
 
 def _run_of(model: Path) -> tuple[Plan, str] | None:
-    """Return the plan of the experiment that trained the model and the key of the phase, or None if it is unknown."""
+    """Return the plan of the experiment that trained the model and the key of the phase; None if no known one did."""
     about = read_object(_packaged(model) / ABOUT)
     parts = model.resolve().parts
     if about:
@@ -251,7 +251,7 @@ def _make(plan: Plan, node: Node) -> None:
 
 
 def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[str, tuple[Path, Manifest]]:
-    """Return the folder and manifest of each data set by its role, which is its name. Raises: UserError."""
+    """Return folder and manifest of each data set by role: its name, or TOKENIZER for tokenizers. Raises: UserError."""
     kinds = " or ".join(kind.reads)
     if not folders and kind.reads != (TOKENIZER,):
         raise OptionError(f"--data: is missing; add the run directory of a data set of kind {kinds}")
@@ -275,7 +275,7 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
 def _of_released_words(path: Path) -> Path:
     """Convert a file of the authors' generator into a data set, if this was not done yet; return its run directory.
 
-    Raises: OptionError for a file name of another form; all exceptions of the data job.
+    Raises: OptionError if the file name has another form or another group than the tokens; all exceptions of the job.
     """
     from implicit_llm_data.released_words import read_words
 

@@ -86,7 +86,7 @@ def init(
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files of a project and return their names; write nothing if one exists already. Raises: InitError."""
+    """Write a project, keep an existing README.md, and return the names. Raises: InitError if other files exist."""
     copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
     texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}
     if not (folder / "README.md").exists():  # a repository often has one

@@ -147,8 +147,8 @@ def choose(
     """Return the plan of the experiment that the arguments name, and the other arguments, which are its targets.
 
     An argument that is neither the name nor the file of an experiment is a target. must_name: the usage of a command
-    that deletes or accepts results, which has no default experiment. Otherwise the default experiment is printed;
-    to_stderr: print it to stderr because programs read stdout.
+    that deletes or accepts results, which has no default experiment. Another command without an experiment prints the
+    name of the default. to_stderr: print this name to stderr because programs read stdout.
     Raises: OptionError, also for a target if not `has_targets`; all exceptions of `make_plan`.
     """
     named, rest = split(given or ())
@@ -186,7 +186,7 @@ def last_experiment(results: Path) -> str:
 
 
 def complete(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the experiments and jobs that begin with `incomplete`; only jobs after an experiment."""
+    """Return the experiments, jobs and excerpts that begin with `incomplete`; no experiments if one is given."""
     named, _ = split(context.params.get("words") or ())
     known = [] if named else sorted(experiment_names())
     results = Path(context.params.get("results") or RESULTS)

@@ -1,4 +1,4 @@
-"""Define the command `try`: evaluate a trained model of the package on sequences far longer than in its training.
+"""Define the command `try`: evaluate a trained model of the package on sequences longer than those of its training.
 
 Shapes: `B` sequences, `L` tokens.
 """

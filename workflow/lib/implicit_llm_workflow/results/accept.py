@@ -1,4 +1,4 @@
-"""Accept results whose code changed. A result with another config or input is another result, which this refuses."""
+"""Accept results that differ from the wanted ones in their code alone; refuse those with another config or input."""
 
 import shlex
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance, diffe
 
 
 class NotAcceptable(UserError):
-    """A target has nothing to accept or to revoke, or its result differs in more than its code."""
+    """A target matches no job or has nothing to accept or revoke, or its result differs in more than its code."""
 
 
 def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
-    """Return the jobs of the targets by key, each with whether a target is its name and not just a pattern of it.
+    """Map the key of each job of the targets to whether a target names the job; False if only patterns match it.
 
     Raises: UnknownTarget, NotAcceptable.
     """

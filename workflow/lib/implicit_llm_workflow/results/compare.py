@@ -32,7 +32,7 @@ CODE_DIGITS = 12
 AT_END = "at the end (means over the last 50 steps)"
 SWEPT = "@"  # part of the name of each mode that a sweep adds
 MODEL_STAGES = ("train", "checkpoint")
-_DATA = "data"  # the key of a summary that has settings, not numbers
+_DATA = "data"  # the entry of a summary that has settings, not numbers
 
 
 class NotComparable(UserError):
@@ -69,7 +69,7 @@ class DifferentSetting:
 
 @dataclass(frozen=True)
 class NumberRow:
-    """A row of numbers. `values`: for each column, the numbers of its results; a result without one is left out."""
+    """A row of numbers. `values`: for each column, the numbers of its results that have this number."""
 
     section: str
     name: str
@@ -87,7 +87,7 @@ def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn
 
 
 def is_folder(name: str) -> bool:
-    """Return whether the name is an existing path, such as a run directory, and not a run of the experiment."""
+    """Return whether the name is written as a path (with a slash, or as "." or "..") and the path exists."""
     return ("/" in name or name in (".", "..")) and Path(name).exists()
 
 
@@ -107,8 +107,8 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
     """Return the full form of a name and the keys of its jobs, which differ in nothing except their seed.
 
-    A name is a job, a run with its phase, or a run, which means its last phase. A name without the seed means all
-    seeds. Raises: UnknownTarget; NotComparable if the experiment has several such runs.
+    A name is that of a job, of a run and its phase, or of a run alone, which means its last phase. A name without the
+    seed means all seeds. Raises: UnknownTarget; NotComparable if the experiment has several such runs.
     """
     models = [node for node in plan.nodes.values() if node.stage in MODEL_STAGES]
     nodes = [node for node in models if name.strip("/") in _names(node)]
@@ -263,7 +263,10 @@ def as_json(columns: Sequence[ComparedColumn]) -> dict[str, Any]:
 
 
 def main_numbers(plan: Plan) -> Iterator[Table]:
-    """Yield a table for each data set: the first metric of each evaluation of its finished runs, without sweeps."""
+    """Yield a table of finished runs for each data set: the first metric of each kind of evaluation, without sweeps.
+
+    Values of these metrics at the end of training have rows of their own.
+    """
     main = {metric for kind in plan.experiment.kinds.evaluations.values() for metric in kind.metrics[:1]}
     for data in plan.experiment.data:
         runs = [run for run in plan.experiment.runs.values() if run.data == data]
@@ -279,7 +282,7 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
 
 
 def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
-    """Yield a column of all seeds for each final phase of the run; the label shows whether a result is stale."""
+    """Yield a column of all seeds for each final phase; the label shows whether any job of the run is stale."""
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
@@ -290,7 +293,7 @@ def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
-    """Yield the report's path, or the command that makes the report; then the command that opens MLflow."""
+    """Yield the report's path or the command that makes it, then the URI of MLflow or the command that opens it."""
     page = plan.root / "report/index.html"
     make = plan.command_for([plan.nodes["report"]])
     yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"

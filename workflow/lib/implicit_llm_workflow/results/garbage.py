@@ -35,7 +35,7 @@ class Garbage:
 
 
 def find_garbage(plan: Plan) -> list[Garbage]:
-    """Return run directories of no job, and work folders whose fingerprints are neither wanted nor in use.
+    """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
     A fingerprint is in use if a manifest names it as its own or as an input, so a stale result keeps its lineage. Run
     directories in which a process works are left out; a process on another machine counts for SILENT_S after it wrote.

@@ -1,7 +1,7 @@
 """Collect one view of each job for all commands: its result, the state of its last attempt, and its cost.
 
-The view comes from the run directory and the last submission. It writes nothing and acquires no lock, so commands may
-inspect jobs at any time and as often as they like.
+The view comes from the run directory and the last submission. The inspection writes nothing and acquires no lock, so
+commands may inspect jobs at any time.
 """
 
 import math
@@ -332,7 +332,7 @@ class _Job:
         return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
-        """Return state, reason and failure class of the last attempt; None if it finished or there was no attempt."""
+        """Return state, reason and failure class of the last attempt; None without event, class or error line."""
         last = self.last if self.last.state == "ended" else NEVER
         kind, message, event = last.failure_class, last.message, tail.event
         is_stop = kind in (None, "preempted")
@@ -354,7 +354,7 @@ class _Job:
 
 
 def last_message(log: Path, level: str | None = None) -> str:
-    """Return the last complete message of a job's log, or "" if its level is not `level`."""
+    """Return the last complete message of a job's log; "" if there is none or its level is not `level`."""
     match = next(filter(None, map(_LOG_LINE.match, reversed(last_lines(log, 40)))), None)
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 

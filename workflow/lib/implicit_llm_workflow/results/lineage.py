@@ -38,7 +38,7 @@ COMMIT_DIGITS = 10
 
 
 class NoLineage(UserError):
-    """No finished job recorded the artifact."""
+    """No finished job recorded the artifact or has the given run in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Lineage:
     """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
     `runs`: by fingerprint, in order of their distance from the result; inputs that were not found are absent.
-    `artifact`: the path below the run directory of the traced file; None for the whole result. `readers`: the
+    `artifact`: the path of the traced file, relative to the run directory; None for the whole result. `readers`: the
     fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
     """
 
@@ -118,7 +118,7 @@ class Lineage:
 
 
 def of_mlflow_run(run_id: str, results: Path) -> Path:
-    """Return the work directory of the job whose run in MLflow has this id, in any experiment below `results`.
+    """Return the work folder of the job whose run in MLflow has this id, in any experiment below `results`.
 
     Raises: NoLineage, also if the job has not finished.
     """
@@ -142,7 +142,7 @@ def _mlflow_id(work: Path) -> str | None:
 def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
     """Return the lineage of a run directory, of a manifest, or of a file that a manifest records.
 
-    is_forward: trace the results made from it instead. Raises: NoLineage, ManifestError.
+    is_forward: trace the results made from the top result instead. Raises: NoLineage, ManifestError.
     """
     artifact = artifact.absolute()
     manifest = next(filter(None, map(committed, (artifact, *artifact.parents))), None)
@@ -191,7 +191,7 @@ def _record_of(artifact: Path, run: Result) -> str | None:
 
 
 def tree_of(lineage: Lineage) -> Tree:
-    """Return a tree of the result and its inputs or readers; the second mention of a run has only its name."""
+    """Return a tree of the result and its inputs or readers; later mentions of a run have only its name and digits."""
     seen: set[str] = set()
 
     def add(branch: Tree, run: Result) -> None:

@@ -25,7 +25,7 @@ def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, dict[str, str]]:
     """Return the identity of a page that is made from the fresh results alone, and the run directories of its inputs.
 
-    Its name differs from that of the complete page, so it has its own folder.
+    This page has another name than the complete page, and therefore its own folder.
     """
     lacking = {item.role for item in missing}
     there = {role: key for role, key in page.upstream.items() if role not in lacking}
@@ -49,7 +49,7 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
 
 
 def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
-    """Return why a job that never ran waits: the failed job before it, or else its earliest missing input."""
+    """Return why a job waits: the failed job before it, or else its earliest missing input; None if none is missing."""
     for before in (jobs[key] for key in job.node.upstream.values()):
         if not before.has_result:
             farther = _waits_for(jobs, before) or f"waits for {before.node.key}"

@@ -256,7 +256,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _job_values(snapshot: Snapshot, job: JobView) -> dict[str, Any]:
-    """Return all known values of one job."""
+    """Return the values of one job except those of `explain`; a failed job also has the last lines of its log."""
     known = {key: value for key, value in vars(job).items() if key not in ("node", "result", "runs", "code", "cost")}
     fingerprint = snapshot.plan.identities[job.node.key].fingerprint
     values = {"job": job.node.key, "stage": job.node.stage, "fingerprint": fingerprint, **known, "age_s": job.age_s}

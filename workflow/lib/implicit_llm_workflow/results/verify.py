@@ -68,7 +68,7 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
     """Return shell commands that rebuild the broken files of these jobs and make the targets, or all jobs if none.
 
     Snakemake starts a job whose run directory has no manifest. The job verifies its files, moves those that differ
-    aside and rebuilds them. Its manifest is then the same as before, so no finished job that reads it runs again.
+    aside and rebuilds them. Its manifest is then the same as before, so finished jobs that read its files do not rerun.
     """
     manifests = [str(plan.run_dir(plan.nodes[job]) / MANIFEST) for job in dict.fromkeys(jobs)]
     wanted = [plan.nodes[target] for target in dict.fromkeys(targets)]
