@@ -165,7 +165,7 @@ class ModelEvaluation:
         return {key: by_data, f"best_{key}": {data: best(values, default=None) for data, values in known.items()}}
 
     def finish(self, summary: dict[str, Any]) -> StageResult:
-        """Write metrics.json, which contains everything that the report uses."""
+        """Write metrics.json, from which the report reads all scores, and delete the partial results."""
         path = write_metrics(self._context.work, self.records)
         shutil.rmtree(self._partial, ignore_errors=True)
         return StageResult([path], summary)

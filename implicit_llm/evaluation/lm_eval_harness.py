@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 NAME = "implicit"
 SOLVER_SETTINGS = ("eval_mode", "eval_max_iter", "eval_tol", "eval_stop", "eval_block_len")
-DEFAULT_BATCH_SIZE = 32  # at 200 tokens and a vocabulary of 50,000: 1.3 GB of fp32 logits, twice
+DEFAULT_BATCH_SIZE = 32  # 200 tokens and a vocabulary of 50,000 take twice 1.3 GB: fp32 logits and log_softmax
 Answer = tuple[float, bool]
 
 

@@ -89,7 +89,7 @@ def figure_of(given: Given, name: str) -> Figure | None:
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
-    """Return the tables of each kind of result by name, if the configuration selects them and they have rows."""
+    """Return the selected tables that have rows, by kind of result; minimum-layers may have no table."""
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}

@@ -82,7 +82,7 @@ class Table:
     side: Sequence[Head]
     top: Sequence[Head]
     cells: Sequence[Sequence[Cell]]
-    trained: frozenset[str] = frozenset()  # titles of the columns whose length is a training length
+    trained: frozenset[str] = frozenset()  # titles of the columns for lengths used in training
     foot: str | None = None  # metric of the last row, which describes the test and not a model
 
     @property

@@ -306,7 +306,7 @@ class Counting(Carrying):
     question = "count"
 
     def subjects(self) -> Sequence[int]:
-        """Return the numbers of things that people hold; a number is chosen first, or most answers would be zero."""
+        """Return each number of things that a person holds once; otherwise most answers would be zero."""
         return sorted({len(self.held[person]) for person in PERSONS if self.changes[person]})
 
     def ask(self, number: int) -> Question:
@@ -327,8 +327,8 @@ class Lists(Counting):
         return ",".join(held) or NOTHING
 
 
-# The families below determine their facts at the start and state them in random order. Longer stories repeat them; in
-# family 15 people change their work instead.
+# Families 18 and 19 choose facts at the start, state them in random order, and repeat them in longer stories. In family
+# 15 people change their work instead.
 
 
 class Deduction(Family):

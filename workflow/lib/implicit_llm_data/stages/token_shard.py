@@ -150,7 +150,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Return the tokenizer's ids of each text, on all cores, as little-endian uint16; ids must be below 65,536.
+    """Return the ids of each text as little-endian uint16. Texts are encoded on all cores. Ids must be below 65,536.
 
     Special tokens in the texts are recognised; none are added.
     """

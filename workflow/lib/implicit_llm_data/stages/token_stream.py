@@ -95,7 +95,7 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
 
 
 def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[np.ndarray]:
-    """Return the byte offsets in each part of `config.tokens` tokens: sequences at equal distances over all parts.
+    """Choose sequences of `config.tokens` tokens together, spread evenly over all parts; return byte offsets by part.
 
     Raises: StreamError if there are fewer tokens.
     """

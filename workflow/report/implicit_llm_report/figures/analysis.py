@@ -154,7 +154,7 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Draw absolute values, the first row on top; every kind of colour vision can order the shades of cividis."""
+    """Draw absolute values, the first row on top; readers with any colour vision can order the shades of cividis."""
     pictures = model.details("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)

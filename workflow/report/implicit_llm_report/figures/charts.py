@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A panel of lines; `decorate` draws its own parts: the horizontal axis, and marks beside the lines."""
+    """A panel of lines; `decorate` sets up its horizontal axis and draws the marks that are not lines."""
 
     title: str
     lines: Sequence[Line]

@@ -238,7 +238,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Make an SVG file a part of a page, with ids that are unique there and without a fixed size."""
+    """Return an SVG file as an element of a page, with ids that are unique there and without a fixed size."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)

@@ -211,7 +211,7 @@ def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) 
 
 
 def minimum_layers(given: Given) -> Figure | None:
-    """Draw the fewest layers against the length, with a triangle if none of the depths solves it."""
+    """Draw the fewest layers for each length; a triangle means that no trained depth solves it."""
     config = given.config.minimum_layers
     if config is None:
         return None

@@ -66,7 +66,7 @@ def _first(test: Group) -> list[str]:
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
-    """Yield a table for each test, with the models that match a pattern and then the first other measured models."""
+    """Yield a table for each test. Measured models that match a pattern are kept before others; the order stays."""
     for name in TABLES:
         for table in tables_of(registry().tables[name], headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
