@@ -34,10 +34,10 @@ class UnknownToken(UserError):
 
 @dataclass
 class EvaluationJob:
-    """A job that evaluates one model on the first `num_samples` sequences of a data set, in the model's current mode.
+    """A job that evaluates one model on the first `num_samples` sequences of a data set.
 
     where: data set and mode, for the log. precision: bf16 runs the model under autocast; losses are always fp32. kept:
-    a folder for the finished parts of a long batch, which remains until the job is done.
+    a folder for the finished pieces of a long batch, which exists until the result is stored; None stores no pieces.
     """
 
     model: torch.nn.Module
@@ -67,10 +67,10 @@ class Tally(Protocol):
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count a batch, with None if the model had no result; return how many sequences are not finite."""
+        """Count a batch, with `answer` None without a result; return how many of its sequences are not finite."""
 
     def values(self) -> dict[str, Any]:
-        """Return the record's values."""
+        """Return the fields of a record that the tally determines."""
 
     def shown(self) -> str:
         """Return the text for a line of progress."""
@@ -82,9 +82,10 @@ def tallied(
     read: Callable[[Any, Batch], Any],
     ask: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a record's values: the counts of `tally` over the results that `read` extracts, and the solver's cost.
+    """Return a record's values: those of `tally` for the results of `read`, the solver's cost, and `nonfinite_share`.
 
-    ask: see `answers`. Raises: EvaluationOutOfMemory, UnknownToken.
+    If a sequence is not finite, all `tally.measures` are None. ask: see `answers`.
+    Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0
 
@@ -114,10 +115,10 @@ def answers(
     ask: Callable[..., Any] | None = None,
     start: int = 0,
 ) -> Iterator[tuple[int, Batch, T | None]]:
-    """Evaluate from sequence `start` on; yield (sequences evaluated so far, batch, result of `read`).
+    """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
     ask: called with the tokens in place of the model, for example to run several modes. The result is None for a batch
-    whose iteration became NaN or infinite. A batch that exceeds the memory is retried in halves.
+    whose iteration became NaN or infinite. After a batch that exceeds the memory, all batches have half the size.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
@@ -142,7 +143,7 @@ def answers(
 
 
 def check_tokens(model: Any, highest: int, where: str) -> None:
-    """Raise UnknownToken if a token is outside the vocabulary; the model would crash or use a wrong embedding."""
+    """Raise UnknownToken if `highest` is outside the vocabulary; a model would crash or use a wrong embedding."""
     num_known = getattr(getattr(model, "config", None), "vocab_size", None)
     if num_known is not None and highest >= num_known:
         raise UnknownToken(
@@ -206,7 +207,7 @@ class SolverTally:
     """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
 
     evaluations: float = 0.0  # evaluations of f, summed over the tokens
-    iterations: float = 0.0  # the solver's share of these
+    iterations: float = 0.0  # the part of these in the solver's iterations, without closing and unrolled steps
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0
@@ -296,7 +297,7 @@ class PositionTally:
 
 
 def position_bins(length: int) -> np.ndarray:
-    """Return the first positions of the bins: 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16, ..., four per doubling."""
+    """Return the first positions of the bins: 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 13, 16, ..., up to four per doubling."""
     octaves = math.log2(length)
     powers = 2.0 ** (np.arange(math.floor(octaves * BINS_PER_OCTAVE) + 1) / BINS_PER_OCTAVE)
     return np.unique(np.rint(powers).astype(np.int64))

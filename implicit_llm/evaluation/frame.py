@@ -37,8 +37,8 @@ class ModelEvaluation:
     """An evaluation of one trained model in each of its modes, with the records of metrics.json so far.
 
     modes: an explicit model has only the mode "parallel". place: returns data set and mode of a record, as the journal
-    and the headline name them. tracked: the fields of a record that the journal gets, besides those in its field
-    `metrics`.
+    and the headline name them. tracked: the fields of a record that the journal gets, besides those in the
+    record's field `metrics`.
     Runtime option: batch_size (sequences).
     """
 
@@ -70,9 +70,10 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> dict[str, EvaluationResult]:
-        """Return the result in each mode, stored before a restart or computed now; the model's solver is restored.
+        """Return the results by mode; one that was stored before a restart is not computed again.
 
-        data: the name of the data set in the log and in stored results. The other arguments are those of `job`.
+        The model has its own solver again at the end. data: the name of the data set in the log and in stored results.
+        evaluate: computes the result of a job. The other arguments are those of `job`.
         """
         found = {}
         for mode in self.modes:
@@ -103,10 +104,10 @@ class ModelEvaluation:
     ) -> EvaluationJob:
         """Return the job over the sequences on which all of `modes` are evaluated.
 
-        batch_size: the default, unless a mode or the runtime sets another one. Raises: EvaluateConfigError if modes set
-        different ones.
+        batch_size: the default; the runtime's batch size replaces it, and that of a mode replaces both.
+        Raises: EvaluateConfigError if modes need different batch sizes.
         """
-        solver = self.solver  # the sequences of an explicit model are never coupled
+        solver = self.solver  # the results of an explicit model never depend on the batch
         coupled = {} if solver is None else {mode.name: mode.coupled_batch_size(solver) for mode in modes}
         sizes = {name: size for name, size in coupled.items() if size is not None}
         fixed = set(sizes.values())
@@ -139,7 +140,7 @@ class ModelEvaluation:
         return self._partial / f"{data.replace('/', '--')}--{mode}.{suffix}"
 
     def add(self, described: Record, results: Mapping[str, EvaluationResult]) -> None:
-        """Record the results by mode; `described` names their data."""
+        """Add one record for each mode; `described` has the fields that all of them share."""
         self.add_records([described | {"mode": mode} | result.values for mode, result in results.items()])
 
     def add_records(self, records: Iterable[Record]) -> None:
@@ -154,7 +155,10 @@ class ModelEvaluation:
         self._context.journal.metrics(len(self.records), values)
 
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return one field by data set and mode; with `best`, max or min, also the best mode's value by data set."""
+        """Return the field `key` of all records by data set and mode, under that key.
+
+        With `best` (max or min), also return the best mode's value by data set, under `best_<key>`.
+        """
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:
             data, mode = self.place(record)
@@ -172,7 +176,7 @@ class ModelEvaluation:
 
 
 def rows_of(tokens: int | None, length: int) -> int:
-    """Return how many sequences of `length` tokens `tokens` contain, at least one; None means no limit."""
+    """Return how many whole sequences of `length` tokens fit into `tokens`, at least one; None means no limit."""
     return sys.maxsize if tokens is None else max(1, tokens // length)
 
 
@@ -226,7 +230,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
 def model_directory(trained: Input) -> Path:
     """Return the folder `model` of a training phase or an imported checkpoint.
 
-    Raises: EvaluateInputError if its manifest names none.
+    Raises: EvaluateInputError if the manifest of `trained` names no model.
     """
     folder = trained.manifest.model_folder
     if folder is not None:
@@ -238,7 +242,7 @@ def model_directory(trained: Input) -> Path:
 
 
 def about_model(model: Any, trained: Input) -> dict[str, Any]:
-    """Return what the report needs to know about the model; unknown values are None.
+    """Return the fields of a record that describe the model; unknown values are None.
 
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `source` names its origin.
     """

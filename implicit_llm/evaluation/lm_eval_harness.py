@@ -5,7 +5,8 @@ The model class extends HFLM: it sets the solver, counts the solver's cost, and 
 HFLM pads the requests of a batch on the right and does not mask the padding. Later tokens cannot change an exact fixed
 point, but they contribute to the residual by which a sequence or block stops. The number of iterations would then
 depend on the other requests of the batch, and so would every result, within the tolerance. Here a batch of
-log-likelihoods has only requests of one task and one length, so the result of a request depends on that request alone.
+log-likelihoods has only requests of one task and one length, so a result depends on its request alone, unless
+the stopping rule is that of a batch.
 Prompts for generation are padded on the left with a mask, which does not change the results.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
@@ -181,8 +182,8 @@ class ImplicitLM(HFLM):
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
         """Generate as in HFLM, but end a text at its end-of-text token even if the model's configuration names none.
 
-        HFLM cuts texts at the strings in `stop` after it has decoded them without this token, so such a text would
-        continue until the longest text of its batch ends.
+        HFLM decodes texts without this token before it cuts them at the strings in `stop`. A text that contains the
+        token would therefore continue until the longest text of its batch ends.
         """
         if self.model.generation_config.eos_token_id is None:
             settings["eos_token_id"] = self.eot_token_id
@@ -230,7 +231,7 @@ class TokenizerMissing(UserError):
 
 
 def model_folder(path: Path) -> Path:
-    """Return the model folder inside a training phase's run directory; return any other `path` unchanged."""
+    """Return the model folder of a run directory, and any other `path` unchanged. Raises: EvaluateInputError."""
     if not (path / MANIFEST).is_file():
         return path
     return model_directory(Input(path, Manifest.read(path / MANIFEST)))
@@ -289,7 +290,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def without_padding(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--model implicit` added if they name no model, or the harness's own one, which pads.
+    """Return the arguments with `--model implicit` added if they name no model, or the harness's own model, which pads.
 
     A model that a file (--config) names is not changed.
     """

@@ -1,12 +1,14 @@
-"""Evaluate a model on CatbAbI in every mode, by one or both protocols: accuracy at questions and over all words.
+"""Evaluate a model on CatbAbI in every mode, by the protocol windowed, carried or both.
+
+The results are the accuracy at questions, and accuracy and perplexity over all words.
 
 windowed: the model evaluates each sequence of the data set from an empty state. A sequence is a window of the
 concatenated stories, so a question near its start may lack the facts before it. All models evaluate the same windows.
 
 carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the file, and the
 state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
-an implicit model is solved in its mode, from the converged state of all earlier windows. This protocol has no result
-for a model with attention, whose state grows: its cache would contain the whole test set.
+an implicit model is solved in its mode, from the converged state of all earlier windows. Only a Mamba2 model of this
+package has a result: the cache of a model with attention would contain the whole test set.
 """
 
 import itertools
@@ -90,7 +92,7 @@ def _place(record: Record) -> tuple[str, str]:
 
 
 def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> EvaluationResult:
-    """Compute the accuracy at every "?" and over all words, by argmax over the whole vocabulary.
+    """Compute the accuracy at every "?", and accuracy and perplexity over all words, over the whole vocabulary.
 
     Raises: EvaluationOutOfMemory.
     """
@@ -120,7 +122,7 @@ class StoriesInOrder:
         return len(self._dataset)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """Return the first sequence of `indices`, (1, length); the last sequence has no padding."""
+        """Return the sequence at the first index, (1, length); the last of the data set is shorter, without padding."""
         batch = self._dataset.fetch(indices[:1])
         end = np.count_nonzero(batch["input_ids"] != PAD_ID)
         return {name: values_BL[:, :end] for name, values_BL in batch.items()}
@@ -144,7 +146,7 @@ class AnswerTally(Tally):
         self._sums: dict[int, np.ndarray] = {}
 
     def add(self, answer: tuple[np.ndarray, np.ndarray] | None, batch: Batch) -> int:
-        """Count a batch; the label at a "?" is the answer, and a word counts for the task of its story.
+        """Count a batch; the label at a "?" is the answer, and a label counts for the task of its input token.
 
         Raises: KeyError for a batch without the column `task`.
         """

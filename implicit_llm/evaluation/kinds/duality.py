@@ -1,16 +1,16 @@
 """Measure whether the modes of one model agree on the same tokens, and how fast its simultaneous iteration converges.
 
 An implicit model evaluates the same tokens in each of its modes. An explicit model evaluates them in parallel, and
-token by token with its cache. These two results differ only by rounding, which shows how much of the difference between
+token by token with its cache. These two results differ only by rounding. This shows how much of the difference between
 an implicit model's modes is arithmetic.
 
 The convergence is measured along the simultaneous iteration of an implicit model, to the end of its budget:
 
     z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
 
-Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. It is also the closing evaluation after
-i - 1 iterations, so its prediction is that of the model with a budget of i. Unlike the solver, this iteration does not
-stop early and does not prefer an earlier iterate with a lower residual.
+Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. The same evaluation is also the closing
+one after i - 1 iterations, so its prediction is that of the model with a budget of i. Unlike the solver, this iteration
+does not stop early and does not prefer an earlier iterate with a lower residual.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` recorded evaluations of f.
 """
@@ -88,7 +88,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record]:
-    """Return one record for each pair of modes, whose numbers are missing if the modes cannot be compared."""
+    """Return one record for each pair of modes; its measures are None if the modes cannot be compared."""
     pairs = pairs_of(evaluation.modes, is_implicit=evaluation.solver is not None)
     tally = DualityTally([PairTally() for _ in pairs])
     if job.num_samples == 0:
@@ -115,7 +115,10 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
 
 
 def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: int) -> list[Record]:
-    """Return a record of the convergence with the settings of the first simultaneous mode, or nothing without one."""
+    """Return a list with the record of the convergence, at the settings of the first simultaneous mode.
+
+    The list is empty for an explicit model, and if every simultaneous mode belongs to a sweep.
+    """
     trained = evaluation.solver
     modes = [mode for mode in evaluation.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None]
     if trained is None or not modes:
@@ -139,10 +142,10 @@ def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: i
 def compare_modes(
     job: EvaluationJob, modes: Sequence[ModeConfig], tally: DualityTally, keep: Callable[[], None] = lambda: None
 ) -> None:
-    """Evaluate the sequences in every mode, and add the results to `tally`, which `keep` stores once a minute.
+    """Evaluate the sequences in every mode and add the results to `tally`; `keep` stores it each minute and at the end.
 
-    The sequences that `tally` already has are skipped. Sequences for which a mode became NaN or infinite are only
-    counted.
+    The sequences that `tally` already has are skipped. If a mode becomes NaN or infinite in any sequence of a batch,
+    all sequences of the batch count as not finite, and none of them is compared.
     Raises: EvaluationOutOfMemory.
     """
     progress, kept_s = ProgressLog(job.where, "sample", job.num_samples), time.monotonic()
@@ -250,8 +253,8 @@ Pair = tuple[str, str]  # a mode and its reference
 class PairTally:
     """The sums over tokens for one pair of modes.
 
-    sums: the number of tokens, the number of equal predictions, and the sums of the distance (a mean over the
-        vocabulary), the spread of the reference (a standard deviation over the vocabulary) and the divergence.
+    sums: the numbers of tokens and equal predictions, and the sums of three values: the distance (the logits' mean
+        absolute difference), the reference's spread (the logits' standard deviation) and the divergence.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -328,7 +331,7 @@ Trace = tuple[np.ndarray, ...]  # residuals per sequence (G, B), residuals and p
 
 
 def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
-    """Run the simultaneous iteration with the settings of `solver`, whatever the model's own settings are.
+    """Return the trace of the simultaneous iteration, which has the settings of `solver` and not those of the model.
 
     Raises: FloatingPointError if the iteration becomes NaN or infinite.
     """

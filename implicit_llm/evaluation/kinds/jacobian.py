@@ -1,6 +1,6 @@
-"""Check Theorem 1 on a trained Mamba2 model and on random layers: the Jacobian of the state at single tokens.
+"""Check Theorem 1 on a trained Mamba2 model and on random layers.
 
-The evaluation measures how far the Jacobian is from diagonal, and how the fixed point contracts there. It uses fp64.
+At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how f contracts.
 Shapes: `B` sequences of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
@@ -118,7 +118,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Return the mean of each measure by setting and, for word problems, by kind of token, if it has values."""
+    """Return the mean of each measure by setting and, for word problems, by token kind; omit those without values."""
     trained = [r for r in records if r["setting"] == TRAINED]
     groups = {
         TRAINED: trained,
@@ -144,7 +144,7 @@ def _with_one_picture_each(records: list[Record]) -> list[Record]:
 
 
 def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:
-    """Return the positions in a sequence of `length` tokens, in order."""
+    """Return the configured positions, or else the default ones for `length` tokens, from 1 on and in order."""
     spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
     return tuple(sorted(set(config.positions or spread)))
 
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield sequence, position and step of each token by position; the step is None once a state is not finite."""
+    """Yield sequence, position and step of each token by position; after a state that is not finite, all are None."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:
@@ -178,9 +178,10 @@ def steps(
 
 
 def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
-    """Return the measures of one token; None if it has no state before it or its fixed point was not reached.
+    """Return the measures of one token; they are None without a step, or if the fixed point was not reached.
 
-    `entries` are absolute values between SHOWN entries of the state, for a figure.
+    An explicit layer has only the measures of the Jacobian itself. `entries`: absolute values of the Jacobian for SHOWN
+    entries of the state, for a figure.
     """
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:
@@ -217,7 +218,7 @@ def draw_entries(step: JacobianStep, count: int) -> Tensor:
 
 
 def random_layer(seed: int, *, is_implicit: bool) -> tuple[ImplicitMamba2Model, Tensor]:
-    """Return one random layer in the paper's setting, and tokens for it; the random state does not change."""
+    """Return one random layer in the paper's setting, and tokens for it; torch's random state does not change."""
     name = f"mamba2-state-tracking-{'implicit' if is_implicit else 'explicit'}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

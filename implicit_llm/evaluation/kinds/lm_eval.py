@@ -71,7 +71,7 @@ def _results(
 
 
 def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
-    """Return one task's part of a record, in which all metrics are None if the result of a request was not finite.
+    """Return one task's part of a record, in which metrics and errors are None if a request's result was not finite.
 
     The keys of `metrics` and `stderr` are "<metric>" or, for a filter of the harness other than "none",
     "<metric>,<filter>". The hash over documents, prompts and targets equals that in the harness's own result files.
@@ -102,7 +102,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value; None if it is "N/A" (an unknown standard error) or if a result of a request was not finite."""
+    """Return the value; None if it is no finite number ("N/A" for an error) or if a request's result was not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
@@ -138,7 +138,7 @@ def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
 
 
 def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> None:
-    """Compare the files below `folder` with their digests, if there are any. Raises: TaskError."""
+    """Raise TaskError if files below `folder` are missing, new or changed; without `digests`, accept all."""
     if digests is None:
         return
     found = file_digests(folder)

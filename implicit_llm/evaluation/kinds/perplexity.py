@@ -1,14 +1,15 @@
 """Compute the perplexity of one language model on test sets at several lengths, in every mode.
 
-The test text is cut into sequences so that the model predicts every token once.
+The test text is cut into sequences so that the model predicts every token except the first once.
 
     stream      t0 t1 t2 t3 t4 t5 t6 t7 t8 t9          sequences of 4
     inputs      t0 t1 t2 t3 | t4 t5 t6 t7 | t8
     targets     t1 t2 t3 t4 | t5 t6 t7 t8 | t9
 
-From an empty state, the model predicts after each token the next one, including the first token of the following
-sequence. Every token of the stream except the first is therefore a target exactly once at every length. Perplexities at
-several lengths are over the same tokens and differ only in the context before them. The last sequence may be shorter.
+In each sequence, the model starts from an empty state and predicts the next token after every token, also after the
+last one. Every token of the stream except the first is therefore a target exactly once at every length. Without a limit
+(`max_tokens`), perplexities at several lengths are over the same tokens, and only the context before them differs. The
+last sequence may be shorter.
 
 The stream contains the documents one after another, each followed by end-of-text. As in training, nothing is reset
 between them. End-of-text is a target like any other token. The first token of a document is a target too, although its
@@ -155,9 +156,8 @@ class TextRows:
     def fetch(self, indices: np.ndarray) -> Batch:
         """Return input_ids, labels (the next tokens) and is_document_start, each (B, length).
 
-        `indices` are consecutive. The short sequence is returned only by itself: if `indices` end with it, the result
-        contains the sequences before it, and it needs a call of its own.
-        Raises: IndexError outside 0..len-1.
+        `indices` are consecutive and in 0..len-1, which is not checked. A shorter last sequence is returned only alone:
+        if `indices` also contain others, the result has only those.
         """
         first, last = int(indices[0]), int(indices[-1])
         if first < self.num_full_rows:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 # a GPU, where a smaller batch is tried instead.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
-PIECE = 2**11  # longer sequences are evaluated in pieces of this many tokens
+PIECE = 2**11  # the tokens of a piece, into which `_answers` splits a longer sequence
 SAVE_EVERY_S = 60.0
 TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
@@ -127,9 +127,9 @@ class Answers:
 
 
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
-    """Return the model's predictions; blockwise evaluation splits a long sequence into pieces, which pass on the state.
+    """Return the predictions; a long sequence is evaluated in pieces if its mode's blocks fit into them exactly.
 
-    The finished pieces are stored every SAVE_EVERY_S seconds, for a restart.
+    A piece passes on its state to the next one. The pieces are stored every SAVE_EVERY_S seconds, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
@@ -156,7 +156,7 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
     """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece.
 
-    The file names the classes of its objects and is valid only for the code of the job's digest.
+    The file names the classes of its objects. Only the same code loads it, because the code determines the fingerprint.
     """
     raw = BytesIO()
     # A view would be written with the whole tensor that it is a part of.
@@ -165,7 +165,7 @@ def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
-    """Return the share of equal predictions over the samples of both results; None if they cannot be compared."""
+    """Return the share of equal predictions over the samples that both results have; None if not comparable."""
     if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None
     mine, theirs = result.predictions_NL, other.predictions_NL

@@ -20,7 +20,7 @@ import numpy as np
 from implicit_llm_contracts.errors import UserError
 
 DTYPES = {"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "ByteStorage": "|u1"}
-LOCAL_HEADER = struct.Struct("<26x2H")  # of a file in a zip archive; its end has the lengths of name and extra field
+LOCAL_HEADER = struct.Struct("<26x2H")  # in a zip archive; the two numbers are the lengths of name and extra field
 
 
 class ReleasedWordsError(UserError):
@@ -51,7 +51,7 @@ def read_words(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 class _Tensors(pickle.Unpickler):
-    """An unpickler that returns tensors as arrays mapped from the file, and refuses every other name in the pickle."""
+    """An unpickler that returns tensors as arrays mapped from the file, and refuses all names that it does not need."""
 
     def __init__(self, file: Any, path: Path, archive: zipfile.ZipFile, prefix: str) -> None:
         super().__init__(file)

@@ -206,7 +206,7 @@ def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
 
 
 def rebuild_hint(*directories: Path) -> str:
-    """Return the command that rebuilds missing files and keeps the others."""
+    """Return advice for an error message: how to rebuild the missing or damaged files and keep the others."""
     if any(directory.parent.name != "work" for directory in directories):  # not below a run directory
         return "write the data set again"
     manifests = shlex.join(os.path.relpath(directory.parent.parent / "manifest.json") for directory in directories)

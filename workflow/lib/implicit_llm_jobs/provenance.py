@@ -52,7 +52,7 @@ def write(path: Path, fingerprint: str, journal: Path) -> None:
 
 
 def attempts(journal: Path, now: datetime) -> list[dict[str, Any]]:
-    """Return each start of the stage with its time and host, and the seconds until its last record in the journal.
+    """Return each attempt: the time and host of its start, and the seconds until its last record in the journal.
 
     The last attempt is the current one, which lasts until `now`.
     """
@@ -88,7 +88,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def device() -> str:
-    """Return the accelerator's name from torch if torch is imported, else "cpu"."""
+    """Return the name of torch's current GPU; "cpu" without a GPU, or if torch is not imported."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else "cpu"
 

@@ -57,7 +57,7 @@ Body = Callable[[StageContext], StageResult]
 
 
 def run_stage(request: StageRequest, body: Body) -> Manifest | None:
-    """Run `body` unless its result exists, and publish the manifest; ranks above 0 return None.
+    """Run `body` unless its result exists, and publish the manifest; a rank above 0 that runs it returns None.
 
     Raises: UserError for a wrong input or config, or a run directory in use; any exception of `body`. No incomplete
         result gets its final name. SIGTERM becomes SystemExit(143), unless the process or the body handles it.

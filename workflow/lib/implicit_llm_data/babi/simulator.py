@@ -130,7 +130,10 @@ class Family:
         return len(self.lines)
 
     def story(self) -> Story:
-        """Return a story of `length` statements, or slightly more if the family needs them for its first question."""
+        """Return a story of at least `length` statements that ends with a question.
+
+        It has more if the last event adds two statements, or if the family needs more for a question.
+        """
         left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
         while self.num_statements < self.length or self.lines[-1].answer is None:
             self.tell()
@@ -167,7 +170,7 @@ class Walks(Family):
         return self.dice.pick([room for room in ROOMS if room not in taken])
 
     def walk(self, kind: str, room: str, *people: str, named: Lines = ()) -> Lines:
-        """Let people walk into a room; return the lines that prove it, including those that `named` them."""
+        """Let people walk into a room; return the lines that prove it, with the earlier lines `named`."""
         who = people[0]
         lines = (*named, self.state(kind, room=room, who=who, to=people[-1], pronoun=PRONOUNS[who]))
         for person in people:
@@ -177,7 +180,7 @@ class Walks(Family):
 
 
 class YesOrNo(Walks):
-    """Family 6: is this person in that room? Half of the answers are yes; half of the others are on a former room."""
+    """Family 6: is this person in that room? Half of the answers are yes; half of the others name a former room."""
 
     def ask(self, who: str) -> Question:
         is_there = self.dice.chance(50)
@@ -216,10 +219,11 @@ class Carrying(Walks):
     hands = 2  # the number of things that a person can hold
     walk_percent = 50
     can_give = False
-    # held: the things that a person holds, in order, and the lines that prove it. changes: the lines that changed it.
+    # By person: `held` has the things in order of receipt, each with the line that proves it; `changes` has all lines
+    # that changed `held`.
     held: dict[str, dict[str, int]] = field(default_factory=lambda: {person: {} for person in PERSONS})
     changes: dict[str, list[int]] = field(default_factory=lambda: {person: [] for person in PERSONS})
-    # lying: the room of a thing that was put down. arrivals: by thing and room, the room from which it last came.
+    # lying: the room of each thing on the floor. arrivals: by thing and room, the room from which the thing last came.
     lying: dict[str, tuple[str, Lines]] = field(default_factory=dict)
     arrivals: dict[str, dict[str, tuple[str, Lines]]] = field(default_factory=lambda: {thing: {} for thing in THINGS})
 
@@ -241,7 +245,7 @@ class Carrying(Walks):
             self.lying[thing] = self.rooms[giver], (*self.proofs[giver], line)
 
     def _handovers(self) -> list[list[Handover]]:
-        """Return all possible handovers by their kind; taking occurs twice, so that hands fill up."""
+        """Return all possible handovers in lists by kind; that of taking occurs twice, so that hands fill up."""
         present = [person for person in PERSONS if person in self.rooms]
         takers = [person for person in present if len(self.held[person]) < self.hands]
         free = [thing for thing in THINGS if not any(thing in held for held in self.held.values())]
@@ -372,7 +376,7 @@ class Sizes(Family):
         # With three containers, (0, 2) is the only pair for a question.
         more = [*pairs, *((rank, rank + 2) for rank in range(count - 2))] if count > 3 else pairs
         self._plan = dice.draw([*pairs, *(dice.pick(more) for _ in range(length - len(pairs)))])
-        self._told: dict[tuple[int, int], int] = {}  # the line of each pair, the larger one first
+        self._told: dict[tuple[int, int], int] = {}  # the first line about a pair (larger, smaller)
 
     def tell(self) -> None:
         pair = self._plan.pop()

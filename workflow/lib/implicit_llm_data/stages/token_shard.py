@@ -32,14 +32,14 @@ from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, 
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small compared with the memory per core
-# Texts are encoded in pieces of this many characters, plus those before the next white space. A long text at once would
-# need a hundred times its size in memory.
+# If `may_be_cut`, texts are encoded in pieces of this many characters, plus those before the next white space. A long
+# text at once would need a hundred times its size in memory.
 PIECE_CHARACTERS = 1 << 20
 REPORT_S = 10.0  # between two points in the journal
 
 
 def run(context: StageContext) -> StageResult:
-    """Encode the documents of the shard's files; the output depends only on the configuration and the text.
+    """Encode the documents of the shard's files; only the configuration, tokenizer and text determine the output.
 
     Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
     """

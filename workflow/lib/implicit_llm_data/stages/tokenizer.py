@@ -1,4 +1,4 @@
-"""Run the stage `data` of kind `tokenizer`: write a tokenizer.json of a file or the hub, or train it on the corpus."""
+"""Run the stage `data` of kind `tokenizer`: copy a tokenizer.json of a file or the hub, or train one on the corpus."""
 
 import hashlib
 import time
@@ -29,7 +29,7 @@ class TokenizerConfig:
     """A tokenizer by `source`: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
     A tokenizer is trained on about `max_bytes` of the training documents of `corpus`. vocab_size: that of the model, at
-    least the tokenizer's number of ids; a trained one has exactly as many, or fewer for a short text.
+    least the tokenizer's number of ids; a trained tokenizer has exactly this many ids, or fewer for a short text.
     """
 
     source: Literal["file", "hub", "trained"]
@@ -61,7 +61,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
-    """Return the content of a tokenizer.json that fits the model, with its counts; `downloads` has the fetched files.
+    """Return a fitting tokenizer.json's content, and the stage's summary; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """

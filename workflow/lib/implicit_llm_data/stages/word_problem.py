@@ -94,7 +94,10 @@ def generate(config: WordProblemConfig, shard: int) -> tuple[np.ndarray, np.ndar
 
 
 def _released(config: WordProblemConfig, downloads: Path) -> Callable[[WordProblemConfig, int], Pair]:
-    """Return a reader of a released file's shards. Raises: ReleasedWordsError if group, length or number do not fit."""
+    """Return a reader of a released file's shards.
+
+    Raises: ReleasedWordsError if the file is damaged, changed or does not fit; the reader raises it for wrong products.
+    """
     given = Path(str(config.file))
     path = (local_folder(given.parent, downloads) or given.parent) / given.name
     inputs_NL, targets_NL, vocab_size = read_words(path)

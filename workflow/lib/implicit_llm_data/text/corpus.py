@@ -4,7 +4,7 @@
 {"source": "files", "files": ["books.jsonl.gz", "more/*.txt"], "field": "text"}
 {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
 
-A file is JSON lines, parquet or plain text, optionally compressed. A `.txt` file is one document. For a file of any
+A file is parquet, or JSON lines or plain text, which may be compressed. A plain text is one document. For a file of any
 length, only one document (with parquet: one batch of rows) is in memory.
 """
 
@@ -39,7 +39,7 @@ class CorpusError(UserError):
 
 
 class Document(NamedTuple):
-    """A document: its text and bytes, the bytes of the stored file read so far, and its group."""
+    """A document. position: the bytes of the stored file read so far. group: the value of the field `split_by`."""
 
     text: str
     utf8: bytes
@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The field of the text, the maximum bytes of a document as stored, and the field of its group, if any."""
+    """The field of the text, the maximum bytes of a document (or its JSON line), and the field of its group, if any."""
 
     field: str
     max_document_bytes: int
@@ -91,7 +91,7 @@ class DocumentSplit:
 
     @property
     def names(self) -> tuple[Split, ...]:
-        """The names of the splits, the largest first."""
+        """The names of the splits, the training split first."""
         return ("train", "test", "validation") if self.validation_fraction else ("train", "test")
 
     def of(self, key: bytes) -> Split:
@@ -151,7 +151,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
     """Return the files of a data set of the hub, with names relative to its folder, which are equal on every machine.
 
-    Raises: CorpusError if there are none; FetchedFilesError if they differ from the fetched ones.
+    Raises: CorpusError if there are none; FetchedFilesError if they have changed since they were fetched.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
     if paths is None:  # a user copied them: use those with the split in their name, or all if no name has it
@@ -208,7 +208,7 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
     with suppress(ImportError):  # some distributions omit it
         from pydoc_data.topics import topics
 
-        for topic, text in sorted(topics.items()):  # as `help()` shows it
+        for topic, text in sorted(topics.items()):  # each text as `help()` shows it
             name, size = f"pydoc/{topic}", len(text.encode())
             files.append(CorpusFile(name, size, partial(_read_topic, text, name, text_format, size)))
     return files
@@ -234,7 +234,7 @@ def _is_wanted(path: Path) -> bool:
 
 
 def stored_file(name: str, path: Path, text_format: TextFormat) -> CorpusFile:
-    """Return a file on disk. Raises: CorpusError for an unknown ending and, during reading, for invalid content."""
+    """Return the entry of a file. Raises: CorpusError for an unknown ending and, during reading, invalid content."""
     return CorpusFile(name, path.stat().st_size, partial(_read, reader_of(path), path, text_format))
 
 

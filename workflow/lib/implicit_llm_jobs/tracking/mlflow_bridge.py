@@ -1,8 +1,9 @@
 """Write one journal to one MLflow run, starting after the last written line; every step can be repeated safely.
 
 `mlflow.json` in the work directory records the run and how much of the journal was written. Its random `key` is stored
-before the run is created and is a tag of the run, so a process killed between the two finds its run again. Points have
-the time of their journal line; a batch written twice is therefore equal, and an SQL store keeps equal points once.
+before the run is created and is a tag of the run. After a kill, the next process therefore finds the created run.
+Points have the time of their journal line. A batch written twice is therefore equal, and an SQL store keeps equal
+points once.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ KEY_CHARS = 250  # of the key of a param or tag
 TAG_CHARS = 5000
 DIGEST_CHARS = 16  # of a fingerprint, as in the names of work directories; MLflow allows 36
 MODEL_PARAMS = ("model", "phase", "checkpoint")  # the keys of the config that define the model
-# MLflow's metrics have the journal's keys, in sections: MLflow's charts start one at each slash. A key that is missing
-# in the table of training metrics keeps its name, in the section of its stage.
-SECTIONS = {"evaluate": "evaluation", "data": "data"}  # other stages: accuracy.<data set>.<mode>, ...
+# MLflow's charts start a section at each slash of a key. Training metrics have the keys in the table METRICS. Other
+# metrics have the journal's keys, after the section of their stage if it has one.
+SECTIONS = {"evaluate": "evaluation", "data": "data"}  # evaluation/accuracy.<data set>.<mode>, ...
 SUMMARY = "summary"  # one number per run, from its manifest, for tables and parallel coordinates
 METRIC_CHARS = 200  # of a metric's key
 _REFUSED = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses
-_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data set; the default is its role
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data set by stage; the default is its role
 
 
 @dataclass(frozen=True)
 class BridgeState:
-    """The stored state of a run; `model_id` is "" without a model, and `lines_written` counts lines of the journal."""
+    """The stored state of a run.
+
+    lines_written: lines of the journal. model_id: None before the end of the run, "" for a run without a model.
+    """
 
     key: str
     run_id: str | None = None
@@ -293,7 +297,7 @@ class Bridge:
 
 
 def is_complete(work: Path) -> bool:
-    """Return whether the journal of an ended run was written completely, or there is no journal."""
+    """Return whether MLflow has the whole journal and the status of an ended run; True without a journal."""
     try:
         lines = (work / JOURNAL).read_bytes().count(b"\n")
     except OSError:

@@ -22,8 +22,8 @@ from implicit_llm_contracts.runs.logs import at_level
 SQLITE = "sqlite:///"
 _QUOTED = "sqlite+pysqlite:///file:"  # with the driver's name, because MLflow creates a folder `file:` for SQLITE
 # Defaults for MLflow. Its telemetry uses the internet, which a cluster's jobs should avoid. Without a pool each call
-# opens the store again, and so finds one that replaced a damaged store. We retry a failed request every few seconds, so
-# MLflow itself need not wait long.
+# opens the store again, and so finds a new store that replaced a damaged one. We retry a failed request every few
+# seconds, so MLflow itself need not wait long.
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
@@ -40,7 +40,7 @@ def prepare_environment() -> None:
     """Set MLflow's environment variables; call this before MLflow is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # it would log the password in the URI
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would log the password in the URI
 
 
 def default_uri(results: Path) -> str:
@@ -71,12 +71,13 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
     """Create the SQLite store if it is missing; a server manages other stores. Many processes may call this.
 
     is_deep: whether to check every page of an existing store.
-    Raises: TrackingError for a file that is damaged or not an MLflow store; StorageError if it cannot be written.
+    Raises: TrackingError for a file that is damaged, in use or not an MLflow store, or if MLflow is not installed;
+    StorageError if the store cannot be written.
     """
     path = sqlite_path(uri)
     if path is None:
         return
-    # Processes that create the tables of one store at the same time crash each other; one does, the others wait.
+    # Processes that create the tables of one store at the same time crash each other; one does it, the others wait.
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f".{path.name}.lock")):
@@ -88,7 +89,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
 def alone(path: Path) -> Iterator[None]:
     """Exclude other processes by a lock on the file `path`."""
     faults.point("tracker.before_lock")
-    # A data worker that is forked meanwhile would keep a lock by flock.
+    # This is not flock, because a data worker that is forked meanwhile would keep its lock.
     with open(path, "a", encoding="utf-8") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         yield

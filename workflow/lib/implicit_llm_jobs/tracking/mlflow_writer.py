@@ -4,8 +4,8 @@
 Snakemake ends with it.
 
 No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
-points wait in the journal. Importing MLflow takes longer than most data sets and reports, which log no points while
-they run. The jobs that read them write them to MLflow, or else the call of Snakemake when it ends.
+points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
+while they run. A job that reads such a run writes it to MLflow, or else the call of Snakemake does when it ends.
 """
 
 import logging
@@ -32,7 +32,7 @@ LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs
 
 
 class MlflowWriter:
-    """The thread of one stage, which `open_run` creates."""
+    """The writer of one stage, which `open_run` creates; without a bridge, it writes nothing."""
 
     def __init__(self, bridge: Bridge | None) -> None:
         self._bridge = bridge
@@ -43,7 +43,7 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Write the rest for at most `wait_s` seconds, by default WAIT_S, and end the thread."""
+        """Wait until the rest is written and the thread ends; warn after `wait_s` seconds, by default WAIT_S."""
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):
@@ -95,7 +95,7 @@ def catch_up(run: TrackedRun) -> None:
 
 
 def bring_late_inputs(run: TrackedRun) -> None:
-    """Write the finished runs that this one reads, directly or indirectly, unless MLflow has them completely."""
+    """Write the inputs that MLflow lacks, each after the runs that it reads; stop at the first error and log it."""
     for given in in_order(work for work in run.inputs.values() if not is_complete(work)):
         if is_complete(given.work):
             continue
@@ -141,7 +141,7 @@ def late_works(experiment: Path) -> list[Path]:
 
 
 def bring_late(experiment: Path) -> None:
-    """Write the runs below results/<experiment> that left this to the call of Snakemake. Raises: see `rebuild`."""
+    """Write the runs of `late_works` to MLflow. Raises: the last error if all runs fail."""
     late = late_works(experiment)
     _bring([run for run in in_order(late) if run.work in late])
 

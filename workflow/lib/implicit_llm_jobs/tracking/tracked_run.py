@@ -39,7 +39,7 @@ def current_invocation() -> dict[str, str | None] | None:
         return None
 
 
-MANY_INPUTS = 200  # shards of a large text; their own runs record their origin
+MANY_INPUTS = 200  # more are shards of a large text and are not recorded; their own runs record their origin
 _OF_MODELS = ("train", "checkpoint")
 
 
@@ -72,7 +72,7 @@ class TrackedRun:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The starts of the stage, an empty one if there is none yet; a full disk delays the journal."""
+        """The records of the stage's starts; one empty record if a full disk delays the journal."""
         if not self._starts:
             self._starts.extend(starts_in(self.journal))
         return self._starts or [{}]
@@ -84,12 +84,12 @@ class TrackedRun:
 
     @property
     def inputs(self) -> dict[str, Path]:
-        """The work directories of the finished runs that it reads, by role."""
+        """The work directories of the finished runs that this run reads, by role."""
         paths = self._start.get("inputs", {})
         return {role: Path(os.path.normpath(self.work / path)) for role, path in paths.items()}
 
     def given(self, role: str) -> TrackedRun | None:
-        """Return the run of this input, or None if it no longer exists."""
+        """Return the run of the input `role`, or None if there is no such input or its run no longer exists."""
         return TrackedRun.find(self.inputs[role]) if role in self.inputs else None
 
     @property
@@ -131,7 +131,7 @@ class TrackedRun:
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 
     def invocations(self) -> list[dict[str, Any]]:
-        """Return the calls of Snakemake that worked on the run, in order; empty if it was started without one."""
+        """Return the calls of Snakemake that worked on the run, in order; empty if none made its first start."""
         found = [start.get("invocation") for start in self.starts]
         return list({item["id"]: item for item in found if item}.values()) if found and found[0] else []
 
@@ -164,14 +164,14 @@ class TrackedRun:
         return tags | self.labels() | {f"upstream.{role}": run_id for role, run_id in upstream.items()}
 
     def data_sets(self) -> dict[str, TrackedRun]:
-        """Return the inputs that are data, by role."""
+        """Return the inputs that are data, by role; empty if there are more than MANY_INPUTS inputs."""
         if len(self.inputs) > MANY_INPUTS:
             return {}
         given = {role: self.given(role) for role in self.inputs}
         return {role: run for role, run in given.items() if run is not None and run.stage == "data"}
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
-        """Return the model folder in the finished run's manifest, and the digests of its weights by file name."""
+        """Return the model folder of the finished run and its weights' digests by file name; None without one."""
         manifest = self.manifest
         if manifest is None or (folder := manifest.model_folder) is None:
             return None
@@ -211,7 +211,7 @@ def model_labels(stage: str, name: str, config: Mapping[str, Any], summary: Mapp
     return {key: str(value) for key, value in found.items() if value}
 
 
-# MLflow's status by the last such event in the journal; a killed stage has written none.
+# MLflow's status by the last of these events in the journal; a stage killed by SIGKILL remains RUNNING.
 _STATUS = {
     "stage_started": "RUNNING",
     "stage_failed": "FAILED",
@@ -227,9 +227,9 @@ def works_below(root: Path) -> list[Path]:
 
 
 def in_order(works: Iterable[Path], done: set[Path] | None = None) -> Iterator[TrackedRun]:
-    """Yield the runs in these work directories once each, after the runs that they read.
+    """Yield the runs in these work directories and all runs that they read: each once, after the runs that it reads.
 
-    A directory that does not name its run has none. done: the directories that were already visited.
+    A directory that does not name its run is left out. done: the directories that were already visited.
     """
     done = set() if done is None else done
     for work in works:
