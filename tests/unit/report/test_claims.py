@@ -80,6 +80,15 @@ JUDGED: dict[str, tuple[Record, str, Sequence[Record], str, float | None]] = {
     "of what cannot be done all runs decide": ({}, AT_MOST, runs(low=0.1, high=0.6), "not reproduced", 0.6),
     "a missing number never helps": ({}, AT_MOST, runs(low=0.1, lost=None), "missing", None),
     "a missing number does not hide a failure": ({}, AT_MOST, runs(high=0.6, lost=None), "not reproduced", 0.6),
+    "an unfinished run may still be the best": ({}, AT_LEAST, runs(bad=0.1, lost=None), "missing", None),
+    "one complete run is enough where the best decides": (
+        {}, AT_LEAST, [*runs(good=0.95, better=1.0), WORD | {"run": "better", "seed": 1, "accuracy_last10": None}],
+        "reproduced", 0.95,
+    ),
+    "a run is complete if each of its numbers is": (
+        {}, AT_LEAST, [*runs(a=0.95), *seeds(WORD | {"data": "L32"}, 1.0, None, metric="accuracy_last10")],
+        "missing", 1.0,
+    ),
     "a missing number alone is missing": ({}, AT_LEAST, runs(lost=None), "missing", None),
     "a claim must hold on every test set of the run that decides": (
         {}, AT_LEAST, [WORD, HARDER], "not reproduced", 0.2,

@@ -1,15 +1,15 @@
 """Judge the claims of claims.yaml by the measured numbers.
 
 A claim names a measure (measure.py) and a bound on its number. One rule judges the numbers of all models that compete.
-Some claims are decided by the best run, and are reproduced if all numbers of this run meet the bound. A good setting of
+Some claims are decided by the best run: they are reproduced if all numbers of one run meet the bound. A good setting of
 a sweep is then enough, although other settings are bad. Every other claim must be met by all models, and the model with
 the smallest margin is shown.
 
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
-which may leave it undecided. A claim that the best run decides is "missing" if the worst number of this run lacks a
-seed. Every other claim is "missing" if any model lacks a seed, unless the model with the smallest margin lacks none and
-refutes the claim. The controls of a claim are judged by the same bound, and are named beside the verdict.
+which may leave it undecided. A missing number never helps. If any number lacks a seed, the claim is "missing", with two
+exceptions: one complete run is enough for a claim that the best run decides, and one complete model refutes any other
+claim. The controls of a claim are judged by the same bound, and are named beside the verdict.
 """
 
 import operator
@@ -180,12 +180,14 @@ def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
     of_run = {item.run: [other for other in found if other.run == item.run] for item in found}
     worst_of_run = [min(items, key=claim.rank) for items in of_run.values()]
     if claim.speaks_for_best:
-        deciding = max(worst_of_run, key=claim.rank)
-        lacking = [deciding] if deciding.is_lacking else []
+        whole = [worst for worst in worst_of_run if not any(item.is_lacking for item in of_run[worst.run])]
+        held = [worst for worst in whole if claim.verdict_on(worst) == HOLDS]
+        deciding = max(held or worst_of_run, key=claim.rank)
+        lacking = [] if held else lacking
     else:
         deciding = min([item for item in found if item.spread.mean is not None] or found, key=claim.rank)
     verdict = claim.verdict_on(deciding)
-    if lacking and (deciding in lacking or verdict != FAILS):
+    if lacking and (claim.speaks_for_best or deciding in lacking or verdict != FAILS):
         verdict, deciding = MISSING, deciding if deciding in lacking else lacking[0]
     others = tuple(item for item in worst_of_run if item.run != deciding.run)
     controls = [  # judged by the same bound
