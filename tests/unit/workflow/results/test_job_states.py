@@ -412,3 +412,10 @@ def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: Ex
     evaluated = missing["evaluate/other/checkpoint/perplexity"]
     assert (evaluated.is_implicit, evaluated.data["text-test"]["kind"]) == (None, "token_stream")
     assert evaluated.command.endswith(" results/language/evaluate/other/checkpoint/perplexity/manifest.json")
+
+
+def test_a_failed_job_is_in_the_way_also_behind_an_input_that_only_waits(plan: Plan) -> None:
+    assert list(plan.nodes[FREE].upstream.values())[-1] == UNROLLED
+    write_journal(plan, UNROLLED, STARTED, event("stage_failed", error="ValueError: no"))
+    missing = {item.job: item for item in find_missing(plan, plan.nodes["report"])}
+    assert missing[FREE].why == f"{UNROLLED} failed: ValueError: no"

@@ -1,6 +1,6 @@
 """List the results that a report lacks, why they are missing and the commands that make them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,8 +50,16 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
 
 def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
     """Return why a job waits: the failed job before it, or else its earliest missing input; None if none is missing."""
+    missing = list(_missing_before(jobs, job))
+    failed = next((one for one in missing if one.state == "failed"), None)
+    if failed is not None:
+        return f"{failed.node.key} failed: {failed.why}"
+    return f"waits for {missing[0].node.key}" if missing else None
+
+
+def _missing_before(jobs: Mapping[str, JobView], job: JobView) -> Iterator[JobView]:
+    """Yield the jobs without a result on which a job depends, each after those on which it depends itself."""
     for before in (jobs[key] for key in job.node.upstream.values()):
         if not before.has_result:
-            farther = _waits_for(jobs, before) or f"waits for {before.node.key}"
-            return f"{before.node.key} failed: {before.why}" if before.state == "failed" else farther
-    return None
+            yield from _missing_before(jobs, before)
+            yield before
