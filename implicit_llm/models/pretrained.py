@@ -67,7 +67,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
             kwargs["config"] = config
         is_safe = bool(kwargs.get("use_safetensors"))
         weights = read_published_weights(path, cls.config_class.model_type, use_safetensors=is_safe)
-        if cls.base_model_prefix and not cls.__name__.endswith("ForCausalLM"):
+        has_head = cls.__name__.endswith("ForCausalLM")
+        if not has_head or kwargs["config"].tie_word_embeddings:
+            weights = {name: value for name, value in weights.items() if not name.startswith("lm_head.")}
+        if cls.base_model_prefix and not has_head:
             weights = {name.removeprefix(f"{cls.base_model_prefix}."): value for name, value in weights.items()}
         return _quantised_or_not(super().from_pretrained(None, *args, state_dict=weights, **kwargs))
 

@@ -107,7 +107,7 @@ def clean_name(name: str, model_type: str) -> str:
 
 
 def read_published_weights(directory: Path, model_type: str, *, use_safetensors: bool = False) -> dict[str, Tensor]:
-    """Return the weights of a published directory, except the head, by our names; code in a pickle never runs.
+    """Return the weights of a published directory by our names; code in a pickle never runs.
 
     Safetensors take precedence over a pickle, and in each format a single file over shards.
     Args: use_safetensors: whether to accept only safetensors and no pickle.
@@ -129,7 +129,7 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
             continue
         read = load_file if name.endswith(".safetensors") else read_pickle  # however the shards are named
         weights = (item for file in files for item in read(directory / file).items())
-        return {clean_name(key, model_type): value for key, value in weights if not key.startswith("lm_head.")}
+        return {clean_name(key, model_type): value for key, value in weights}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -336,6 +336,21 @@ def test_a_published_model_is_saved_in_the_clean_layout_and_read_back_exactly(na
     torch.testing.assert_close(again.state_dict(), fixture.model.state_dict(), rtol=0, atol=0)
     backbone = AutoModel.from_pretrained(tmp_path).state_dict()
     torch.testing.assert_close(backbone, fixture.model.base.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_the_head_of_a_published_model_is_its_own_unless_it_is_tied(name: str, tied: bool, tmp_path: Path) -> None:
+    config = json.loads((PARITY / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_embeddings": tied}))
+    weights = load_file(PARITY / name / "model.safetensors")
+    embedding = Fixture(name).model.get_input_embeddings().weight
+    head = torch.randn_like(embedding)
+    save_file(weights | {"lm_head.weight": head.detach()}, tmp_path / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model.lm_head.weight, embedding if tied else head)
+    assert torch.equal(model.get_input_embeddings().weight, embedding)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path).get_input_embeddings().weight, embedding)
 
 
 INDEX = "pytorch_model.bin.index.json"
