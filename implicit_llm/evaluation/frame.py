@@ -39,7 +39,7 @@ class ModelEvaluation:
     modes: an explicit model has only the mode "parallel". place: returns data set and mode of a record, as the journal
     and the headline name them. tracked: the fields of a record that the journal gets, besides those in the
     record's field `metrics`.
-    Runtime option: batch_size (sequences).
+    Runtime options: batch_size (sequences), and those of `load_model`.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class ModelEvaluation:
     ) -> dict[str, EvaluationResult]:
         """Return the results by mode; one that was stored before a restart is not computed again.
 
-        The model has its own solver again at the end. data: the name of the data set in the log and in stored results.
+        Unless an error is raised, the model has its own solver again at the end.
+        data: the name of the data set in the log and in stored results.
         evaluate: computes the result of a job. The other arguments are those of `job`.
         """
         found = {}
@@ -104,7 +105,8 @@ class ModelEvaluation:
     ) -> EvaluationJob:
         """Return the job over the sequences on which all of `modes` are evaluated.
 
-        batch_size: the default; the runtime's batch size replaces it, and that of a mode replaces both.
+        batch_size: the default; the runtime's batch size replaces it, and `coupled_batch_size` of an implicit
+        model's modes replaces both.
         Raises: EvaluateConfigError if modes need different batch sizes.
         """
         solver = self.solver  # the results of an explicit model never depend on the batch

@@ -151,7 +151,7 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
     """Return a manager that has these tasks. Raises: TaskError.
 
-    The harness's own 14,000 tasks are indexed only if the folder lacks a task, because this takes seconds.
+    With a folder, the harness's own 14,000 tasks are indexed only if it lacks a task, because this takes seconds.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

@@ -183,7 +183,7 @@ def status(
 
     A done job was made from the current settings and code, a stale one from others. A queued job is submitted, or next
     in line for the driver. A waiting job waits for other jobs, or for a driver. The next snakemake resumes a stopped
-    job. The driver is the snakemake that starts the jobs. The command reads files only: use it while jobs run.
+    job. The driver is the snakemake that starts the jobs. The command changes nothing: use it while jobs run.
 
     Steps count over the whole curriculum. Loss, residual, iter and unconv are the last ones in the journal; for a
     finished phase they are means over its last 50 steps. Residual is the largest of a batch, iter the solver iterations

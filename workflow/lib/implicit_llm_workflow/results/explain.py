@@ -15,7 +15,7 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import CodeChange, JobView, observe, state_text
 from implicit_llm_workflow.text import plain_table
 
-MAX_ALIKE = 6  # more jobs of a stage with the same state and reason share a row
+MAX_ALIKE = 6  # the jobs of a stage with the same state and reason that get a row each; more of them share one
 SHOWN_ABSENT = 3
 
 
@@ -45,7 +45,7 @@ def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
 def upstream_closure(plan: Plan, keys: Iterable[str]) -> list[str]:
     """Return the keys and all their direct and indirect inputs, in the order of the plan."""
     found = set(keys)
-    for key in reversed(plan.nodes):  # the inputs of a node come before it
+    for key in reversed(plan.nodes):  # in the plan, the inputs of a node come before the node
         if key in found:
             found.update(plan.nodes[key].upstream.values())
     return [key for key in plan.nodes if key in found]
@@ -75,7 +75,7 @@ def running_table(jobs: Iterable[JobView]) -> Table:
 
 
 def lines_below(jobs: Sequence[JobView]) -> Iterator[str]:
-    """Yield lines about the changed code, once for each module and old digest, and about results that do not rerun."""
+    """Yield lines about the changed code, once for each module and old digest, and about the jobs that will not run."""
     changes = list(dict.fromkeys(job.code for job in jobs if job.runs and job.code is not None))
     if changes:
         yield "Code that changed:"

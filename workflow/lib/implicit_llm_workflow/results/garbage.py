@@ -57,7 +57,10 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 
 
 def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
-    """Return the jobs whose larger files can be deleted. Raises: NotFreeable if a named job cannot be freed."""
+    """Return the jobs of the targets whose larger files can be deleted.
+
+    Raises: NotFreeable if a named job cannot be freed; UnknownTarget and NotAcceptable for targets without a job.
+    """
     found = []
     for key, is_named in chosen_jobs(plan, targets).items():
         obstacle = _obstacle(plan, key)
@@ -69,7 +72,10 @@ def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
 
 
 def _obstacle(plan: Plan, key: str) -> str | None:
-    """Return why a job cannot be freed: it is not fresh, has no larger files, or a job that must run reads them."""
+    """Return why a job cannot be freed, or None if it can.
+
+    The reasons: it is not fresh, has no larger files, or a job that must run reads them.
+    """
     node = plan.nodes[key]
     if plan.statuses[key].state != "fresh":
         return f"is {plan.statuses[key].state}; run the workflow first: {plan.command_for([node])}"

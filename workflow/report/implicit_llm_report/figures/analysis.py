@@ -78,7 +78,7 @@ test_time_tolerance = partial(_figure, key="eval_tol", words="tolerance")
 
 
 def _line(model: Group, measure: str) -> Line:
-    """Return the line of a model; an explicit model is a level."""
+    """Return the line of a model; that of an explicit model is level."""
     points = [(at, cell.spread(measure)) for at, cell in model.cells("at").items()]
     if model.is_implicit:
         return Line(model.name, True, [point for point in points if point[0] != AS_TRAINED], groups=[model])

@@ -1,6 +1,6 @@
 """Draw panels of lines over the frame, with their axes: a thin line for every seed, and the median of the seeds.
 
-A mean could be where no seed is: it is at 66 % for seeds at 99, 1 and 99 %.
+A mean can be far from every seed: it is 66 % for seeds at 99, 1 and 99 %.
 """
 
 import os
@@ -123,7 +123,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """Shorten the names of the lines if they still differ then; otherwise remove the beginning that all names share."""
+    """Use the short names of the lines if these differ; otherwise remove the beginning that all names share."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1

@@ -110,7 +110,7 @@ class Series:
         return style | {"marker": self.marker, "markeredgecolor": PAPER, "markeredgewidth": 0.7}
 
 
-# Colours of implicit and explicit lines. There are not as many looks as colours, so that few lines are alike.
+# Colours of implicit and explicit lines. The numbers of looks and colours differ, so few lines agree in both.
 _COLORS = {True: (BLUE, GREEN, PURPLE, INK, ROSE, OLIVE, CYAN), False: (VERMILION, AMBER, MUTED, BROWN)}
 _LOOKS = {
     True: (("o", ()), ("D", (4, 1.4)), ("^", (5, 1.4, 1, 1.4)), ("v", (1.2, 1.2)), ("P", (3, 1.6))),
@@ -225,7 +225,7 @@ def _swatch(series: Series) -> str:
 
 
 def theme_css(column: int) -> str:
-    """Return the declarations of the colour variables; column 1 is for the light page, 2 for the dark one."""
+    """Return the declarations of the colour variables; `column` of THEME: 1 for the light page, 2 for the dark."""
     return " ".join(f"--{row[0]}: {row[column]};" for row in THEME)
 
 

@@ -49,7 +49,7 @@ TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["
 TEST_LENGTH = (*TEST, "length")
 MODE = ("eval_mode", "eval_stop", "mode")
 MANY_SHARES = 3
-MAX_POSITIONS = 512  # beyond, positions are joined
+MAX_POSITIONS = 512  # if there are more, positions are joined
 LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
 
 

@@ -247,7 +247,7 @@ def _training(run: TrainingRun, sources: Mapping[str, Source]) -> dict[str, Any]
 
 
 def _devices(record: Mapping[str, Any]) -> str:
-    """Return the device of a job, with their number if it had several."""
+    """Return the device of a job, preceded by the number of its processes if there were several."""
     count = record.get("processes", 1)
     return f"{count} × {record['device']}" if count > 1 else record["device"]
 
