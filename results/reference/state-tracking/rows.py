@@ -67,7 +67,7 @@ def a5() -> Iterator[str]:
 def a5_summary() -> Iterator[str]:
     """A row for each recipe, a column for each test."""
     explicit = "a5m-explicit/explicit"
-    for run in [*reversed(A5_WHOLE), "a5m-released/free-32", "a5m-fast/free", explicit]:
+    for run in [*reversed(A5_WHOLE), "a5m-released/free-32", "a5m-fast/free", "a5m-state-passing-mixed/free", explicit]:
         name, phase = run.split("/")
         bound = f", {phase.removeprefix('free-')} iterations" if phase.startswith("free-") else ""
         mode = "parallel" if run == explicit else PROTOCOL
@@ -155,6 +155,8 @@ CONTROLS = {
     "s5-passing-lstm-rate0.003/explicit": "LSTM, rate 3e-3",
     "s5-passing-lstm-no-restart-rate0.003/explicit": "LSTM, rate 3e-3, no restart",
     "s5-passing-explicit-layers1/explicit": "explicit Mamba2, 1 layer",
+    "s5-passing-explicit-layers4/explicit": "explicit Mamba2, 4 layers",
+    "s5-passing-no-restart/free": "implicit, no restart, only seed 0 planned",
 }
 
 
@@ -171,7 +173,8 @@ def passing_controls() -> Iterator[str]:
     training = pd.read_csv(HERE / "training.csv")
     for run, name in CONTROLS.items():
         jobs = training[training.job.str.startswith(f"train/{run.split('/')[0]}-s")]
-        found = [seeds_of(run, "parallel", length, 1) for length in (32, 512, 4096, 65536)]
+        mode = PROTOCOL if run.endswith("free") else "parallel"
+        found = [seeds_of(run, mode, length, 1) for length in (32, 512, 4096, 65536)]
         cells = ["not run" if of_length.empty else percent(of_length.accuracy_sequence) for of_length in found]
         yield row(name, percent(jobs.carried_share), *cells)
 
