@@ -16,7 +16,7 @@ EvalMode = Literal["blockwise", "simultaneous", "sequential", "as_trained"]
 AS_TRAINED: EvalMode = "as_trained"
 Gradient = Literal["phantom", "series", "implicit"]
 
-# The library adds the functions to the names.
+# The library registers the function of each name.
 METHODS: Registry[Any] = Registry("solver method", dict.fromkeys(("plain", "damped", "anderson")))
 STOPS: Registry[Any] = Registry("stopping rule", dict.fromkeys(("sequence", "token", "batch")))
 
@@ -100,14 +100,14 @@ class SolverConfig(AsGiven):
         return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter
 
     def eval_width(self, length: int) -> int:
-        """Return the number of tokens of a block in the evaluation of sequences of `length` tokens."""
+        """Return the tokens of a block in evaluation, for sequences of `length` tokens; not for "as_trained"."""
         return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]
 
 
 class HasSolver(Protocol):
-    """A model that finds its fixed point with `solver` in training and in evaluation; None for an explicit model.
+    """A model that finds its fixed point with `solver`, which is None for an explicit model.
 
-    Assign another solver to change the phase or the mode.
+    Assign another solver to change the phase or the evaluation mode.
     """
 
     solver: SolverConfig | None
