@@ -120,7 +120,7 @@ class SweepConfig(AsGiven):
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
     """Return the modes to evaluate: those of the config, or those of its sweep.
 
-    Raises: EvaluateConfigError for no mode, a name that is used twice, or a sweep of the mode "as_trained".
+    Raises: EvaluateConfigError for no mode, a name that is taken already, or a sweep of the mode "as_trained".
     """
     unswept = next((mode.name for mode in modes if mode.eval_mode == AS_TRAINED), None)
     if sweep is not None and unswept is not None:

@@ -97,7 +97,7 @@ class RunDirectory:
     def prepare(self) -> None:
         """Create `work`, delete temporary files of a killed writer, and set aside a result to be computed again.
 
-        This deletes the record that files were freed. The caller must hold the lock.
+        It also forgets that files were freed, because the job rebuilds them. The caller must hold the lock.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
