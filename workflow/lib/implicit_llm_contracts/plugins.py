@@ -111,7 +111,7 @@ class Plugin:
 
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
-    """Return a frozen dataclass of the fields `others` and the settings, for `fill`. Raises: InvalidValue."""
+    """Return a frozen dataclass for `fill` with the fields `others` and those of `defaults`. Raises: InvalidValue."""
     own = []
     for key, value in defaults.items():
         is_list = isinstance(value, list)

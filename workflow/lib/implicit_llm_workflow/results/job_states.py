@@ -78,7 +78,7 @@ class Holder:
 class TrainingProgress:
     """The progress of a training job: its global step, the first and last step of its phase, and its present speed.
 
-    steps_per_s, remaining_s: measured in this attempt; None if the job is not running.
+    steps_per_s, remaining_s: measured in this attempt; None if the job is not running or has fewer than two points.
     """
 
     step: int | None = None
