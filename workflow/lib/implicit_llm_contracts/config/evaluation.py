@@ -216,8 +216,8 @@ class PerplexityConfig(InModes):
     """The perplexity of language models on the test set.
 
     `lengths`: the test set is cut into sequences of each of these lengths (tokens); None keeps the sequences of the
-    data set. Without this key, an experiment uses all test lengths of the data. `max_tokens`: limits the evaluation to
-    the first sequences, at least one per length; None for all.
+    data set. Without this key, an experiment uses all lengths of the evaluated split. `max_tokens`: limits the
+    evaluation to the first sequences, at least one per length; None for all.
     `precision`: bf16 runs the model under autocast, so that large models finish in time on a GPU; losses are fp32.
     """
 
@@ -232,7 +232,7 @@ class DualityConfig(InModes):
     """The agreement of all modes on the same tokens, and the speed at which the simultaneous iteration converges.
 
     lengths: tokens per sequence; None keeps the sequences of the data set, the only choice for word problems and
-    CatbAbI. Without this key, an experiment uses the shortest test length of the data. max_tokens: limits the
+    CatbAbI. Without this key, an experiment uses the shortest length of the evaluated split. max_tokens: limits the
     comparison to the first sequences, at least one per length; the paper compares 3 million tokens. The max_samples of
     a mode applies to all modes, which are compared on the same sequences. trace_tokens: limits the record of
     convergence to the first of these sequences, at least one per length. precision: as for perplexity.

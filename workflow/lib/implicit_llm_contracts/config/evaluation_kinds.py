@@ -44,7 +44,7 @@ class EvaluationKind:
     it can read, which the command accepts for any model. `settings`: the help of each key of this kind alone.
     `metrics`: the numbers of a record, in the order of the report. `columns`: the fields of a record and their headings
     in the table that the command prints. `parts`: the key that selects the parts of the data for which there are
-    numbers; without it, all parts. `lengths`: the test lengths of text that are used by default, if the kind has any.
+    numbers; without it, all parts. `lengths`: the lengths of a text's split that are the default; None if none are.
     """
 
     config: type

@@ -184,7 +184,7 @@ def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the widths H P of query and key; the value is as wide as the key, and both may have fewer heads."""
+    """Return the widths H P of query and key; key and value are as wide as each other and may have fewer heads."""
     heads = model.get("num_attention_heads") or 1
     head_dim = model.get("head_dim") or model.get("hidden_size", 0) // heads
     return heads * head_dim, (model.get("num_key_value_heads") or heads) * head_dim

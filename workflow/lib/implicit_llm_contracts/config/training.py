@@ -55,8 +55,8 @@ class PhaseConfig:
 
     solver: None for explicit models.
     keep: the global steps after which the checkpoint is stored permanently, so that other phases can start there.
-    state_passing: the number of sequences in the longest chains, in which a sequence starts in the state of the one
-        before it, see implicit_llm/training/state_passing.py; None for an empty state in every step.
+    state_passing: the number of sequences in the longest chains, see implicit_llm/training/state_passing.py. In a
+        chain, each sequence starts in the state of the one before it. None: every sequence starts in the empty state.
     restart_when_wrong: whether a chain also restarts from the empty state after a wrong last prediction.
     """
 
