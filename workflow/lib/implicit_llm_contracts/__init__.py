@@ -1,4 +1,4 @@
-"""Define what driver and library share. This needs only the standard library, so a process that plans needs no torch.
+"""Define what driver and library share. The package needs only the standard library, so planning needs no torch.
 
 `config` defines the settings of a result; `runs` writes and reads a job's run directory, manifest and journal.
 """

@@ -6,7 +6,7 @@ _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, err
 
 
 class UserError(Exception):
-    """An error that the user can fix; its one line states what happened, where, and what to do next."""
+    """An error that the user can fix; its message states in one line what happened, where, and what to do next."""
 
     exit_code = 2
     failure_class = "user"
@@ -27,14 +27,14 @@ def refuse_if(is_wrong: object, problem: str) -> None:
 
 
 class Preempted(Exception):
-    """The stage stopped on request after it had committed its state; the next start resumes there."""
+    """The stage stopped on request after it had committed its state; the next start resumes from this state."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h, after which the executor starts the same job again
     failure_class = "preempted"
 
 
 def failure_class_of(error: BaseException) -> str | None:
-    """Return the class of a failure, which decides about a retry; None if only an exit code is known."""
+    """Return the class of a failure, which decides about a retry; None for an interrupt or an exit other than 75."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's class, without an import

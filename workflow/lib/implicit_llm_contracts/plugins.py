@@ -70,7 +70,7 @@ class OwnFigure:
 
 @dataclass(frozen=True)
 class Plugin:
-    """The declarations of a plugin. `groups`: their numbers of elements. `files`: other files that the plugin reads."""
+    """The declarations of a plugin. `groups`: the order of each group. `files`: other files that the plugin reads."""
 
     families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Plugin:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that occur in the config of a job that uses the plugin."""
+        """The names of the plugin that can occur in the config of a job, so without those of figures."""
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
 
     @property
@@ -111,7 +111,7 @@ class Plugin:
 
 
 def settings_class(name: str, defaults: Mapping[str, Any], others: list[Any], bases: tuple[type, ...] = ()) -> type:
-    """Return a frozen dataclass of the fields `others` and the settings, for `fill`. Raises: InvalidValue."""
+    """Return a frozen dataclass for `fill` with the fields `others` and those of `defaults`. Raises: InvalidValue."""
     own = []
     for key, value in defaults.items():
         is_list = isinstance(value, list)
@@ -152,7 +152,7 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 
 
 def load_plugin(path: Path) -> ModuleType:
-    """Import a job's plugin once, check that it has all that it declares, and return it. Raises: ConfigError."""
+    """Import a job's plugin once, check that it has what it declares, and return its module. Raises: ConfigError."""
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
         return known

@@ -1,4 +1,4 @@
-"""Define the settings of evaluations. Given fields are part of the identity; device and other batch sizes are not."""
+"""Define the settings of evaluations. Keys that a config gives are part of the identity; runtime settings are not."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ class SweptSetting:
 class ModeConfig(AsGiven):
     """An evaluation mode of an implicit model; a setting that is None keeps the value saved with the model.
 
-    "as_trained" is the pass of the phase in which the model was saved, with all of its settings. `eval_tol` is
+    "as_trained" is the training pass, with all settings of the phase in which the model was saved. `eval_tol` is
     relative, in (0, 1). `eval_max_iter` counts f-evaluations. `max_samples` selects the first samples of a data set.
     `batch_size` (sequences) is set here for stopping rules that couple the sequences of a batch; otherwise it is a
     runtime setting.
@@ -71,7 +71,7 @@ class ModeConfig(AsGiven):
                 )
 
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
-        """Return the batch size on which the result depends, or None if the sequences do not influence each other.
+        """Return `batch_size` if it is set, else COUPLED_BATCH_SIZE if the sequences influence each other, else None.
 
         trained: the solver saved with the model, whose stopping rule may also be "batch"; None for an explicit model.
         """
@@ -94,8 +94,8 @@ class ModeConfig(AsGiven):
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
         """Return the mode's fields in a record of metrics.json: its settings, which are None for an explicit model.
 
-        The mode "as_trained" uses the settings of the phase. In a sweep, the record of an explicit model also has a
-        sweep, although nothing is swept, because the report would otherwise show the model twice.
+        For the mode "as_trained" they are None except `eval_mode`, because the phase defines them. In a sweep, the
+        record of an explicit model also has a sweep with key None, because the report would otherwise show it twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -118,7 +118,10 @@ class SweepConfig(AsGiven):
 
 
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
-    """Return the modes to evaluate: those of the config, or those of its sweep. Raises: EvaluateConfigError."""
+    """Return the modes to evaluate: those of the config, or those of its sweep.
+
+    Raises: EvaluateConfigError for no mode, a name that is taken already, or a sweep of the mode "as_trained".
+    """
     unswept = next((mode.name for mode in modes if mode.eval_mode == AS_TRAINED), None)
     if sweep is not None and unswept is not None:
         raise EvaluateConfigError(
@@ -149,7 +152,7 @@ def swept_modes(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None) -> tup
     )
 
 
-# The modes by how similar they are to generation; the more similar mode of a pair is the reference.
+# The modes, from the most to the least similar to generation; the more similar mode of a pair is the reference.
 _NEARNESS = (SEQUENTIAL, "blockwise", "simultaneous", AS_TRAINED)
 
 
@@ -193,7 +196,7 @@ class EvaluateConfig(InModes):
 
 @dataclass(frozen=True)
 class CatbabiEvaluation(InModes):
-    """The accuracy on the questions of CatbAbI in each of `protocols` (catbabi.py).
+    """The accuracy on the questions of CatbAbI in each of `protocols` (implicit_llm/evaluation/kinds/catbabi.py).
 
     `carried_max_tokens`: the maximum number of tokens in the protocol carried, which evaluates one window at a time;
     None for all windows.
@@ -213,7 +216,8 @@ class PerplexityConfig(InModes):
     """The perplexity of language models on the test set.
 
     `lengths`: the test set is cut into sequences of each of these lengths (tokens); None keeps the sequences of the
-    data set. `max_tokens`: limits the evaluation to the first sequences, at least one per length; None for all.
+    data set. Without this key, an experiment uses all lengths of the evaluated split. `max_tokens`: limits the
+    evaluation to the first sequences, at least one per length; None for all.
     `precision`: bf16 runs the model under autocast, so that large models finish in time on a GPU; losses are fp32.
     """
 
@@ -228,9 +232,10 @@ class DualityConfig(InModes):
     """The agreement of all modes on the same tokens, and the speed at which the simultaneous iteration converges.
 
     lengths: tokens per sequence; None keeps the sequences of the data set, the only choice for word problems and
-    CatbAbI. max_tokens: limits the evaluation to the first sequences, at least one per length; the paper compares
-    3 million tokens. The max_samples of a mode applies to all modes, which are compared on the same sequences.
-    trace_tokens: the number of these tokens on which convergence is recorded. precision: as for perplexity.
+    CatbAbI. Without this key, an experiment uses the shortest length of the evaluated split. max_tokens: limits the
+    comparison to the first sequences, at least one per length; the paper compares 3 million tokens. The max_samples of
+    a mode applies to all modes, which are compared on the same sequences. trace_tokens: limits the record of
+    convergence to the first of these sequences, at least one per length. precision: as for perplexity.
     """
 
     kind: Literal["duality"]

@@ -1,7 +1,7 @@
 """Define the table of the kinds of evaluation, which experiment files, rules, commands and the report use.
 
-A new kind needs an entry here, a dataclass of its settings, and a module of its name in
-`implicit_llm/evaluation/kinds`, whose function `run` is the body of its jobs.
+A new kind needs an entry here, a dataclass of its settings, and a module `implicit_llm/evaluation/kinds/<kind>.py`,
+whose function `run` is the body of its jobs.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
 _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
-# The help of each setting of a mode that the command line can set, for all modes at once.
+# The help of the options that set a field of the modes; one option sets the field of all modes of a call.
 MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block, each damped by the model's tau; by default as saved.",
     "eval_tol": "Relative residual below which a token has converged; by default as saved.",
@@ -40,11 +40,11 @@ _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_sha
 class EvaluationKind:
     """The properties of a kind of evaluation that other parts of the project need.
 
-    `data`: the tasks whose models this kind can evaluate. `reads`: the kinds of data jobs whose data sets it can read.
-    `settings`: the help of each key of this kind alone. `metrics`: the numbers of a record, in the order of the report.
-    `columns`: the fields of a record and their headings in the table that the command prints. `parts`: the setting that
-    selects the parts of the data for which there are numbers; without it, all parts. `lengths`: the default
-    lengths among those of a language model's data.
+    `data`: the tasks whose models this kind evaluates in an experiment. `reads`: the kinds of data jobs whose data sets
+    it can read, which the command accepts for any model. `settings`: the help of each key of this kind alone.
+    `metrics`: the numbers of a record, in the order of the report. `columns`: the fields of a record and their headings
+    in the table that the command prints. `parts`: the key that selects the parts of the data for which there are
+    numbers; without it, all parts. `lengths`: the lengths of a text's split that are the default; None if none are.
     """
 
     config: type
@@ -70,7 +70,7 @@ class EvaluationKind:
 
     @property
     def is_large(self) -> bool:
-        """Whether models and their logits fill a GPU, as those of language models do."""
+        """Whether the kind is for language models alone, which fill a GPU together with their logits."""
         return self.data == (LANGUAGE_MODEL,)
 
 

@@ -47,7 +47,7 @@ class AsGiven:
         return self.__dict__.get("_given", tuple(fill_keys(type(self))))
 
 
-MOST = 10**15  # no setting needs a larger integer; one that is larger is a typing error
+MOST = 10**15  # no setting needs a larger integer, so a larger one is a typo
 
 # In `Annotated[...]`, this keeps a field with its default value out of identities, so results from before the field was
 # added stay fresh.

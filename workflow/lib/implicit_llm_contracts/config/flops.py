@@ -22,9 +22,9 @@ from implicit_llm_contracts.config.solver import SolverConfig
 
 MAMBA2, LLAMA3 = "implicit_mamba2", "implicit_llama3"
 FAMILY_NAMES = {MAMBA2: "Mamba2", LLAMA3: "Llama"}
-# The library adds the classes to the names.
+# The library registers the class of each name.
 FAMILIES: Registry[Any] = Registry("model family", dict.fromkeys(FAMILY_NAMES))
-# The chunk length of models.mamba2.ssd. The kernels of mamba_ssm use longer chunks, which need more operations.
+# The chunk length of implicit_llm/models/mamba2/ssd.py. Longer chunks, as in mamba_ssm, need more operations.
 SSD_CHUNK_LEN = 64
 ROUNDING = 1e-3  # relative error of a mean number of f-evaluations in fp32
 BACKWARD_FORWARDS = 2  # for y = W x, the gradients of W and of x need as much work as y each
@@ -91,10 +91,11 @@ def training_flops(
 
 
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
-    """Return the number of evaluations of f after the solver's iterations in a training step; 1 for an explicit model.
+    """Return the number of evaluations of f after the solve in a training step; 1 for an explicit model.
 
-    All of them are differentiated; only in `gradient: series`, `series_products` replace all except one. The number of
-    products that solve for an implicit gradient depends on the data, so they are not counted.
+    In `mode: unrolled` they are the unrolled iterations. All are differentiated; in `gradient: series` one is, and
+    `series_products` replace the others. The products that solve for an implicit gradient depend on the data, so they
+    are not counted.
     """
     if solver is None:
         return 1
@@ -183,7 +184,7 @@ def _llama3_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
 
 
 def llama3_widths(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the widths H P of the query and of the key; the value is as wide as the key and may have fewer heads."""
+    """Return the widths H P of query and key; key and value are as wide as each other and may have fewer heads."""
     heads = model.get("num_attention_heads") or 1
     head_dim = model.get("head_dim") or model.get("hidden_size", 0) // heads
     return heads * head_dim, (model.get("num_key_value_heads") or heads) * head_dim

@@ -1,4 +1,4 @@
-"""Define the tables to which users can add names: solver methods, stopping rules, groups, model families."""
+"""Define the type of the tables to which users can add names, such as those of solver methods and groups."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -21,7 +21,7 @@ class TaskKind:
     `labels`: the alignment of the labels in its data, which training must use; None allows both. `accuracy`: the name
     of its accuracy and the number of positions at the end of a sequence that count (None: all). `learns`, `limits`:
     sentences of the model card, in which {group} is the group of a word problem. `protocol`: the evaluation settings
-    that are saved with a trained model, which are those of all results.
+    that are saved with a trained model; an evaluation mode uses them unless it sets its own.
     """
 
     labels: Literal["aligned", "next_token"] | None

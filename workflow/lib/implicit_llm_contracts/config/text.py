@@ -81,7 +81,7 @@ class HubTokenizer:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A byte-level BPE tokenizer, trained on the first documents of the training split that reach `max_bytes`."""
+    """A byte-level BPE tokenizer, trained on the first documents of the training split, `max_bytes` in total."""
 
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000
@@ -146,9 +146,9 @@ class ArchiveText:
 class CatbabiConfig:
     """One split of CatbAbI. Every field is part of its identity.
 
-    collection: "simulated", "en-valid" (1k) or "en-valid-10k". length: tokens per sequence. vocab_size: the model's
-    vocabulary, at least as large as that of the text. drop_last_story: drop the last story of every file, as the
-    published preprocessing does.
+    collection: "simulated", "en-valid" (1k) or "en-valid-10k". mode: "qa" labels answers alone, "lm" every token.
+    length: tokens per sequence. vocab_size: the model's vocabulary, at least as large as that of the text.
+    drop_last_story: drop the last story of every file, as the published preprocessing does.
     """
 
     collection: str
@@ -163,7 +163,7 @@ class CatbabiConfig:
 
 @dataclass(frozen=True)
 class TokenShardConfig:
-    """The shard `shard` of the `num_shards` of a text. Every field is part of its identity."""
+    """The shard `shard` of a text that is divided into `num_shards`. Every field is part of its identity."""
 
     corpus: Corpus
     shard: Number

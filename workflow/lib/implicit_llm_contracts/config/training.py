@@ -54,10 +54,10 @@ class PhaseConfig:
     """A phase of a curriculum: the global steps from start_step (inclusive) to end_step (exclusive).
 
     solver: None for explicit models.
-    keep: the numbers of steps after which the checkpoint is stored permanently, so that other phases can start there.
-    state_passing: the number of consecutive steps in which a sequence starts in the state of the sequence before it,
-        see implicit_llm/training/state_passing.py; None for an empty state in every step.
-    restart_when_wrong: whether a sequence starts in the empty state if the last prediction before it was wrong.
+    keep: the global steps after which the checkpoint is stored permanently, so that other phases can start there.
+    state_passing: the number of sequences in the longest chains, see implicit_llm/training/state_passing.py. In a
+        chain, each sequence starts in the state of the one before it. None: every sequence starts in the empty state.
+    restart_when_wrong: whether a chain also restarts from the empty state after a wrong last prediction.
     """
 
     name: str
@@ -75,13 +75,13 @@ class PhaseConfig:
 
     @property
     def couples_sequences(self) -> bool:
-        """Whether the solver stops for a whole micro-batch at once, so that its size changes the result."""
+        """Whether the solver stops for a whole micro-batch at once, so that the micro-batch size changes the result."""
         return self.solver is not None and self.solver.mode == "fixed_point" and self.solver.stop == "batch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """A training recipe in workflow/config/tasks/<name>.yaml, which contains every value except `reduction`.
+    """A training recipe in workflow/config/tasks/<name>.yaml. Only the key `reduction` has a default.
 
     `labels`: aligned compares the logits of a token with its own label, next_token with the label after it.
     `total_steps`: the optimizer steps of the whole curriculum. `batch_size`: sequences per step, over all devices.
@@ -104,8 +104,8 @@ class TrainConfig(TaskConfig):
     """The training of one phase of a curriculum.
 
     model: the fields of a Hugging Face configuration with model_type and without solver, and "package", whose import
-        registers the type. Or {"pretrained": folder}, with an optional "sha256", which maps files to the digests that
-        they must have. Or {"pretrained": name, "revision": commit} of a model on the hub.
+        registers the type. A trained model is {"pretrained": folder}, with an optional "sha256", which maps files to
+        the digests that they must have, or {"pretrained": name, "revision": commit} on the hub.
     """
 
     model: dict[str, Any]
@@ -131,13 +131,13 @@ class Runtime:
     """The settings that may differ between two runs with the same result.
 
     micro_batch_size: sequences of one forward pass on one device; None for the whole batch at once.
-    save_every_s: seconds between checkpoints; more if saving is slow, see save_schedule.py.
+    save_every_s: seconds between checkpoints, more if saving is slow, see save_schedule.py; None for none.
     save_steps: steps between further checkpoints.
-    grace_s: seconds between the stop signal and the kill; the log warns if saving takes longer.
+    grace_s: seconds between the stop signal and the kill; the log warns if two saves take longer.
     hang_s: seconds without progress after which a process writes its stacks and ends; 0 waits forever.
     gradient_checkpointing: recompute activations in the backward pass to save memory; the numbers are the same.
     shard_optimizer: each of several processes stores a part of AdamW's moments; the numbers are the same.
-    cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, if its shapes allow it.
+    cuda_graphs: on a GPU, start the thousands of kernels of a training pass by one call, if the shapes allow it.
     progress: log lines at growing intervals, or a bar; auto shows the bar on a terminal outside of Snakemake.
     """
 

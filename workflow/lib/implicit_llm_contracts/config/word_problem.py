@@ -11,7 +11,7 @@ from implicit_llm_contracts.config.values import SOME, Count, Fraction, Number
 from implicit_llm_contracts.errors import UserError
 
 BUILTIN_GROUP = re.compile(r"([SAZ])([1-9][0-9]*)")
-GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of registered groups
+GROUPS: Registry[Any] = Registry("group", {}, BUILTIN_GROUP.fullmatch)  # the tables of plugins' groups
 MONOID_ORDERS = {"none": 1, "aperiodic": 4}
 # The largest table has 64 MiB in uint16: S7 fits (5,040 elements), and every table is built in about a second or less.
 MAX_ORDER = 5792
@@ -38,7 +38,7 @@ def group_order(name: str) -> int:
 
 
 def product_order(group: str, monoid: str) -> int:
-    """Return the number of elements of the direct product. Raises: UnknownGroup, also if its table were too large."""
+    """Return the number of elements of group x monoid. Raises: UnknownGroup, also if the table would be too large."""
     order = group_order(group) * MONOID_ORDERS[monoid]
     if order > MAX_ORDER:
         raise UnknownGroup(
@@ -52,11 +52,11 @@ def product_order(group: str, monoid: str) -> int:
 class WordProblemConfig:
     """The training set or one test set of a word problem. Every field is part of its identity.
 
-    group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: one number in [0, 1], or several in equal shares: sample
-    i uses the number at index i modulo their count. length: tokens per sample. shard_samples: samples per shard; the
-    last shard may have fewer. seed: training and test set of one seed come from separate random streams, but very short
-    sequences can still be equal by chance. file, sha256: a file of the authors' generator and its digest; the first
-    samples of this file replace the random ones. Raises: UnknownGroup.
+    group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: the probability that a token is drawn from the whole
+    group; otherwise it is the identity. Of several values, sample i uses that at index i modulo their count. length:
+    tokens per sample. shard_samples: samples per shard; the last shard may have fewer. seed: training and test set of
+    one seed come from separate random streams, but very short sequences can be equal by chance. file, sha256: a file of
+    the authors' generator and its digest; its first samples replace the random ones. Raises: UnknownGroup.
     """
 
     group: str

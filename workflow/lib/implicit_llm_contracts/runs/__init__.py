@@ -1,1 +1,1 @@
-"""Operate a job: its identity, manifest, run directory and journal. The code digest does not cover this folder."""
+"""Handle a job's identity, manifest, run directory and journal. The code digest does not cover this folder."""

@@ -106,7 +106,7 @@ def write_once(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """Yield a file that moves to `path` at the end of the block; after an error it is deleted.
+    """Yield a temporary file that is renamed to `path` at the end of the block, or deleted after an error.
 
     Raises: StorageError, whose message names `needed_bytes` if the disk is full.
     """
@@ -150,7 +150,8 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
     An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
-    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed.
+    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed. If
+    the second rename failed, the old directory keeps its temporary name.
     """
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
@@ -168,7 +169,7 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 
 @contextmanager
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
-    """Yield a directory that moves to `final_dir` at the end of the block; after an error it is deleted.
+    """Yield a temporary directory that is moved to `final_dir` at the end of the block, or deleted after an error.
 
     Raises: StorageError, whose message names `needed_bytes` if the disk is full.
     """
@@ -190,7 +191,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether the name of `path` comes from `temporary_name`."""
+    """Return whether the name of `path` has the form of `temporary_name`."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
@@ -231,7 +232,10 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def require_space(path: Path, needed_bytes: int, what: str) -> None:
-    """Raise StorageError if the file system of `path`, which need not exist yet, has no space for `what`."""
+    """Raise StorageError if fewer than `needed_bytes` are free for `what` on the file system of `path`.
+
+    `path` need not exist yet. `what`: a plural noun for the message.
+    """
     free = _free_bytes(path)
     if needed_bytes > free:
         sizes = f"need {needed_bytes / 2**20:.1f} MiB more and {free / 2**20:.1f} MiB are free"

@@ -87,7 +87,7 @@ class Fetched:
 
     @classmethod
     def read(cls, path: Path) -> Fetched:
-        """Read a record. Raises: FetchedFilesError if the file is not one."""
+        """Read a record. Raises: FetchedFilesError if the file is missing or is not a record."""
         try:
             return fill(cls, json.loads(path.read_bytes()), path.name)
         except (OSError, ValueError, ConfigError) as error:
@@ -123,7 +123,7 @@ def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
         return None
     found = Fetched.read(record)
     revision = wanted.revision or found.revision
-    is_commit = revision is not None and len(revision) >= 7 and found.commit.startswith(revision)  # digits suffice
+    is_commit = revision is not None and len(revision) >= 7 and found.commit.startswith(revision)  # 7 digits suffice
     if revision != found.revision and not is_commit:
         has = f"revision {found.revision or 'main'} (commit {found.commit[:12]})"
         raise FetchedFilesError(f"{record}: {has} was fetched, the config names {wanted.revision}; {FETCH}")

@@ -4,8 +4,8 @@
     {"kind": "event", "name": "stage_started", "time": ..., "host": ...}
     {"kind": "rewind", "step": 5, "time": ...}        earlier points of steps above 5 do not count any more
 
-A number that is not finite is written as null and read back as nan. Lines are never changed or removed, so the number
-of a line is a permanent position.
+A number that is not finite is written as null and read back as nan. Complete lines are never changed or removed, so
+the number of a line is a permanent position.
 """
 
 import json
@@ -155,7 +155,7 @@ def read(path: Path) -> list[Point]:
 
 
 def points_of(records: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Return the points of these records; a rewind drops the earlier points after its step."""
+    """Return the points of these records; a rewind drops the points before it whose step is larger than its own."""
     points: list[Point] = []
     for record in records:
         if record["kind"] == "metrics":

@@ -87,7 +87,7 @@ class LaunchFolder:
         write_atomic(self.path / name, str(os.getpid()))
 
     def announced(self, node: int) -> set[int]:
-        """Return the ids of a node's processes that can handle stop signals; they are valid only on this node."""
+        """Return the ids of a node's processes that can handle stop signals; they are valid only on that node."""
         return {int(path.read_text()) for path in self.path.glob(f"ready-{node}-*")}
 
     def record_end(self, error: BaseException, rank: int | None = None) -> None:
@@ -130,7 +130,7 @@ def judge(code: int, ends: list[ProcessEnd], deaths: list[Death]) -> ProcessEnd:
 
     If one process ends, the others fail with lost connections. So the first choice is the preemption of rank 0, then a
     specific error that a process recorded, then a process that was killed, and only then any other error.
-    ends: in the order of time.
+    code: the launcher's exit code, 0 for success. ends: in the order of time.
     """
     if code == 0:
         return ProcessEnd(0, 0, "", "")
@@ -155,7 +155,7 @@ def report_progress(progress: Any) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Report why the job fails, but keep an earlier reason; one of several processes reports to its launcher."""
+    """Report why the job fails, but keep an earlier reason; a process with a launcher reports to the launcher."""
     if folder := LaunchFolder.of_this_process():
         folder.record_end(error)
     elif failure_class := failure_class_of(error):

@@ -1,4 +1,4 @@
-"""Set up the logging of a stage: the project logs to stderr and a file, libraries log warnings to the file only."""
+"""Set up a stage's logging to stderr and a file. Libraries log warnings to the file only, and errors to both."""
 
 import logging
 import os
@@ -20,8 +20,8 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; restore the previous logging afterwards.
 
-    `shown`: the path of a link to the hidden log of all starts beside `log`. Snakemake deletes `log`
-    before each start, so `log` has the lines of one start, and Snakemake shows no older lines after a failure.
+    `shown`: the path of a link to a hidden file beside `log`, which gets the lines of all starts. Snakemake deletes
+    `log` before each start, so `log` has the lines of one start, and Snakemake shows no older lines after a failure.
     Raises: StorageError if a file cannot be written.
     """
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")

@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read the file `path`. Raises: ManifestError if it is missing, damaged, or of another format."""
+        """Read the file `path`. Raises: ManifestError if it is missing, unreadable, damaged, or of another format."""
         try:
             raw = path.read_bytes()
         except FileNotFoundError as error:

@@ -40,7 +40,7 @@ WORK, DECLARED = "work", "declared"
 COMMIT, AGAIN, FREED = "commit.json", "again", "freed.json"
 LOG = "job.log"
 JOURNAL, METRICS, MLFLOW = "journal.jsonl", "metrics.json", "mlflow.json"
-FINGERPRINT_DIGITS = 16  # the first digits of a fingerprint, which distinguish all results
+FINGERPRINT_DIGITS = 16  # this many first digits of a fingerprint distinguish all results
 _held_locks: set[int] = set()
 
 
@@ -95,9 +95,9 @@ class RunDirectory:
         return locked(self.path / WORK / ".lock", lambda holder: RunDirectoryBusy(f"{self.path}: {holder} {next_step}"))
 
     def prepare(self) -> None:
-        """Delete temporary files of a killed writer, and set aside a result that must be computed again.
+        """Create `work`, delete temporary files of a killed writer, and set aside a result to be computed again.
 
-        The caller must hold the lock.
+        It also forgets that files were freed, because the job rebuilds them. The caller must hold the lock.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
@@ -192,16 +192,16 @@ def _copy(manifest: Manifest, run_dir: Path, folder: Path) -> None:
 
 
 def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
-    """Return the declared files of a result by their path below the run directory."""
+    """Return the declared files in the work folder of a result by the paths of their copies below the run directory."""
     folder = work_directory(run_dir, manifest.fingerprint) / DECLARED
     paths = [run_dir / record.path for record in manifest.files]
     return {path.relative_to(folder).as_posix(): path for path in paths if path.is_relative_to(folder)}
 
 
 def show_result(run_dir: Path, work: Path) -> None:
-    """Publish the finished result of this work folder in its run directory, where the manifest is written last.
+    """Publish the finished result of this work folder in its run directory; delete copies that it does not declare.
 
-    Raises: ManifestError.
+    The manifest is written last. Raises: ManifestError.
     """
     manifest, before = Manifest.read(committed(work) or work / COMMIT), Manifest.find(run_dir / MANIFEST)
     names = {} if before is None else declared_files(before, run_dir)
@@ -239,7 +239,7 @@ def is_done(work: Path) -> bool:
 
 
 def committed_below(root: Path) -> Iterator[Path]:
-    """Yield the paths of the manifests of all finished results below `root`, also those of former settings."""
+    """Yield the manifest paths of all finished results below `root`, also of former ones and those set aside."""
     works = (work for run_dir in run_directories(root) for work in sorted(run_dir.glob(f"{WORK}/*/")))
     return filter(None, map(committed, works))
 

@@ -1,4 +1,4 @@
-"""Define the interface of a stage: the inputs that it reads, its work folder, and the result that it returns."""
+"""Define the interface of a stage: the context with its inputs and work folder, and the result that it returns."""
 
 import logging
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ class Input:
 class StageContext:
     """The context in which the body of a stage runs. The body writes only below `work`.
 
-    Files below `work / "declared"` that the result names are also copied to the same path below the run directory,
-    where the workflow declares its small outputs.
+    Files below `work / "declared"` that the result names are also copied to the same path below `work`, where the
+    workflow declares its small outputs, and below the run directory.
     """
 
     stage: str

@@ -273,7 +273,7 @@ def _test_sets(command: str, kind: EvaluationKind, folders: list[Path]) -> dict[
 
 
 def _of_released_words(path: Path) -> Path:
-    """Convert a file of the authors' generator into a data set, if this was not done yet; return its run directory.
+    """Convert a file of the authors' generator into a data set, if this was not done yet; return the run directory.
 
     Raises: OptionError if the file name has another form or another group than the tokens; all exceptions of the job.
     """

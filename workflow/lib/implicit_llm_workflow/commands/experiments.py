@@ -86,7 +86,10 @@ def init(
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write a project, keep an existing README.md, and return the names. Raises: InitError if other files exist."""
+    """Write a project except an existing README.md, and return the names of the written files and folders.
+
+    Raises: InitError if one of the others exists already, or if the folder cannot be written.
+    """
     copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
     texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}
     if not (folder / "README.md").exists():  # a repository often has one
@@ -150,7 +153,8 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash means that those of some jobs are unknown.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, or that those of some jobs are
+    unknown.
 
     **Example**
 

@@ -88,9 +88,10 @@ class JobRuntime:
 def run_job(
     run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
 ) -> None:
-    """Run a job by the function of its stage, with the options that were set.
+    """Run a job by the function of its stage; `runtime`: the options that were set.
 
-    `identity`: JSON or @FILE, from the command line. Raises: UserError, and all exceptions of the stage.
+    `identity`: JSON or @FILE, from the command line. `is_training`: whether the command is `train`. Raises: UserError,
+    and all exceptions of the stage.
     """
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # a launcher that forwards the signal ignores it first
         # Training replaces this handler; other jobs exit and resume from their finished parts.

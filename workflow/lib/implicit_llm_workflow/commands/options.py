@@ -27,7 +27,7 @@ Config = Annotated[
     typer.Option(help="The experiment's file, or its name, in place of the first argument.", metavar="FILE"),
 ]
 Results = Annotated[Path, typer.Option(help="Folder of all results.", metavar="DIR")]
-FIRST_EXPERIMENT = "demo"  # the default of commands that only read, before the first run
+FIRST_EXPERIMENT = "demo"  # the default before the first run; commands that accept or delete results have no default
 _GLOB = set("*?[")
 _METAVARS: dict[Any, str] = {int: "N", float: "N", str: "NAME", Path: "DIR"}
 
@@ -64,7 +64,8 @@ def field_options(
 ) -> dict[str, inspect.Parameter]:
     """Return an option for each dataclass field that `sentences` describes.
 
-    A boolean is "on" or "off", and several values are one text, such as "1,2".
+    A boolean is "on" or "off", and several values are one text, such as "1,2". Without `has_defaults`, an unset option
+    is None.
     """
     found = {}
     for name, text in sentences.items():
@@ -147,8 +148,8 @@ def choose(
     """Return the plan of the experiment that the arguments name, and the other arguments, which are its targets.
 
     An argument that is neither the name nor the file of an experiment is a target. must_name: the usage of a command
-    that deletes or accepts results, which has no default experiment. Another command without an experiment prints the
-    name of the default. to_stderr: print this name to stderr because programs read stdout.
+    that deletes or accepts results, for which an experiment must be named. Otherwise the default is `last_experiment`,
+    and its name is printed. to_stderr: print this name to stderr because programs read stdout.
     Raises: OptionError, also for a target if not `has_targets`; all exceptions of `make_plan`.
     """
     named, rest = split(given or ())
@@ -198,7 +199,7 @@ def complete(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def make_plan(config: str, results: Path) -> Plan:
-    """Return the plan of an experiment. Raises: OptionError if `results` does not exist and is perhaps mistyped."""
+    """Return the plan of an experiment. Raises: UserError, also if `results` does not exist and is perhaps mistyped."""
     # Before the first run, the folder need not exist if it would be beside a Snakefile.
     is_before_first_run = results.name == RESULTS.name and (results.parent / SNAKEFILE).is_file()
     if not (results.is_dir() or is_before_first_run):

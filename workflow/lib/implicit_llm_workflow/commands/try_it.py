@@ -73,7 +73,7 @@ def try_it(
 
 
 def next_command() -> str:
-    """Return a command that trains such models in a checkout, in a folder of experiments, or in a new folder."""
+    """Return a command that trains such models here, or that sets up a folder in which they can be trained."""
     example = "examples/train_word_problem.py"
     if Path(example).is_file():
         return f"python {example}"

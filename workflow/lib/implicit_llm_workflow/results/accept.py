@@ -40,7 +40,7 @@ def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
 def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, Acceptance]:
     """Return an acceptance for each chosen job whose result differs from the wanted one in its code alone.
 
-    The acceptances of its inputs count already. A job that only a pattern chose is skipped if it has nothing to accept.
+    Acceptances of inputs count, also new ones. A job that only patterns match is skipped if it has nothing to accept.
     Raises: NotAcceptable.
     """
     found: dict[str, Acceptance] = {}

@@ -41,7 +41,7 @@ class NotComparable(UserError):
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a comparison: one result, or the results of all seeds of a run."""
+    """A column of a comparison: one result, or the results of all finished seeds of a run."""
 
     label: str
     results: tuple[Lineage, ...]
@@ -49,10 +49,10 @@ class ComparedColumn:
 
 @dataclass(frozen=True)
 class DifferentSetting:
-    """A setting in which compared results differ.
+    """A setting in which compared results or their inputs differ.
 
-    `where`: "" for the result itself, and the roles of inputs that differ in it, such as "start.data". `values`: one
-    text for each column, which joins the different values of its seeds.
+    `where`: "" for the results themselves, or the path of roles to an input, such as "start.data"; several places with
+    equal values share one difference. `values`: one text for each column, which joins the values of its seeds.
     """
 
     setting: str
@@ -61,7 +61,7 @@ class DifferentSetting:
 
     @property
     def shown(self) -> str:
-        """The text of the row, which inputs share, such as "phase.solver.tol" or "data: group"."""
+        """The label of the row with all places, such as "phase.solver.tol" or "data: group"."""
         first, *others = self.where
         name = f"{first}: {self.setting}" if first else self.setting
         return f"{name} (and of {', '.join(others)})" if others else name
@@ -69,7 +69,7 @@ class DifferentSetting:
 
 @dataclass(frozen=True)
 class NumberRow:
-    """A row of numbers. `values`: for each column, the numbers of its results that have this number."""
+    """A row for one number. `values`: for each column, the value in each of its results that has the number."""
 
     section: str
     name: str
@@ -77,7 +77,7 @@ class NumberRow:
 
 
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn]:
-    """Return a column for each name; without a plan, each name must be a folder. Raises: UserError."""
+    """Return a column for each name; without a plan, each name must be a path. Raises: UserError."""
     found = [_find(name, plan) for name in names]
     labels = [label for label, _ in found]
     return [
@@ -125,7 +125,7 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
 
 
 def run_and_phase(key: str) -> tuple[str, str]:
-    """Return run and phase of a job: a5-s0 and free for "train/a5-s0/free"; the stage is the phase of a checkpoint."""
+    """Return run and phase of a job: a5-s0 and free for "train/a5-s0/free"; the phase of an import is "checkpoint"."""
     stage, _, name = key.partition("/")
     run, _, phase = name.rpartition("/")
     return (run, phase) if run else (name, stage)
@@ -138,7 +138,10 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
-    """Return the settings in which results or their inputs differ; inputs with equal fingerprints are not compared."""
+    """Return the settings in which results or their inputs differ, without a seed that differs only inside the columns.
+
+    Inputs with equal fingerprints are not compared.
+    """
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     seen: set[tuple[str, ...]] = set()
@@ -221,7 +224,7 @@ def _numbers(result: Lineage) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _evaluations(model: Result) -> Iterator[tuple[str, Manifest]]:
-    """Yield the name and manifest of each finished evaluation whose input is exactly this result."""
+    """Yield the name and manifest of each evaluation that has a finished result for exactly this model."""
     folder = model.root / "evaluate" / "/".join(run_and_phase(model.key))
     for run_dir in run_directories(folder):
         paths = [run_dir / MANIFEST, *committed_below(run_dir)]  # the published one comes first
@@ -273,7 +276,7 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
         columns = [column for run in runs for column in _finished(plan, run)]
         rows = [row for row in number_rows(columns) if row.name.split()[0] in main and SWEPT not in row.name]
         order = {f"evaluation {name}": place for place, name in enumerate(plan.experiment.evaluations)}
-        rows.sort(key=lambda row: order.get(row.section, -1))  # as in the file, the protocol first
+        rows.sort(key=lambda row: order.get(row.section, -1))  # training first, then as in the file
         if rows:
             labels = [column.label for column in columns]
             names = [f"{row.name} (training)" if row.section == AT_END else row.name for row in rows]
@@ -282,7 +285,7 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
 
 
 def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
-    """Yield a column of all seeds for each final phase; the label shows whether any job of the run is stale."""
+    """Yield a column of the finished seeds for each final phase; the label shows whether a job of the run is stale."""
     states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]

@@ -15,12 +15,12 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import CodeChange, JobView, observe, state_text
 from implicit_llm_workflow.text import plain_table
 
-MAX_ALIKE = 6  # the jobs of a stage with the same state and reason that get a row each; more of them share one
+MAX_ALIKE = 6  # up to this many jobs with the same stage, state and reason get a row each; more share one
 SHOWN_ABSENT = 3
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
-    """Return the jobs of the targets and of their inputs, in the order of the plan; without targets, of all results.
+    """Return the targets and all jobs before them, in the order of the plan; without targets, all except excerpts.
 
     Raises: UnknownTarget.
     """

@@ -37,8 +37,9 @@ class Garbage:
 def find_garbage(plan: Plan) -> list[Garbage]:
     """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
-    A fingerprint is in use if a manifest names it as its own or as an input, so a stale result keeps its lineage. Run
-    directories in which a process works are left out; a process on another machine counts for SILENT_S after it wrote.
+    A fingerprint is in use if a job's present manifest names it as its own or as an input, so a stale result keeps its
+    lineage. Run directories in which a process works are left out. A process on another machine counts as working until
+    SILENT_S after its last write.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
@@ -88,7 +89,7 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
-    """Delete the larger files of a finished job, keep its manifest, and return the number of files and their bytes."""
+    """Delete the larger files of a finished job, keep its manifest, and return the number of files and their size."""
     work = Path(plan.work[key])
     files = payload(work)
     size = sum(path.stat().st_size for path in files)

@@ -78,7 +78,7 @@ class Holder:
 class TrainingProgress:
     """The progress of a training job: its global step, the first and last step of its phase, and its present speed.
 
-    steps_per_s, remaining_s: measured in this attempt; None if the job is not running.
+    steps_per_s, remaining_s: measured in this attempt; None if the job is not running or has fewer than two points.
     """
 
     step: int | None = None
@@ -110,8 +110,8 @@ class JobView:
 
     `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if the job is
     done or waiting. `metrics`: the last known values by their names in the journal. `unix_s`: when the job last wrote
-    something. `doing`: the last line in the log of a running job. `explain` sets the last three: whether the next run
-    includes the job, the code that has changed, and the cost of the job, or of its result if it does not rerun.
+    something. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
+    whether the next run includes the job, the code that has changed, and the cost of the job or of its fresh result.
     """
 
     node: Node
@@ -175,7 +175,10 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _is_locked(pid: int, inode: int) -> bool:
-    """Return whether the kernel lists a lock on this file; the pid alone may belong to another process by now."""
+    """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
+
+    Without /proc/locks, return whether the process exists.
+    """
     try:
         lines = [line.split() for line in LOCKS.read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -188,8 +191,8 @@ def _is_locked(pid: int, inode: int) -> bool:
 class Tail:
     """The end of a journal.
 
-    `event`: the last start or end of the stage; empty if there is none. `points`: the valid points of the last attempt;
-    if it has none, the last point before it. `unix_s`: when the last line was written, in seconds since 1970.
+    `event`: the last start or end of the stage; empty only without lines. `points`: the valid points of the last
+    attempt; if it has none, the last point before it. `unix_s`: the time of the last line, in seconds since 1970.
     """
 
     event: Mapping[str, Any] = field(default_factory=dict)
@@ -282,7 +285,7 @@ class _Job:
         """Return the view of a job that has a result."""
         work = work_directory(self.run_dir, recorded.fingerprint)
         finished = _modified(committed(work) or work)
-        with suppress(KeyError, ValueError, TypeError):  # the recorded time is better: copying a file changes its own
+        with suppress(KeyError, ValueError, TypeError):  # better: copying a file changes its modification time
             finished = unix_s(read_object(work / PROVENANCE)["finished"])
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
         return JobView(
@@ -332,7 +335,7 @@ class _Job:
         return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
-        """Return state, reason and failure class of the last attempt; None without event, class or error line."""
+        """Return state, reason and failure class of the last attempt, or None if nothing shows that it ended."""
         last = self.last if self.last.state == "ended" else NEVER
         kind, message, event = last.failure_class, last.message, tail.event
         is_stop = kind in (None, "preempted")
@@ -354,7 +357,7 @@ class _Job:
 
 
 def last_message(log: Path, level: str | None = None) -> str:
-    """Return the last complete message of a job's log; "" if there is none or its level is not `level`."""
+    """Return the last message of a job's log; "" if there is none, or if its level is not the given `level`."""
     match = next(filter(None, map(_LOG_LINE.match, reversed(last_lines(log, 40)))), None)
     return match["message"] if match is not None and level in (None, match["level"]) else ""
 

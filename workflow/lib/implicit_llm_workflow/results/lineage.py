@@ -86,7 +86,7 @@ class Result:
 class Lineage:
     """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
-    `runs`: by fingerprint, in order of their distance from the result; inputs that were not found are absent.
+    `runs`: by fingerprint, in order of their distance from the result; runs that were not found are absent.
     `artifact`: the path of the traced file, relative to the run directory; None for the whole result. `readers`: the
     fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
     """
@@ -103,7 +103,7 @@ class Lineage:
         return [("reader", fingerprint) for fingerprint in self.readers.get(run.fingerprint, ())]
 
     def missing(self) -> list[tuple[str, str, str]]:
-        """Return run, role and fingerprint of each input that was not found."""
+        """Return run, role and fingerprint of each input, or of each reader, that was not found."""
         inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
         return [item for item in inputs if item[2] not in self.runs]
 
@@ -176,9 +176,9 @@ def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
-    """Return the path that the manifest records for the artifact or for the original of this copy; None for a run.
+    """Return the path that the manifest records for the artifact; for a copy of a declared file, that of the original.
 
-    Raises: NoLineage.
+    Return None for a folder or a manifest. Raises: NoLineage if the file is not recorded.
     """
     if artifact.is_dir() or artifact.name in (COMMIT, MANIFEST):
         return None

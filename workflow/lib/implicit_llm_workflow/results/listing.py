@@ -23,9 +23,9 @@ ABOUT = "about.json"  # the file that stores a trained model's task, accuracy an
 class Listed:
     """An experiment in the list.
 
-    about: the first sentence of its file. done: the number of its `jobs` that have fresh results. gpu_hours: the known
-    GPU-hours of its training; has_unknown: whether those of some jobs are unknown. error: why its file cannot be read;
-    the numbers are then zero.
+    about: the first sentence of the comment at the head of its file. done: the number of its `jobs` that have fresh
+    results. gpu_hours: the known GPU-hours of its training; has_unknown: whether those of some training jobs are
+    unknown. error: why its file cannot be read; the numbers are then zero.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model of the package. `kind`: the kind of evaluation that measures it."""
+    """A trained model of the package. `kind`: the kind of evaluation that measured its accuracy."""
 
     name: str
     task: str

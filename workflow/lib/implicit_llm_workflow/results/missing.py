@@ -23,7 +23,7 @@ def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
 
 
 def report_with_missing(plan: Plan, page: Node, missing: Sequence[MissingResult]) -> tuple[Identity, dict[str, str]]:
-    """Return the identity of a page that is made from the fresh results alone, and the run directories of its inputs.
+    """Return the identity of a page that is made from the fresh results alone, and their run directories by role.
 
     This page has another name than the complete page, and therefore its own folder.
     """

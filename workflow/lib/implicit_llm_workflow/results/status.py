@@ -41,8 +41,8 @@ class Snapshot:
 
     `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
     the whole experiment. `lines`: the number of log lines to show for a failed job. `driver`: the Snakemake process
-    that runs the experiment or ran it last. `failed_preflights`: logs of failed checks, which block the jobs of their
-    hardware class.
+    that runs the experiment or ran it last; None if none did. `failed_preflights`: logs of failed checks; a failed
+    check blocks the jobs of its hardware class.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:

@@ -65,7 +65,7 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
-    """Return shell commands that rebuild the broken files of these jobs and make the targets, or all jobs if none.
+    """Return shell commands that rebuild the broken files of these jobs and make the targets; none means everything.
 
     Snakemake starts a job whose run directory has no manifest. The job verifies its files, moves those that differ
     aside and rebuilds them. Its manifest is then the same as before, so finished jobs that read its files do not rerun.
