@@ -93,9 +93,9 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Return whether the entry has the kind and task of our number, and its conditions in COMPARED.
+        """Return whether the entry has the kind, task, training corpus and COMPARED conditions of our number.
 
-        A model that was trained elsewhere must be the released model `hub` instead. Metrics are not compared.
+        A model trained elsewhere needs the same kind and task, and must be the released model `hub`.
         """
         if cell.kind != self.kind or cell.task != self.task:
             return False
