@@ -29,7 +29,7 @@ class MinimumLayersConfig:
     """The settings of Merrill's protocol, which finds the fewest layers that solve a group at the training length.
 
     A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: use only tests
-    with this share of hard tokens; None selects each model's hardest test. A test is never harder than training.
+    with this share of hard tokens; None selects the hardest test of each depth. A test is never harder than training.
     """
 
     group: str
@@ -63,7 +63,7 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class ReportJob:
-    """The description of an input or of a missing result by the workflow, so that no name has to be parsed.
+    """The workflow's description of an input or a missing result, so that no name has to be parsed.
 
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
     `solver` belongs to the phase and is None for an explicit model.
@@ -123,7 +123,7 @@ class ReportConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the report shows everything, not a single figure or table."""
+        """Whether the report shows everything, not only some figures or tables."""
         return self.figures is None and self.tables is None
 
     def shows(self, part: Literal["figures", "tables"], name: str) -> bool:

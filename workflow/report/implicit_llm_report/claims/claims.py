@@ -51,7 +51,7 @@ class Claim:
 
     origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number of
     every seed or pair of seeds, such as ">= 0.95". where: the place in the paper. how: remarks. short: the statement in
-    the verdict table. is_headline: whether the short table has it. full: the training tokens and parameters of the
+    the verdict table. is_headline: whether it is in the short table. full: the training tokens and parameters of the
     published result.
     """
 

@@ -253,7 +253,7 @@ def _devices(record: Mapping[str, Any]) -> str:
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:
-    """Return the settings that all phases share, and a row for each phase of each run with the settings that differ."""
+    """Return the settings that all phases share, the keys of the others, and a row for each phase of each run."""
     places = [(run, phase) for run in given.training for phase in run.phases]
     rows: list[dict[str, Any]] = [
         {
