@@ -5,8 +5,8 @@ depends on the state through z*, so its Jacobian has off-diagonal entries, which
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
 where U = dh'/dz and Phi = dz*/dh are only as wide as the model, so norms and products of J are computed from these two
-factors. One pass over many copies of the token computes the derivatives for many rows at once: a backward pass for
-those of f, a forward-mode pass for U.
+factors. One pass over many copies of the token computes the derivatives for many rows at once: a backward pass for the
+derivatives of f, a forward-mode pass for U.
 
 Shapes: `S` entries of the flattened SSM state, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
@@ -50,7 +50,7 @@ class JacobianStep:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """The fixed point z* (D), the number of iterations, and the last one's relative residual."""
+    """The fixed point z* (D), the number of iterations, and the relative residual of the last iteration."""
 
     z_D: Tensor
     num_iter: int
@@ -109,7 +109,7 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
     """Return the step of the last token of `input_ids_L` in a layer, from the converged state after the other tokens.
 
     Args: model must be in evaluation mode; use fp64, because fp32 is too coarse for comparisons to 1e-6.
-    Raises: TypeError for any model except a Mamba2 without its head; ValueError for a single token or an unknown layer.
+    Raises: TypeError unless the model is a Mamba2 without its head; ValueError for one token or an unknown layer.
     """
     if not isinstance(model, ImplicitMamba2Model):
         raise TypeError(

@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return the text of a measured number, with four digits, or "not finite", also for None."""
+    """Return the text of a number with four significant digits, or "not finite" for NaN, infinity and None."""
     return "not finite" if value is None or value != value or abs(value) == float("inf") else f"{value:.4g}"
 
 
@@ -198,7 +198,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the table of phases: all earlier ones in one row, the phase that this one started from, and this phase."""
+    """Return the rows of the table of phases: one for all earlier phases, one for the start phase, and this phase."""
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:

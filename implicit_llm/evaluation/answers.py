@@ -62,12 +62,12 @@ class EvaluationResult:
 
 
 class Tally(Protocol):
-    """A tally of a model's results; `measures`: the values that become None after a result that is not finite."""
+    """A tally of a model's results; `measures`: the values that become None if any sequence is not finite."""
 
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count a batch, with `answer` None without a result; return how many of its sequences are not finite."""
+        """Count a batch; `answer` is None if it has no result. Return how many of its sequences are not finite."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields of a record that the tally determines."""
@@ -118,8 +118,8 @@ def answers(
     """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
     ask: called with the tokens in place of the model, for example to run several modes. The result is None for a batch
-    whose iteration became NaN or infinite. After a batch that exceeds the memory, all batches have half the size.
-    Raises: EvaluationOutOfMemory, UnknownToken.
+    whose iteration became NaN or infinite. A batch that exceeds the memory is repeated at half the size, as are all
+    later batches. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     while start < job.num_samples:

@@ -70,7 +70,7 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> dict[str, EvaluationResult]:
-        """Return the results by mode; one that was stored before a restart is not computed again.
+        """Return the results by mode; a result that was stored before a restart is not computed again.
 
         Unless an error is raised, the model has its own solver again at the end.
         data: the name of the data set in the log and in stored results.
@@ -106,7 +106,7 @@ class ModelEvaluation:
         """Return the job over the sequences on which all of `modes` are evaluated.
 
         batch_size: the default; the runtime's batch size replaces it, and `coupled_batch_size` of an implicit
-        model's modes replaces both.
+        model's modes replaces both. max_samples: the most sequences; a mode's own `max_samples` may lower this limit.
         Raises: EvaluateConfigError if modes need different batch sizes.
         """
         solver = self.solver  # the results of an explicit model never depend on the batch
@@ -157,9 +157,9 @@ class ModelEvaluation:
         self._context.journal.metrics(len(self.records), values)
 
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return the field `key` of all records by data set and mode, under that key.
+        """Return a mapping from `key` to the values that this field has in the records, by data set and mode.
 
-        With `best` (max or min), also return the best mode's value by data set, under `best_<key>`.
+        With `best` (max or min), `best_<key>` also has the best value by data set, None if no mode has a value.
         """
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:
@@ -214,7 +214,7 @@ CHECKPOINT = "checkpoint"  # the stage that imports models
 def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     """Return the trained model on its device, always in fp32; nothing is downloaded or unpickled.
 
-    Runtime options: device (auto, cpu, cuda), threads, kernels (auto, torch, triton).
+    Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
     Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)

@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 
 NAME = "implicit"
 SOLVER_SETTINGS = ("eval_mode", "eval_max_iter", "eval_tol", "eval_stop", "eval_block_len")
-DEFAULT_BATCH_SIZE = 32  # 200 tokens and a vocabulary of 50,000 take twice 1.3 GB: fp32 logits and log_softmax
+# For requests of 200 tokens and a vocabulary of 50,000, the fp32 logits and their log_softmax need 1.3 GB each.
+DEFAULT_BATCH_SIZE = 32
 Answer = tuple[float, bool]
 
 
@@ -64,12 +65,13 @@ class StaleAnswers(UserError):
 class ImplicitLM(HFLM):
     """A causal model of Hugging Face for the harness, which selects it by `--model implicit`.
 
-    Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase.
+    Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase or an import.
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
         `batch_size`: the number of requests per forward pass, which is halved when memory runs out; "auto" starts with
-        max_batch_size. `kernels`: auto, torch or triton. Other options are those of HFLM.
-    Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing.
+        max_batch_size. `kernels`: a KernelChoice, such as auto. Other options are those of HFLM.
+    Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, EvaluateInputError for a
+        run directory without a model.
     """
 
     def __init__(
@@ -284,15 +286,15 @@ PADDING_MODELS = ("hf", "hf-auto", "huggingface")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the harness with `arguments`, as `lm-eval` would; it prints to stdout."""
+    """Run the harness with `arguments`, as `lm-eval` would; the harness prints to stdout."""
     sys.argv = ["lm-eval", *without_padding(arguments)]
     cli_evaluate()
 
 
 def without_padding(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--model implicit` added if they name no model, or the harness's own model, which pads.
+    """Return the arguments with `--model implicit` added if they name the harness's own model, which pads, or no model.
 
-    A model that a file (--config) names is not changed.
+    Nothing is added to a sub-command, or to arguments with a file (--config), which may name the model, and no --model.
     """
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:

@@ -92,9 +92,9 @@ def _place(record: Record) -> tuple[str, str]:
 
 
 def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> EvaluationResult:
-    """Compute the accuracy at every "?", and accuracy and perplexity over all words, over the whole vocabulary.
+    """Compute the accuracy at every "?", and accuracy and perplexity over all words.
 
-    Raises: EvaluationOutOfMemory.
+    A prediction may be any word of the vocabulary. Raises: EvaluationOutOfMemory.
     """
     return EvaluationResult(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 

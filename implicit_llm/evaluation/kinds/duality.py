@@ -117,7 +117,7 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
 def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: int) -> list[Record]:
     """Return a list with the record of the convergence, at the settings of the first simultaneous mode.
 
-    The list is empty for an explicit model, and if every simultaneous mode belongs to a sweep.
+    The list is empty for an explicit model, and if there is no simultaneous mode outside a sweep.
     """
     trained = evaluation.solver
     modes = [mode for mode in evaluation.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None]
@@ -142,7 +142,7 @@ def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: i
 def compare_modes(
     job: EvaluationJob, modes: Sequence[ModeConfig], tally: DualityTally, keep: Callable[[], None] = lambda: None
 ) -> None:
-    """Evaluate the sequences in every mode and add the results to `tally`; `keep` stores it each minute and at the end.
+    """Evaluate the sequences in every mode and add the results to `tally`; call `keep` each minute and at the end.
 
     The sequences that `tally` already has are skipped. If a mode becomes NaN or infinite in any sequence of a batch,
     all sequences of the batch count as not finite, and none of them is compared.
@@ -331,7 +331,7 @@ Trace = tuple[np.ndarray, ...]  # residuals per sequence (G, B), residuals and p
 
 
 def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
-    """Return the trace of the simultaneous iteration, which has the settings of `solver` and not those of the model.
+    """Return the trace of the simultaneous iteration with the settings of `solver`, not with those of the model.
 
     Raises: FloatingPointError if the iteration becomes NaN or infinite.
     """

@@ -144,7 +144,7 @@ def _with_one_picture_each(records: list[Record]) -> list[Record]:
 
 
 def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:
-    """Return the configured positions, or else the default ones for `length` tokens, from 1 on and in order."""
+    """Return the configured positions, or else default ones for `length` tokens, in order; the first token has 1."""
     spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
     return tuple(sorted(set(config.positions or spread)))
 
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield sequence, position and step of each token by position; after a state that is not finite, all are None."""
+    """Yield sequence, position and step of each token by position; from a state that is not finite, steps are None."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:

@@ -71,7 +71,7 @@ def _results(
 
 
 def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
-    """Return one task's part of a record, in which metrics and errors are None if a request's result was not finite.
+    """Return one task's part of a record; metrics and standard errors are None if any request's result is not finite.
 
     The keys of `metrics` and `stderr` are "<metric>" or, for a filter of the harness other than "none",
     "<metric>,<filter>". The hash over documents, prompts and targets equals that in the harness's own result files.
@@ -102,7 +102,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value; None if it is no finite number ("N/A" for an error) or if a request's result was not finite."""
+    """Return the value; None if it is no finite number (a standard error may be "N/A") or any request has none."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
@@ -151,7 +151,7 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
     """Return a manager that has these tasks. Raises: TaskError.
 
-    With a folder, the harness's own 14,000 tasks are indexed only if it lacks a task, because this takes seconds.
+    With a folder, the harness's own 14,000 tasks are indexed only if a task is not in the folder: this takes seconds.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

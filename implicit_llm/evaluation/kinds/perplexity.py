@@ -43,7 +43,7 @@ from implicit_llm_data.shards import IGNORED_LABEL, open_dataset
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 32768  # the default batch: 6.6 GB of fp32 logits at a vocabulary of 50,000 in another library's model
+BATCH_TOKENS = 32768  # a model that returns all logits needs 6.6 GB for them (fp32, vocabulary of 50,000)
 
 
 def run(context: StageContext) -> StageResult:

@@ -72,7 +72,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _test_sets(context: StageContext, lengths: tuple[int, ...] | None) -> list[tuple[str, Input]]:
-    """Return the test sets of these lengths with their roles, the shortest sequences first.
+    """Return the test sets of these lengths, or all for None, with their roles, the shortest sequences first.
 
     Raises: EvaluateInputError for a length that no test set has.
     """
@@ -129,7 +129,8 @@ class Answers:
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     """Return the predictions; a long sequence is evaluated in pieces if its mode's blocks fit into them exactly.
 
-    A piece passes on its state to the next one. The pieces are stored every SAVE_EVERY_S seconds, for a restart.
+    The model's state must also have a fixed size, which a piece passes on to the next one. The pieces are stored every
+    SAVE_EVERY_S seconds if `job.kept` is set, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)

@@ -17,7 +17,7 @@ MOST_FIGURES = 5  # on the first page
 VALIDATION = "validation"  # the split on which runs are chosen
 # The kind of a validation set's numbers, by the kind of the evaluation.
 VALIDATION_KINDS = {WORD_PROBLEM: VALIDATION, PERPLEXITY: "validation_perplexity"}
-FOLDER = Path(__file__).resolve().parent  # also contains the templates, captions, claims and published numbers
+FOLDER = Path(__file__).resolve().parent  # this package, which contains templates, captions, claims, published numbers
 
 
 class ReportError(UserError):
@@ -28,8 +28,8 @@ class ReportError(UserError):
 class MinimumLayersConfig:
     """The settings of Merrill's protocol, which finds the fewest layers that solve a group at the training length.
 
-    A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: evaluate only
-    tests with this share of hard tokens; None selects the hardest test that is no harder than training.
+    A length is solved if the `measure` reaches the accuracy `threshold`, in (0, 1]. `hard_fraction`: use only tests
+    with this share of hard tokens; None selects the hardest test of each depth. A test is never harder than training.
     """
 
     group: str
@@ -47,7 +47,8 @@ class MinimumLayersConfig:
 class MissingResult:
     """A missing result. `state`: the state of its job in `implicit-llm status`; `command`: the command that makes it.
 
-    `config` and `data` (by role) are those of an evaluation; `is_implicit` is None if it is not known yet.
+    `config`, `data` and `is_implicit` are only for an evaluation: its settings, those of its data sets by role, and
+    whether its model is implicit. `is_implicit` is None if this is not known before a model is imported.
     """
 
     job: str
@@ -62,7 +63,7 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class ReportJob:
-    """The description of an input or of a missing result by the workflow, so that no name has to be parsed.
+    """The workflow's description of an input or a missing result, so that no name has to be parsed.
 
     A model that was trained elsewhere has no seed and the phase "checkpoint"; `evaluation` is None for training.
     `solver` belongs to the phase and is None for an explicit model.
@@ -85,10 +86,10 @@ class DataPart:
 
 @dataclass(frozen=True)
 class Front:
-    """The first page: at most five figures, the most important one first, with at most six models in each panel.
+    """The first page: at most five figures, the most important one first, for a selection of models.
 
-    figures: their names; without names, the figures of page/front.py. models: patterns of the names that readers see,
-    such as "S5, *"; without patterns, the first six models of each test.
+    figures: the names of the figures; without names, the figures of page/front.py. models: patterns of the names that
+    readers see, such as "S5, *"; without patterns, the first six models of each test.
     """
 
     figures: tuple[str, ...] = ()
@@ -122,7 +123,7 @@ class ReportConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the report shows everything, not a single figure or table."""
+        """Whether the report shows everything, not only some figures or tables."""
         return self.figures is None and self.tables is None
 
     def shows(self, part: Literal["figures", "tables"], name: str) -> bool:
@@ -134,7 +135,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, cls: type[T]) -> T:
-    """Return a YAML file as a dataclass. Raises: UserError that names the file, and its line or key."""
+    """Return the content of a YAML file as a `cls`. Raises: UserError that names the file, and the line or key."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:

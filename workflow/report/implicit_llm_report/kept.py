@@ -18,10 +18,10 @@ from implicit_llm_report import stage
 
 
 def make_again(results: Path, target: Path, experiment: Path | None = None) -> None:
-    """Make the report of RESULTS in TARGET/declared, from the inputs that its manifest names.
+    """Make the report of RESULTS in TARGET/declared, from the inputs that the manifest of the stored report names.
 
-    If there is no complete report, its manifest is that of `implicit-llm missing --report`. With the YAML file of the
-    EXPERIMENT, title, note and names are the current ones.
+    Without a complete report, the manifest is that of `implicit-llm missing --report`. If the YAML file of the
+    EXPERIMENT is given, every setting in its section `report` replaces the stored setting.
     """
     whole = results / "report"
     manifest = Manifest.read((whole if whole.exists() else results / "report-with-missing") / MANIFEST)
@@ -31,12 +31,12 @@ def make_again(results: Path, target: Path, experiment: Path | None = None) -> N
 
 
 def make_page(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> None:
-    """Make a report with these settings in TARGET/declared, from the inputs in these folders by role."""
+    """Make a report with the settings `config` in TARGET/declared. `folders`: the run directories of inputs by role."""
     stage.run(context_of(folders, target, config, fingerprint))
 
 
 def context_of(folders: Mapping[str, Path], target: Path, config: Mapping[str, Any], fingerprint: str) -> StageContext:
-    """Return what the body of a report is given, without a run directory of its own."""
+    """Return the context of a report that has no run directory and writes below `target`."""
     return StageContext(
         stage="report",
         name="report",

@@ -11,12 +11,13 @@ from implicit_llm_report.config import FOLDER, read_yaml
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or a table; the first lines of registry.yaml document the fields. The following ones belong to tables.
+    """A figure or a table; registry.yaml documents `needs`. Only tables have the fields after `caption`.
 
-    title, text: the heading and text above it. by: columns of the frame; there is one table for each of their values.
-    rows: columns whose values define the rows. across: the column whose values are the columns of the table, each with
-    the first of `metrics`; without it there is a column for each metric. metrics: metrics with their headings. over:
-    the column over which the spread is computed. foot: a metric of the test itself, shown in the last row.
+    title, text: the heading and text above the tables. by, rows: columns of the frame; each combination of their values
+    is a table or a row. across: the column whose values are the columns of the table, each with the first of `metrics`
+    or, without `metrics`, with its own metric; without `across` there is a column for each metric. metrics: metrics
+    with their headings. over: the column over which the spread is computed. foot: a metric of the test itself, shown in
+    the last row.
     """
 
     needs: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ReportRegistry:
-    """The registered entries by name, in the order in which Snakemake lists them."""
+    """The entries of registry.yaml by name, in the order of the file."""
 
     figures: Mapping[str, Entry]
     tables: Mapping[str, Entry]
@@ -61,7 +62,7 @@ def figures_with(kinds: Kinds) -> dict[str, Entry]:
 
 
 def _agrees(value: Any, wanted: Any) -> bool:
-    """Return whether one of the result's values is wanted; if no value is wanted, the result must have none."""
+    """Return whether the result has one of the wanted values; if `wanted` is (), the result must have no value."""
     if wanted == ():
         return not value
     return bool(set(_listed(value)) & set(_listed(wanted)))

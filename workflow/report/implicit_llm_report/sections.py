@@ -26,7 +26,7 @@ MODULES = (word_problems, language_models, training, analysis)
 
 
 def _of_kind(kind: str, given: Given, measure: str | None = None) -> pd.DataFrame:
-    """Return the unswept rows of a kind, also of models trained elsewhere; with `measure`, only its rows."""
+    """Return the unswept rows of a kind, also of models trained elsewhere; `measure` selects rows with that measure."""
     rows = given.frame[(given.frame["kind"] == kind) & given.frame["swept"].isna()]
     return rows if measure is None else rows[rows["measure"] == measure]
 
@@ -38,7 +38,7 @@ def _layers(given: Given) -> pd.DataFrame:
 
 
 def _babi(given: Given) -> pd.DataFrame:
-    """Return the rows of test sets, because validation sets only serve to choose runs."""
+    """Return the CatbAbI rows without those on validation sets, which only serve to choose runs."""
     rows = _of_kind("catbabi", given)
     return rows[rows["split"] != "valid"].assign(
         task=lambda shown: shown["task"].where(shown["task"].notna(), "all questions")
@@ -75,7 +75,7 @@ class PublishedRow:
 
 
 def figures_of(given: Given) -> list[Figure]:
-    """Return the figures that the configuration selects and that have data, in the order of registry.yaml."""
+    """Return the selected figures that have data: those of registry.yaml in its order, then those of plugins."""
     asked = (figure_of(given, name) for name in figures_with(given.kinds) if given.config.shows("figures", name))
     return list(filter(None, asked))
 
@@ -89,7 +89,7 @@ def figure_of(given: Given, name: str) -> Figure | None:
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
-    """Return the selected tables that have rows, by kind of result; minimum-layers may have no table."""
+    """Return the tables of each selected entry by its name; only a configured minimum-layers may have no table."""
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}
@@ -105,7 +105,7 @@ def missing_files(given: Given) -> dict[str, str]:
 
 
 def published_rows(given: Given) -> list[PublishedRow]:
-    """Return every published number; numbers with a measurement of ours come first."""
+    """Return the rows of all published numbers; those with a measurement of ours come first."""
     frame = given.frame[given.frame["swept"].isna() & (given.frame["task"].isna() | (given.frame["kind"] == "lm_eval"))]
     cells = {kind.kind: groups(kind.rows, CELL) for kind in groups(frame, ("kind",))}
     rows = [row for entry in given.published.entries for row in _published_rows(entry, cells.get(entry.kind or "", []))]
@@ -113,7 +113,10 @@ def published_rows(given: Given) -> list[PublishedRow]:
 
 
 def _published_rows(entry: PublishedEntry, cells: Sequence[Group]) -> list[PublishedRow]:
-    """Return a row for each of our models that measures the same quantity; different recipes are never pooled."""
+    """Return a row for each of our models that measured this quantity, or one row without a model if there is none.
+
+    Models of different recipes are never pooled.
+    """
     is_of_all_modes = entry.kind not in LANGUAGE_KINDS
     beside = [cell for cell in cells if entry.is_beside(cell) and (is_of_all_modes or cell.is_headline)]
     rows = [PublishedRow(entry, cell.spread(entry.metric), cell.roles, cell.name) for cell in beside]

@@ -21,7 +21,7 @@ DEFAULT_TITLE = "Implicit language models are RNNs"
 
 
 def reads_of_inputs(path: PurePosixPath) -> bool:
-    """Return whether a report reads this file of an input; it reads no weights, so these are not hashed."""
+    """Return whether a report needs this file of an input's manifest; other files, such as weights, are not hashed."""
     return path.name == "metrics.json"
 
 

@@ -54,7 +54,7 @@ PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric of a group of rows; `group` is None if it was not run."""
+    """A metric of a group of rows; `group` is None if the frame has no such rows, not even for a missing result."""
 
     group: Group | None
     metric: str
@@ -97,14 +97,14 @@ class Table:
 
 
 def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
-    """Return the tables of an entry of the registry for its rows of the frame."""
+    """Return a table of the rows of a registry entry for each combination of values in `entry.by`."""
     tests = groups(rows, entry.by) if entry.by else [Group(rows)] if len(rows) else []
     return [_table(entry, test) for test in tests]
 
 
 def _table(entry: Entry, test: Group) -> Table:
     models, metrics = groups(test.rows, entry.rows), list(entry.metrics)
-    first = metrics[0] if metrics else ""  # otherwise each column has its own metric
+    first = metrics[0] if metrics else ""  # "": each cell has its own metric
     side = [_head(model, first or _metric(model)) for model in models]
     if entry.across is None:
         cells = [[Cell(model, metric, entry.over) for metric in metrics] for model in models]
@@ -152,7 +152,7 @@ SWEPT = {"eval_max_iter": "iterations allowed", "eval_tol": "tolerance"}
 
 
 def _head(model: Group, metric: str) -> Head:
-    """Return the heading of a model in a mode, with the number of seeds that have the metric."""
+    """Return the heading of a model in a mode, with the number of seeds and of those that lack the metric."""
     mode = f"{model.base or model.mode or ''}" + (f" against {model.against}" if model.against else "")
     mode += f", converged by {model.eval_stop}" if model.eval_stop and not model.is_headline else ""
     by_seed = model.by_seed(metric)
@@ -183,7 +183,7 @@ def files_of(tables: Sequence[Table], published: Published, metrics: Metrics) ->
         for cell in row
         if cell.group is not None and cell.metric != table.foot
     ]
-    first = {id(cell.group): cell for cell in reversed(cells)}  # of each group of rows
+    first = {id(cell.group): cell for cell in reversed(cells)}  # the first cell of each group of rows
     rows = [_csv_row(cell, published, metrics) for cell in cells if cell is first[id(cell.group)]]
     frame = pd.DataFrame(rows, dtype=object)
     about = [column for column in ABOUT if column in frame and frame[column].isna().all()]
@@ -195,7 +195,7 @@ def csv_of(frame: pd.DataFrame) -> str:
 
 
 def _csv_row(cell: Cell, published: Published, metrics: Metrics) -> dict[str, object]:
-    """Return all numbers of a group, and the value of its first metric for every seed."""
+    """Return all numbers of the cell's group, and the value of the cell's metric for every seed."""
     group, first = cell.group, cell.metric
     assert group is not None
     known = [metric for metric in (*metrics.get(group.kind, ()), *COSTS, *EXTRAS) if metric in group.metrics]

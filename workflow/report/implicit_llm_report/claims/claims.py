@@ -8,8 +8,8 @@ the smallest margin is shown.
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
 which may leave it undecided. A missing number never helps. If any number lacks a seed, the claim is "missing", with two
-exceptions: one complete run is enough for a claim that the best run decides, and one complete model refutes any other
-claim. The controls of a claim are judged by the same bound, and are named beside the verdict.
+exceptions. If the best run decides, one complete run that meets the bound is enough. Any other claim is refuted by one
+complete model that misses the bound. Controls are judged by the same bound, and are named beside the verdict.
 """
 
 import operator
@@ -51,7 +51,7 @@ class Claim:
 
     origin: the paper or this project. scales: the experiments that can test it. holds_if: a bound on the number of
     every seed or pair of seeds, such as ">= 0.95". where: the place in the paper. how: remarks. short: the statement in
-    the verdict table. is_headline: whether the short table has it. full: the training tokens and parameters of the
+    the verdict table. is_headline: whether it is in the short table. full: the training tokens and parameters of the
     published result.
     """
 
@@ -101,7 +101,7 @@ class Claim:
         return MISSING if not kept else HOLDS if all(kept) else disagreeing if any(kept) else FAILS
 
     def rank(self, found: Found) -> tuple[int, float, float]:
-        """Return a sorting key: the verdict, then the margin between mean and bound, then training tokens."""
+        """Return a sorting key, highest for the best: verdict, margin between mean and bound, training tokens."""
         margin = (found.spread.mean or 0.0) - self._bound[1]
         return RANKS[self.verdict_on(found)], -margin if self.is_most else margin, found.train_tokens or 0.0
 
@@ -172,7 +172,7 @@ def load_claims(path: Path = FOLDER / "claims/claims.yaml") -> tuple[Claim, ...]
 
 
 def judge(claim: Claim, frame: pd.DataFrame, scale: str) -> Judgement:
-    """Return the verdict on one claim in the experiment `scale`, by the rules at the head of this file."""
+    """Return the verdict on one claim in the experiment called `scale`, by the rules at the head of this file."""
     found = find(claim.measure, frame) if scale in claim.scales else []
     if not found:
         return Judgement(claim, NOT_RUN, is_asked=scale in claim.scales)

@@ -1,9 +1,10 @@
 """Compute the numbers that a claim measures, for models or pairs of models, from the frame (inputs/frame.py).
 
-In a comparison of two models, one run represents each side. Runs compete if they agree in everything by which the claim
-compares. Of competing runs, the one with the best score on a validation set or in training is chosen. The score is the
-mean of the frame's column `validation_loss` or `choice` over the seeds that all runs with a score share. The result of
-the comparison never decides the choice, and without scores there is no number.
+In a comparison of two models, one run represents each side. Runs of a side compete if the claim has `equal` columns,
+and they agree in these, in `same`, in training length and in size. Of competing runs, the one with the best score on a
+validation set or in training is chosen. The score is the mean of the frame's column `validation_loss` or `choice` over
+the seeds that all runs with a score share. The result of the comparison never decides the choice. If several runs
+compete and none has a score, there is no number.
 
 The number of a pair combines every seed of the first model with every seed of the second. If both models belong to one
 run, in which they share their start, or if the claim requires it, only equal seeds are combined. The value of a seed
@@ -32,7 +33,7 @@ from implicit_llm_report.inputs.frame import (
 )
 from implicit_llm_report.tables import title_of
 
-# The columns in which compared models must agree, and the relative difference that is allowed.
+# The columns that a claim can list in `equal`, and the relative difference that is allowed.
 EQUAL = {"num_parameters": 0.1, "train_tokens": 0.01, "train_flops": 0.1}
 # Rows that agree in these columns form a cell: a number of one metric, with a value for each seed.
 CELL = ("name", "data", "protocol", "length", "mode", "against", "column", "swept", "at")
@@ -46,8 +47,8 @@ class Measure:
     """A metric of all cells that match `of`.
 
     of: columns of the frame with their value, a list of values, or {at_most: value} for numbers above 0. against: the
-    columns of a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the columns
-    `equal`. by: the number is then the difference, the ratio, or the share of the tasks that the first model wins.
+    same for a second cell, which agrees with the first in the columns `same` and, within EQUAL, in the columns `equal`.
+    by: the number of such a pair is the difference, the ratio, or the share of the tasks that the first model wins.
     size: the bounds of the second model's size divided by the first model's. seeds: "equal" compares runs of the same
     seed, which trained on the same sequences in the same order. speaks: with "best" the best model decides, with "all"
     every model must meet the bound; None means "best" for a bound ">=" on a single model, and "all" otherwise.
@@ -140,10 +141,10 @@ def wilson(share: float, num_samples: int) -> tuple[float, float]:
 
 
 def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
-    """Return the rival with the best score, and text that says how it was chosen.
+    """Return the rival with the best score, and a text that describes how it was chosen.
 
-    The score is the loss on validation text if all rivals have one, otherwise the column `choice`. Rivals without a
-    score are not chosen. The text is None if no rival has a score, and empty for a single rival.
+    The score is the loss on validation text if all rivals have such a loss, otherwise the column `choice`. Rivals
+    without a score are not chosen. The text is None if several rivals have no score at all, and empty for one rival.
     """
     if len(rivals) == 1:
         return rivals[0], ""
@@ -159,7 +160,10 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
 
 
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
-    """Return score and index of each rival with a score: its mean over the seeds that these share, or else all."""
+    """Return mean score and index of each rival with scores.
+
+    The mean is over the seeds that all of these rivals share; if there is no such seed, it is over all seeds.
+    """
     known = ((index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals))
     scored = [(index, rows) for index, rows in known if len(rows)]
     shared = set.intersection(*(set(rows["seed"]) for _, rows in scored)) if scored else set()
@@ -170,7 +174,7 @@ def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
 
 
 def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str]) -> list[list[Group]]:
-    """Return groups of competing cells, which agree in the columns `same` and are close to the first one in `equal`."""
+    """Return groups of cells that agree with the first of their group: exactly in `same`, within EQUAL in `equal`."""
     found: list[list[Group]] = []
     for cell in cells:
         mine: list[Group] = next((rivals for rivals in found if _is_alike(rivals[0], cell, same, equal)), [])
@@ -201,14 +205,17 @@ def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
 
 
 def _rivals(measure: Measure, cells: Sequence[Group]) -> list[list[Group]]:
-    """Return groups of competing cells; if the claim requires no equal columns, no cells compete."""
+    """Return groups of competing cells; each cell is a group of its own if the claim has no `equal` columns."""
     if not measure.equal:
         return [[cell] for cell in cells]
     return in_rivals(cells, (*measure.same, "train_length"), (*measure.equal, "num_parameters"))
 
 
 def _cells(measure: Measure, wanted: Mapping[str, Any], rows: pd.DataFrame) -> list[Group]:
-    """Return the cells that match `wanted`; cells of sweeps only if `wanted` names a swept setting."""
+    """Return the cells that match `wanted`; cells of sweeps only if `wanted` names a swept setting.
+
+    Only the test set of CatbAbI counts, and its single tasks only if the measure is `by` tasks.
+    """
     for column, value in {"swept": None, **wanted}.items():
         if isinstance(value, Mapping):
             rows = rows[rows[column].astype(float).between(0, value["at_most"], inclusive="right")]
@@ -273,7 +280,7 @@ def _tasks_by_seed(cell: Group) -> dict[Any, dict[str, float] | None]:
 
 
 def _combined(by: str, first: Any, second: Any) -> float | None:
-    """Return the combination of two models' numbers; for tasks, the share of common tasks that the first one wins."""
+    """Return the difference, ratio, or share of common tasks that the first model wins; None if it is not defined."""
     if first is None or second is None:
         return None
     if by == "tasks":

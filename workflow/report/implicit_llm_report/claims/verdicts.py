@@ -62,7 +62,7 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 
 
 def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """Return one entry for each claim: that of the first experiment that ran it, or else of the last experiment."""
+    """Return one entry for each claim: that of the first experiment that ran it, or else of the last one listing it."""
     found: dict[str, Entry] = {}
     for entry in (entry for entries in experiments for entry in entries):
         if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:
@@ -92,7 +92,7 @@ def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
-    """Return the full table for a page, with the limitations beside the verdict."""
+    """Return the lines of the full table for a page, with the limitations beside the verdict."""
     lines = ((row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows)
     return table("claim | paper | here: mean (worst to best seed) | 95 % | verdict", lines)
 
@@ -171,7 +171,7 @@ UNITS = {"percent": " %", "points": " points", "ratio": " times", "number": ""}
 
 
 def shown(value: float, form: str) -> str:
-    """Return a number in the format of the pages: percent with one decimal, or else three significant digits."""
+    """Return a number in the format of the pages: one decimal for percent and points, else three significant digits."""
     text = f"{100 * value:.1f}" if form in ("percent", "points") else f"{value:#.3g}".removesuffix(".")
     return text.removeprefix("-") if text == "-0.0" else text.replace("-", "−")
 
@@ -214,7 +214,7 @@ def _few(entry: Entry) -> tuple[str, ...]:
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
-    """Return how much smaller the model and its training data are than those of a claim of the paper."""
+    """Return the size and training tokens that are more than 10 % below the paper's, for a claim of the paper."""
     found = []
     for key, (mine, full) in sorted(entry["full"].items()):
         if entry["origin"] == "paper" and mine and mine < 0.9 * full:

@@ -1,8 +1,8 @@
 """Draw the analyses beside the tests: test-time compute, convergence by iteration, and the Jacobian of the state.
 
 A line of test-time compute is one trained model in one mode, with several values of an iteration budget or tolerance.
-The figure also shows the same model and mode without the sweep, and the explicit models of the same kind on the same
-test set.
+The figure also shows the explicit models on the same test set, for language models only those of the same family and
+size. Only the table shows the same model and mode without the sweep.
 Source: Schöne et al. 2025, Fig. 1 centre.
 """
 
@@ -46,7 +46,7 @@ AS_TRAINED = "as trained"  # instead of a swept value
 
 
 def swept_rows(given: Given) -> pd.DataFrame:
-    """Return the rows of sweeps by test and setting, with unswept rows of the same models and of explicit models."""
+    """Return the rows of sweeps by test and setting, each with the same models unswept and with explicit models."""
     frame, found = given.frame, []
     for kind, (measure, _) in MEASURES.items():
         rows = frame[(frame["kind"] == kind) & frame["source"].isna() & frame["metric"].isin((measure, COST))]
@@ -78,7 +78,7 @@ test_time_tolerance = partial(_figure, key="eval_tol", words="tolerance")
 
 
 def _line(model: Group, measure: str) -> Line:
-    """Return the line of a model; that of an explicit model is level."""
+    """Return the line of a model: its swept values if it is implicit, else one level."""
     points = [(at, cell.spread(measure)) for at, cell in model.cells("at").items()]
     if model.is_implicit:
         return Line(model.name, True, [point for point in points if point[0] != AS_TRAINED], groups=[model])
@@ -96,7 +96,7 @@ def _sweep_axis(axis: Axes, values: Sequence[float], key: str) -> None:
 
 
 def convergence_by_iteration(given: Given) -> Figure | None:
-    """Draw two panels for each data set and length: the residual of each implicit model, and its final predictions."""
+    """Draw two panels for each data set and length: residuals of implicit models, and shares of final predictions."""
     frame, charts = given.measured, []
     rows = frame[(frame["kind"] == "duality") & (frame["measure"] == "convergence") & frame["sweep"].isna()]
     for test in groups(rows, ("data", "length")):
@@ -122,7 +122,7 @@ def _trace(model: Group, key: str, width: float) -> Line:
 
 
 def _traces(model: Group) -> list[Mapping[str, Sequence[float]]]:
-    """Return the traces of the seeds, as far as they have the same evaluations."""
+    """Return the traces of those seeds that recorded the same f-evaluations as the first seed."""
     curves = model.details("convergence")
     return [curve for curve in curves if curve["f_evaluations"] == curves[0]["f_evaluations"]]
 
@@ -133,7 +133,7 @@ def _decorate_trace(axis: Axes, last: float) -> None:
 
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of random layers, once per kind because all evaluations agree, then those of trained models."""
+    """Return the rows of trained models after those of random layers, which one evaluation of each kind supplies."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [
@@ -144,7 +144,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def jacobian(given: Given) -> Figure | None:
-    """Draw a heat map of one token for each model, if it has entries."""
+    """Draw a heat map of one token for each of the first six models; a model without entries is "missing"."""
     shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")
@@ -154,7 +154,7 @@ def jacobian(given: Given) -> Figure | None:
 
 
 def _draw(axis: Axes, model: Group) -> None:
-    """Draw absolute values, the first row on top; readers with any colour vision can order the shades of cividis."""
+    """Draw absolute values of one seed, the first row on top; any colour vision can order the shades of cividis."""
     pictures = model.details("entries")
     axis.set(xticks=[], yticks=[], xlabel="entry of the state before the token", ylabel="after the token")
     axis.grid(visible=False)

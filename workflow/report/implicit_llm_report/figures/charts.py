@@ -21,14 +21,14 @@ from implicit_llm_report.inputs.frame import Group, Spread, groups, headlines, r
 from implicit_llm_report.tables import title_of
 
 NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
-MISSING_CHARACTERS = 52  # the number that fits into a panel
+MISSING_CHARACTERS = 52  # the length of a line that fits into a panel
 
 
 @dataclass(frozen=True)
 class Line:
     """A line of spreads over seeds; `level` is a value without a place on the axis, drawn across the whole panel.
 
-    `short` is its name in the legend if no other line of a panel has the same short name.
+    `short` replaces `label` in the legend if all lines of the panel have different short names.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Line:
     points: Sequence[tuple[float, Spread]] = ()
     level: Spread | None = None
     groups: Sequence[Group] = ()
-    width: float | None = None  # width of a curve without markers; one without points is missing as a whole
+    width: float | None = None  # the width of a curve, which is drawn without markers; None for a line with markers
     short: str | None = None
 
     @property
@@ -68,7 +68,7 @@ class Chart:
 def charts_of(
     rows: pd.DataFrame, by: Sequence[str], x: str, metric: str, decorate: Callable[..., None], **look: Any
 ) -> list[Chart]:
-    """Return a chart for each test, with a line for each model by the values of the column `x`."""
+    """Return a chart for each combination of values in `by`, with a line for each model over the column `x`."""
     return [
         Chart(
             title_of(test, by),
@@ -96,7 +96,7 @@ def longest_charts(
     decorate: Callable[..., None],
     **look: Any,
 ) -> list[Chart]:
-    """Return a panel for each test with its longest sequences: every model in its headline mode."""
+    """Return a chart of each test's longest sequences in headline modes. `by`: the columns of a test, then "length"."""
     charts = []
     for all_lengths in groups(headlines(rows), by[:-1]):
         longest = Group(all_lengths.rows[all_lengths.rows["length"] == max(all_lengths.rows["length"])])
@@ -111,7 +111,7 @@ def longest_charts(
 def chart_figure(
     name: str, title: str, charts: Sequence[Chart], marks: Iterable[Series] = (), **look: Any
 ) -> Figure | None:
-    """Return a figure with one series for each name of a line in any panel, then `marks`; None without panels."""
+    """Return a figure whose legend has a series for each name of a line, then `marks`; return None without charts."""
     if not charts:
         return None
     charts = list(map(_shortly_named, charts))
@@ -123,7 +123,7 @@ def chart_figure(
 
 
 def _shortly_named(chart: Chart) -> Chart:
-    """Use the short names of the lines if these differ; otherwise remove the beginning that all names share."""
+    """Return the chart with the short names of its lines if these differ, else with names without a shared start."""
     labels, shorts = {line.label for line in chart.lines}, {line.short for line in chart.lines}
     shared = os.path.commonprefix(list(labels)) if len(labels) > 1 else ""  # noqa: RUF071  (letters, no path)
     start = max(shared.rfind(end) for end in "- ") + 1
@@ -185,7 +185,7 @@ def draw_mark(axis: Axes, x: float, spread: Spread, series: Series) -> None:
 
 
 def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None:
-    """Shade the lengths or positions seen in training that are in the shown range."""
+    """Shade everything up to each training length between `first` and `last`, the ends of the axis."""
     for length in sorted(length for length in rows["train_length"].dropna().unique() if first <= length <= last):
         axis.axvspan(1e-3, length, color=BAND, linewidth=0, zorder=0)
         axis.axvline(length, color=GRID, linewidth=1.2, zorder=0.5)
@@ -193,7 +193,7 @@ def mark_training(axis: Axes, rows: pd.DataFrame, first: int, last: int) -> None
 
 
 def length_axis(axis: Axes, test: Group, *, is_beyond: bool = True) -> None:
-    """Set a logarithmic axis with a tick at each test length; training lengths are marked if some tests are longer."""
+    """Set a logarithmic axis with a tick at each test length; `is_beyond` marks the training lengths."""
     lengths = list(test.cells("length"))
     if is_beyond:
         mark_training(axis, test.rows, lengths[0], lengths[-1])
@@ -214,13 +214,13 @@ def ticks_at(axis: Axes, values: Sequence[float], words: Callable[[float], str] 
 
 
 def accuracy_axis(axis: Axes, label: str) -> None:
-    """Set a vertical axis from 0 to 100 %."""
+    """Set a vertical axis for shares, with ticks from 0 to 100 %."""
     axis.set(ylim=(-0.03, 1.05), ylabel=label)
     axis.set_yticks((0, 0.25, 0.5, 0.75, 1), ("0 %", "25 %", "50 %", "75 %", "100 %"))
 
 
 def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> None:
-    """Set round ticks on a logarithmic axis, with equal steps if it is short."""
+    """Set round ticks on a logarithmic axis, with equal steps if the axis covers less than a factor of 3."""
     low, high = axis.get_view_interval()
     subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
     locator = AutoLocator() if high < 3 * low else LogLocator(subs=subs, numticks=12)
@@ -229,11 +229,11 @@ def log_ticks(axis: Axis, words: Callable[[float], str] = "{:.4g}".format) -> No
 
 
 def tell_if_empty(axis: Axes, shown: Sequence[Any]) -> None:
-    """Write in the middle of the axes that the data are missing, if there are none."""
+    """Write "missing" in the middle of the axes if `shown` is empty."""
     if not shown:
         note(axis, "missing", (0.5, 0.5), ha="center", fontsize=9)
 
 
 def note(axis: Axes, words: str, place: tuple[float, float], **look: Any) -> None:
-    """Write small text on the axes, at a place in shares of their width and height unless `xycoords` differs."""
+    """Write small text at `place`, which is in shares of the axes' width and height unless `xycoords` is given."""
     axis.annotate(words, place, **NOTE | look)

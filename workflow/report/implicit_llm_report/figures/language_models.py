@@ -1,4 +1,4 @@
-"""Language models: perplexity by length, position, size and share of the bounded phase; CatbAbI by task."""
+"""Draw perplexity by length, position, size and share of the bounded phase, and accuracy by task of CatbAbI."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from implicit_llm_report.figures.svg import BAND, Figure
 from implicit_llm_report.inputs.frame import PERPLEXITY, Group, Spread, groups, headlines, is_close, plain, short_count
 from implicit_llm_report.inputs.sources import Given
 
-LEAST_TOKENS = 256  # of a point of perplexity by position
+LEAST_TOKENS = 256  # the fewest tokens of a point of perplexity by position
 KINDS = {"free": "implicit, free phase", "bounded": "implicit, bounded phase alone"}
 
 
@@ -42,7 +42,7 @@ def perplexity_by_position(given: Given) -> Figure | None:
 
 
 def _perplexities(cell: Group) -> list[tuple[float, Spread]]:
-    """Return the perplexity of each bin with enough tokens; seeds with other bins than the first one are left out."""
+    """Return the perplexity of each bin with enough tokens, without seeds that lack a loss or have other bins."""
     curves = [curve for curve in cell.details("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []
@@ -87,7 +87,7 @@ def perplexity_by_parameters(given: Given) -> Figure | None:
 def _rivals(test: Group) -> list[list[Group]]:
     """Return the groups of competing models, which have one kind and size.
 
-    A group contains only the models with as many tokens as an implicit model of the test, if there are any.
+    Models that trained on as many tokens as an implicit model of the test displace the others of their group.
     """
     cells = groups(test.rows, ("run", "phase", "name", "mode"))
     tokens = [cell.mean("train_tokens") for cell in cells if cell.is_implicit]
@@ -104,7 +104,7 @@ def _decorate_sizes(axis: Axes, test: Group) -> None:
 
 
 def curriculum(given: Given) -> Figure | None:
-    """Draw a panel for each run and test set with several branches of one curriculum; return None if there are none."""
+    """Draw a panel for each test set of each implicit run with several branches; return None if there are none."""
     rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
         # A trunk that continues to the end is drawn at 1; explicit runs with as many tokens are levels.
@@ -135,7 +135,8 @@ def _decorate_branches(axis: Axes, shares: Sequence[float]) -> None:
 def accuracy_by_babi_task(given: Given) -> Figure | None:
     """Draw accuracy on the test set for all questions and for each task, for every model in its headline mode.
 
-    If runs compete, only the one chosen on the validation set is drawn, because a grid has too many runs for a figure.
+    If runs compete, only the one with the best validation score is drawn, because a grid has too many runs for a
+    figure; without scores all are drawn. The protocol "carried" has no figure.
     """
     rows = headlines(plain(given.measured, "catbabi"))
     rows = rows[(rows["split"] == "test") & (rows["metric"] == "accuracy") & (rows["protocol"] != "carried")]

@@ -1,8 +1,9 @@
 """Draw panels as SVG, with equal bytes for equal numbers.
 
-The file is for papers and other pages: all panels, letters as outlines, a white background, the same everywhere. On the
-page each panel is an SVG of its own, so that panels wrap on a narrow screen. Its letters are text in the page's font,
-which a search finds and a screen reader reads; its colours are the page's variables for light and dark.
+The file of a figure is for papers and other pages. It has all panels, letters as outlines and a white background, and
+looks the same everywhere. On the page each panel is an SVG of its own, so that panels wrap on a narrow screen. There,
+letters are text in the page's font, which a search finds and a screen reader reads. The colours are the page's
+variables for light and dark.
 
 The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
 colour, marker and dashes at once. The colours are those of the light page; each becomes a CSS variable on the page.
@@ -28,7 +29,7 @@ PANEL_INCHES = (3.45, 2.5)
 WIDE_PANEL_INCHES = (7.4, 2.6)
 MAX_COLUMNS = 3
 LEGEND_PT, HANDLE_EMS, LETTER_EMS = 8, 2.6, 0.62
-TITLE_LETTERS = 32  # the number that fits above a panel
+TITLE_LETTERS = 32  # the length of a line that fits above a panel
 LEFT_PT, BOTTOM_PT, RIGHT_PT, TOP_PT = 46, 34, 12, 18  # around the axes
 TITLE_PT = 12  # height of a line of a title
 LINE_PT = 17  # height of a line of the legend
@@ -117,7 +118,7 @@ _LOOKS = {
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-# These come first in a figure that distinguishes modes, so that each mode has the same style in all figures.
+# A figure with any of these names counts all of them first, so that each mode has the same style in all figures.
 _MODES = {
     f"implicit, {mode}": True
     for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")
@@ -238,7 +239,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Return an SVG file as an element of a page, with ids that are unique there and without a fixed size."""
+    """Return an SVG file as an element of a page, without a fixed size; ids get `prefix`, or are dropped if unused."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -251,7 +252,7 @@ def _element(svg: str, prefix: str) -> str:
 
 
 def _for_page(svg: str, prefix: str, description: str) -> Markup:
-    """Return an element in the page's font and colours, with a description."""
+    """Return an SVG file as an element in the page's font and colours, with a description for screen readers."""
     svg = _element(svg, prefix).replace("<svg", '<svg role="img"', 1)
     svg = svg.replace(">", f"><title>{escape(description)}</title>", 1)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)  # the page's style sheet has the same rules

@@ -20,7 +20,7 @@ from implicit_llm_report.inputs.training_runs import FLOPS, LOSS, STEP, TOKENS, 
 from implicit_llm_report.tables import title_of
 
 KIND_WORDS = {WORD_PROBLEM: "Word problems", CATBABI: "CatbAbI", LANGUAGE_MODEL: "Text"}
-SHOWN_FROM = 0.01  # share of the longest run; the first drop of the loss would flatten everything after it
+SHOWN_FROM = 0.01  # share of the longest run; an earlier start would show the first drop and flatten the rest
 
 # Journal keys of the training stage.
 SPECTRAL_RADIUS = "spectral_radius"
@@ -33,7 +33,7 @@ LOSS_WORDS = "training loss (nats per token)"
 def training_curves(given: Given) -> Figure | None:
     """Draw loss against the global step (for text against tokens), and training accuracy of word problems.
 
-    Runs that only show how many layers a length needs are left out.
+    Runs that were only tested at their training length are left out as in `of_lengths`.
     """
     left_out = set(given.words["run"]) - set(of_lengths(given.words)["run"])
     charts = []
@@ -57,7 +57,7 @@ def loss_by_flops(given: Given) -> Figure | None:
 
 
 def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[TrainingRun]]:
-    """Return the evaluated runs by the title of their task, implicit ones first; all runs if none was evaluated."""
+    """Return the evaluated runs by panel title, implicit runs first; return all runs if none was evaluated."""
     frame, training = given.measured, given.training
     labels = {run: models for run, models in zip(frame["run"], frame["models"], strict=True) if models}
     for task in groups(given.words, TASK):
@@ -73,7 +73,7 @@ def _kind(run: TrainingRun) -> str:
 
 
 def _chart(title: str, runs: Sequence[TrainingRun], key: str, label: str, x: str = STEP, **look: Any) -> Chart:
-    """Draw a line for each end of a curriculum, from the first step on."""
+    """Return a chart with a line for each end of a curriculum, from the first step on; the seeds share a line."""
     ends = [(run, phase) for run in runs for phase in run.last_phases]
     lines = [_line(seeds, key, x) for seeds in grouped(ends, lambda end: (end[0].run, end[1].name)).values()]
     last = max((place for line in lines for place, _ in line.points), default=1.0)
@@ -115,13 +115,16 @@ def _implicit_kinds(given: Given) -> dict[str, list[TrainingRun]]:
 
 
 def _measured(charts: list[Chart]) -> list[Chart]:
-    """Return the phases with a number, since unrolled ones have no residual; all phases if none has one."""
+    """Return the charts without lines that lack numbers, such as the residual of unrolled phases.
+
+    A chart without any line left is removed, unless this is true of all charts.
+    """
     kept = [replace(chart, lines=[line for line in chart.lines if line.points]) for chart in charts]
     return [chart for chart in kept if chart.lines] or charts
 
 
 def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
-    """Return the tolerance or the iteration limit if all runs have the same."""
+    """Return the name and value of the tolerance or iteration limit if all phases that are not unrolled agree."""
     if key not in LIMITS:
         return None
     name, words = LIMITS[key]
@@ -131,7 +134,7 @@ def _limit(key: str, runs: Sequence[TrainingRun]) -> tuple[str, float] | None:
 
 
 def spectral_radius(given: Given) -> Figure | None:
-    """Draw the spectral radius, one panel per kind of task; below 1 the iteration contracts."""
+    """Draw the spectral radius of implicit runs, one panel per kind of task; below 1 the iteration contracts."""
     charts = [
         _chart(kind, runs, SPECTRAL_RADIUS, "spectral radius of ∂f/∂z", level=("contracts below", 1.0))
         for kind, runs in _implicit_kinds(given).items()

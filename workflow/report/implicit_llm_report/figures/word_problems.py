@@ -1,4 +1,4 @@
-"""Word problems: accuracy by length, position, mode and share of hard tokens, and the layers that a length needs.
+"""Draw accuracy on word problems by length, position, mode and share of hard tokens, and the layers for a length.
 
 Models that were tested only at their training length show how many layers a length needs. The figures by length omit
 them if other models of the task were tested at longer lengths.
@@ -49,8 +49,8 @@ TASK, TEST, CELL = ["group", "monoid"], ["group", "monoid", "hard_fraction"], ["
 TEST_LENGTH = (*TEST, "length")
 MODE = ("eval_mode", "eval_stop", "mode")
 MANY_SHARES = 3
-MAX_POSITIONS = 512  # if there are more, positions are joined
-LABEL_HEIGHT = 0.07  # of the name of a model, in the units of an accuracy
+MAX_POSITIONS = 512  # longer sequences are drawn as this many bins of positions
+LABEL_HEIGHT = 0.07  # the height of a model's name, in the units of an accuracy
 
 
 def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
@@ -66,9 +66,10 @@ def _any(is_one: pd.Series, by: pd.DataFrame) -> pd.Series:
 
 
 def without_fraction_sweep(rows: pd.DataFrame) -> pd.DataFrame:
-    """Remove the models of a task that sweep the share of hard tokens; they have their own figure.
+    """Remove the models of a task that sweep the share of hard tokens in training; they have their own figure.
 
-    Shares at which an implicit model was evaluated in several modes are not removed.
+    A task with at most MANY_SHARES shares has no sweep. Shares at which a model was evaluated in several modes are
+    kept. If a task has no such share, nothing is removed.
     """
     share = "train_hard_fraction"
     has_few = rows.groupby(TASK, dropna=False)[share].transform("nunique", dropna=False) <= MANY_SHARES
@@ -89,7 +90,7 @@ def _decorate_lengths(axis: Axes, test: Group) -> None:
 
 
 def chance_of(test: Group) -> float | None:
-    """Return the accuracy of the best constant prediction."""
+    """Return the accuracy of the best constant prediction; None if no record has it."""
     return test.spread("chance_last10", over="record").high
 
 
@@ -108,7 +109,7 @@ def accuracy_by_position(given: Given) -> Figure | None:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
-    """Return each seed's mean over equal bins of positions if there are too many positions to see."""
+    """Return the mean of each seed's curve over bins of positions; a bin has one position up to MAX_POSITIONS."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
@@ -153,7 +154,7 @@ def with_mode(cell: Group, name: str) -> str:
 def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]) -> None:
     """Draw a mark at the mean over seeds and a line over their range for each model and mode.
 
-    Models are named if there are several of one kind.
+    Implicit models are named in their headline mode if there are several of them; so are explicit models.
     """
     axis.grid(axis="x")
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))
@@ -180,7 +181,7 @@ def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]
 
 
 def accuracy_by_hard_fraction(given: Given) -> Figure | None:
-    """Draw a panel for each test of models that differ in the share of hard tokens in training; None without any."""
+    """Draw a panel for each test of models that differ in the training share of hard tokens; None if there is none."""
     charts = []
     rows = headlines(given.words)
     for test in groups(rows[rows["train_hard_fraction"].notna()], TEST_LENGTH):
@@ -211,7 +212,7 @@ def _decorate_shares(axis: Axes, shares: Sequence[float], chance: float | None) 
 
 
 def minimum_layers(given: Given) -> Figure | None:
-    """Draw the fewest layers for each length; a triangle means that no trained depth solves it."""
+    """Draw the fewest layers for each length, or a triangle if no trained depth solves it; None if not configured."""
     config = given.config.minimum_layers
     if config is None:
         return None

@@ -24,7 +24,7 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of each record, which are missing if it lacks them
+Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of every record; one that a record lacks is missing
 # Further numbers that only some records of a kind have; a record that lacks one gets no row for it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
@@ -49,7 +49,7 @@ COLUMNS = ("kind", *ABOUT, *DERIVED, "suite", "column", "reason", "metric", "val
 # Rows that agree in these columns belong to one sweep; the column `extent` marks its smallest and largest value.
 SWEEP = ("kind", "run", "phase", "base", "data", "length", "swept")
 
-# The order of `eval_mode` in tables and legends: explicit models, the mode of all results (blockwise), other modes.
+# The order of `eval_mode` in tables and legends: explicit models (None), the mode of the protocol (blockwise), others.
 MODE_ORDER = (None, "blockwise", "sequential", "simultaneous", "as_trained")
 LAST_TEN, COST, PERPLEXITY, AVERAGE = "accuracy_last10", "f_evaluations_per_token", "perplexity", "average"
 FAMILIES = {**FAMILY_NAMES, "mamba2": "Mamba2", "llama": "Llama"}
@@ -88,13 +88,13 @@ SHARES = frozenset({
 
 
 def metrics_of(kinds: Kinds) -> Metrics:
-    """Return the metrics by kind of evaluation, also for evaluations on validation sets."""
+    """Return the metrics by kind of evaluation; evaluations on validation sets are kinds of their own."""
     kind_of = {name: name for name in kinds.evaluations} | {split: kind for kind, split in VALIDATION_KINDS.items()}
     return {name: kinds.evaluations[kind].metrics for name, kind in kind_of.items()}
 
 
 def family_of(model_type: str | None) -> str:
-    """Return the name of a model's family; an unknown type is its own name, and no type is "model"."""
+    """Return the name of a model's family: an unknown type unchanged, and "model" for None."""
     return FAMILIES.get(model_type or "", model_type or "model")
 
 
@@ -123,7 +123,7 @@ def short_count(count: float) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """The measured values of a number over the seeds. `num_missing`: the number of seeds without a value."""
+    """The measured values of a number over seeds, records or pairs of seeds. `num_missing`: how many have no value."""
 
     values: tuple[float, ...] = ()
     num_missing: int = 0
@@ -154,10 +154,10 @@ def seeds_words(spread: Spread) -> str:
 
 
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
-    """Return a sorting key of a record's mode, which depends on its settings before its name.
+    """Return a sorting key of a record's mode.
 
-    Modes are sorted by MODE_ORDER; of equal modes, one that stops each token by itself comes first. Modes with the
-    stopping criterion of the released code ("batch") come after all others.
+    Modes with the stopping criterion of the released code ("batch") come last. Before that, modes are sorted by
+    MODE_ORDER, then those that stop each token by itself come first, and then names decide.
     """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
@@ -170,9 +170,10 @@ def frame_of(
     names: Mapping[str, str] | None = None,
     kinds: Kinds = BUILTIN,
 ) -> pd.DataFrame:
-    """Return the rows of all records by kind, test and model; implicit models, cheap phases and headlines are first.
+    """Return the rows of all records, sorted by kind, test and model.
 
-    `reasons`: why a result is missing, by role. `names`: the names of runs for the reader.
+    Implicit models come before explicit ones, phases with fewer training FLOPs before others, and headline modes before
+    other modes. `records`: by kind. `reasons`: why a result is missing, by role. `names`: names of runs for the reader.
     """
     language = [record for kind in LANGUAGE_KINDS for record in records.get(kind, ())]
     models = {str(r["run"]): (family_of(r.get("model_type")), r.get("num_parameters")) for r in language}
@@ -203,7 +204,7 @@ def frame_of(
 
 
 def model_titles(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
-    """Return a title for each run, such as "Mamba2, 214k–226k": the family and the sizes of all similar models."""
+    """Return a title for each run, such as "Mamba2, 214k–226k": the family and the size range of similar models."""
     found: list[list[str]] = []
     for run in sorted(models, key=lambda run: (models[run][0], models[run][1] or 0, run)):
         (family, size), first = models[run], models[found[-1][0]] if found else ("", None)
@@ -257,13 +258,13 @@ class _Derived:
     """The columns that follow from a record and from the other records of its kind that are not part of a sweep.
 
     `name`: the run's name for the reader, with its phase if several phases of the run have results of this kind.
-    `label`: as `name`, but "implicit" or "explicit" for a run that has no name in `names`. `is_headline`: whether the
-    mode represents the model in figures and claims; this is the first mode by `mode_rank` among those with the most
-    test sets. `budget`: "bounded" for the phases of a run with the fewest iterations, "free" for its others, None if
-    all are equal. `choice`: the score of competing runs; the run with the lowest is chosen. It is the training loss at
-    the end for language models, and the error on the validation set for other kinds. Language models that all have a
-    `validation_loss` are chosen by this loss instead. `swept`, `at`, `base`: the setting that a record sweeps, its
-    value, and the mode without the sweep.
+    `label`: as `name`; a run without a name in `names` is just "explicit", or "implicit" with its phase as in `name`.
+    `is_headline`: whether the mode represents the model in figures and claims; this is the first mode by `mode_rank`
+    among those with the most test sets. `budget`: "bounded" for the phases of a run with the fewest iterations, "free"
+    for its others, None if all are equal. `choice`: the score of competing runs; the run with the lowest is chosen. It
+    is the training loss at the end for language models, and the error on the validation set for CatbAbI; other kinds
+    have none. If all competing runs have a `validation_loss`, this loss decides instead. `swept`, `at`, `base`: the
+    setting that a record sweeps, its value, and the mode without the sweep.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class _Derived:
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:
-    """Return whether the test's largest share of hard tokens exceeds that of training; None if one is unknown."""
+    """Return whether the test's largest share of hard tokens exceeds that of training; None if either is unknown."""
     hard, trained = (_hashable(record.get(key)) for key in ("hard_fraction", "train_hard_fraction"))
     return None if hard is None or trained is None else max(shares_of(hard)) > max(shares_of(trained))
 
@@ -344,7 +345,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _reading(record: Mapping[str, Any]) -> tuple:
-    """Return the key of the records that share a headline mode: run and phase, and for CatbAbI also the protocol."""
+    """Return the key that all records with the same headline mode share: run, phase, and for CatbAbI the protocol."""
     return record.get("run"), record.get("phase"), record.get("protocol")
 
 
@@ -376,9 +377,9 @@ class Group:
         return list(dict.fromkeys(self.rows["metric"]))
 
     def spread(self, metric: str, over: str = "seed") -> Spread:
-        """Return the metric over the seeds, or over the records; a seed or record without a number counts as missing.
+        """Return the metric over the seeds, or over another column; a seed whose row has no number counts as missing.
 
-        Raises: ReportError if a seed or record has several rows, because they have no meaningful mean.
+        Raises: ReportError if a seed has several rows of the metric, because these have no meaningful mean.
         """
         found = self._numbers(metric, over)
         if len({key for key, _ in found}) < len(found):
@@ -431,7 +432,7 @@ def roles_of(found: Iterable[Group]) -> tuple[str, ...]:
 
 
 def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
-    """Return groups of the rows that agree in the columns `by`, in the order of the frame."""
+    """Return groups of the rows that agree in the columns `by`, in the order of their first rows."""
     places: defaultdict[tuple, list[int]] = defaultdict(list)  # pandas' groupby takes ten times as long for few rows
     for place, key in enumerate(zip(*(rows[column] for column in by), strict=True)):
         places[tuple(None if part != part else part for part in key)].append(place)  # NaN
@@ -439,7 +440,7 @@ def groups(rows: pd.DataFrame, by: Sequence[str]) -> list[Group]:
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Return the different numbers by size, then the different texts in the order of `values`."""
+    """Return the values without duplicates: numbers by size, then texts in the order of `values`."""
     found = list(dict.fromkeys(values))
     numbers = sorted(value for value in found if not isinstance(value, str))
     return [*numbers, *(value for value in found if isinstance(value, str))]

@@ -20,8 +20,8 @@ def depths(frame: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFrame:
     """Return the accuracies of each kind of model by length and depth, in the mode that represents each model.
 
     The tests have the training length and no larger share of hard tokens than training; if `config` names a share, they
-    have this share. For each depth, only the hardest test counts. If several models have this test, only the model with
-    the highest mean counts. The column `name` has the kind and depth.
+    also have this share. For each kind, length and depth, only the hardest test counts. If several models have this
+    test, only the model with the highest mean counts. The column `name` has the kind and depth.
     """
     rows = headlines(plain(frame, "word_problem"))
     is_meant = (rows["group"] == config.group) & (rows["monoid"] == config.monoid) & rows["num_layers"].notna()
@@ -62,8 +62,8 @@ def fewest_layers(rows: pd.DataFrame, config: MinimumLayersConfig) -> pd.DataFra
 def fewest(values: Mapping[int, float | None], threshold: float) -> tuple[float | None, str]:
     """Return the smallest depth whose value reaches the threshold, and its text. `values`: by depth, in rising order.
 
-    If no depth reaches the threshold, the text is "> 16" for a largest depth of 16, and the number is one more than
-    this depth. If a depth up to there has no value, the number is None and the text is "missing".
+    If no depth reaches the threshold, the text is "> 16" for a largest depth of 16, and the number is 17. If a depth
+    has no value and no smaller one reaches the threshold, the number is None and the text is "missing".
     """
     for depth, value in values.items():
         if value is None:

@@ -14,7 +14,7 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# The fields that other records of the run, phase or data set can supply; OF_TEST is in the missing result's `data`.
+# The fields that other records of the same run, phase or data set supply; OF_TEST comes from `MissingResult.data`.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -24,9 +24,10 @@ Record = dict[str, Any]
 
 
 def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[tuple[str, Record]]:
-    """Yield kind and record for each test and mode of the missing evaluations. `known`: the records that exist.
+    """Yield kind and record for each test and mode of the missing evaluations.
 
-    An evaluation whose kind is not in KINDS has no records.
+    `known`: the records that exist, and the fields that the training of each run supplies. A missing evaluation yields
+    nothing if its kind is not in KINDS, such as the kind of a plugin.
     """
     for item in config.missing:
         job, kind = config.jobs[item.role], str(item.config.get("kind"))
@@ -60,7 +61,7 @@ def _tests(item: MissingResult, settings: Any) -> list[Record]:
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
     data, asked = item.data, getattr(settings, "lengths", None)
-    if settings.kind == JACOBIAN:  # of the data sets with the shortest sequences, that with the most hard tokens
+    if settings.kind == JACOBIAN:  # it uses only the data set with the shortest sequences and then most hard tokens
         data = dict(sorted(data.items(), key=_shortness)[:1])
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}
@@ -77,7 +78,7 @@ def _shortness(named: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
 
 
 def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
-    """Return for each record of a test the fields that describe its mode, swept mode, or pair of modes."""
+    """Return the fields that describe the mode, swept mode or pair of modes of each record of a test."""
     if settings.kind == JACOBIAN:
         return [{"setting": "trained", "is_checked": True}]
     if not is_implicit and settings.kind != DUALITY:

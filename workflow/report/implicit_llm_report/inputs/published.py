@@ -23,7 +23,7 @@ MARK_WORDS = {
     "secondary": "secondary source",
     "reference_run": "published code, our run",
 }
-# The columns in which our number must agree with a published one, by kind of evaluation.
+# The columns in which the number of a model trained here must agree with a published one, by kind of evaluation.
 COMPARED = {
     "word_problem": (
         "group", "monoid", "mode", "is_implicit", "num_layers", "length", "hard_fraction", "train_length",
@@ -93,7 +93,10 @@ class PublishedEntry:
             raise ValueError(f"{self.id}: the mark {NOT_KNOWN} goes with the value null, and no other mark does")
 
     def is_beside(self, cell: Group) -> bool:
-        """Return whether the entry matches our number: by released model if `cell` has one, else by all conditions."""
+        """Return whether the entry has the kind, task, training corpus and COMPARED conditions of our number.
+
+        A model trained elsewhere needs the same kind and task, and must be the released model `hub`.
+        """
         if cell.kind != self.kind or cell.task != self.task:
             return False
         if cell.source is not None:
@@ -156,14 +159,14 @@ class Published:
 
 
 def load_published(path: Path = FOLDER / "inputs/published.yaml") -> Published:
-    """Read the file, and split rows of downstream tables into numbers. Raises: UserError, which names file and key."""
+    """Read a file, with an entry for each number of a downstream table. Raises: UserError, which names file and key."""
     published = read_yaml(path, Published)
     placed: dict[str, Any] = {name: _placed(name, getattr(published, name)) for name in PARTS}
     return replace(published, **placed)
 
 
 def _placed(name: str, entries: tuple[PublishedEntry, ...]) -> tuple[PublishedEntry, ...]:
-    """Return the entries of a list with its kind and format, and with its metric and part if an entry has none.
+    """Return the entries of the list `name`, with what PARTS defines for it: kind, format, default metric and part.
 
     Rows of downstream tables are split into numbers, and every entry has a description.
     """

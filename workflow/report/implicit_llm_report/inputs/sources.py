@@ -49,8 +49,8 @@ class Source:
 class Given:
     """The input of the report.
 
-    `measured`: all numbers that were measured or are missing. `frame`: also has the averages of downstream tasks and
-    the fewest layers.
+    `measured`: all numbers that were measured or are missing. `frame`: the same, with the averages of downstream tasks
+    and the fewest layers, but without the metrics of a suite's tasks that no column of the suite shows.
     """
 
     config: ReportConfig
@@ -106,7 +106,7 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds 
 
 
 def _trained(source: Source) -> Record:
-    """Return the fields of a run that are known from its training, for a run whose evaluations are missing."""
+    """Return the fields of records that the training of a run supplies, in case its evaluations are missing."""
     model, data = source.manifest.config.get("model") or {}, source.manifest.summary.get("data") or {}
     about = {"num_layers": model.get("num_hidden_layers"), "train_length": data.get("length")}
     return {"run": source.job.run, "model_type": model.get("model_type"), **about}
@@ -125,7 +125,7 @@ def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple
 
 
 def _provenance(run: Input) -> dict[str, Any]:
-    """Return the provenance that can be read, and as `mlflow_run_id` the MLflow run or None."""
+    """Return the fields of the provenance that can be read, and `mlflow_run_id`, which is None if unknown."""
     tracked, recorded = (read_object(run.work / name) for name in (MLFLOW, PROVENANCE))
     return {"mlflow_run_id": tracked.get("run_id"), **recorded}
 

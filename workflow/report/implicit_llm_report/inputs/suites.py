@@ -70,9 +70,9 @@ def load_suites(path: Path = FOLDER / "inputs/downstream.yaml") -> tuple[Suite, 
 def with_suites(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with suite and column of each downstream task, and with rows for the averages.
 
-    An average of a model, mode and seed is NaN if a column has no number, and has no row if no column has a row.
-    A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no column shows
-    are left out.
+    An average of a model, mode and seed is NaN if any of its columns has no number, and has no row if none of them has
+    a row. A task outside all suites gets a column for each of its metrics. For a task in a suite, metrics that no
+    column shows are left out.
     """
     is_downstream = (frame["kind"] == "lm_eval") & ~frame["metric"].isin(COSTS)
     rows = frame[is_downstream].drop(columns=["suite", "column"])

@@ -47,7 +47,7 @@ class Solver:
 
     @property
     def iterations(self) -> int:
-        """The maximum number of iterations; an unrolled phase differentiates all of them. 0 if it is not set."""
+        """The maximum number of iterations, or the exact number for an unrolled phase; 0 if it is not set."""
         return (self.num_unroll if self.mode == "unrolled" else self.max_iter) or 0
 
     @property
@@ -131,7 +131,7 @@ class TrainingRun:
         return next((other for other in self.phases if other.fingerprint and other.fingerprint == phase.start), None)
 
     def path(self, phase: Phase) -> tuple[Phase, ...]:
-        """Return the phases that lead to `phase`, from the first one to itself; other branches are left out."""
+        """Return the phases that lead to `phase`, from the first one to `phase` itself, without other branches."""
         before = self.before(phase)
         return (*(self.path(before) if before is not None else ()), phase)
 
@@ -161,9 +161,9 @@ def end_loss_of(run: str, phase: str | None, training: Sequence[TrainingRun]) ->
 
 
 def share_bounded(run: str, phase: str | None, training: Sequence[TrainingRun]) -> float | None:
-    """Return the share of the steps up to the end of a phase that precede its start, rounded to two decimals.
+    """Return which share of the steps from 0 to the end of a phase precedes its start, rounded to two decimals.
 
-    Return None if the phase starts from no other phase.
+    Return None if the phase does not start from another phase of the report.
     """
     shares = (
         round(one.start_step / one.end_step, 2)

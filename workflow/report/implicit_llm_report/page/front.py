@@ -1,4 +1,4 @@
-"""Build the first page: verdicts, at most five figures with few lines, a compact table for each test, and links."""
+"""Build parts of the first page: at most five figures with few lines, a compact table for each test, and facts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
 from implicit_llm_report.tables import Table, tables_of
 
-# The page shows the first five of these figures that have data.
+# Unless the configuration names figures, the page shows the first five that have data: of these, then of plugins.
 FIGURES = (
     "accuracy-by-length", "loss-by-flops", "perplexity-by-length", "minimum-layers", "accuracy-by-position",
     "jacobian", "accuracy-by-babi-task", "perplexity-by-position",
 )  # fmt: skip
-FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # show all models, having few lines
+FEW_LINES = frozenset({"minimum-layers", "jacobian"})  # these show all models, because they have few lines
 MOST_LINES, MOST_PANELS, MOST_ROWS = 6, 3, 12
 TABLES = ("accuracy", "perplexity", "downstream", "babi")
 TEST = ("kind", "group", "monoid", "data_set")
@@ -30,8 +30,8 @@ TEST = ("kind", "group", "monoid", "data_set")
 class FrontTable:
     """A table in the mode that represents each model.
 
-    num_left_out: the number of rows that only the page of all numbers has. not_run: the titles of the planned models
-    that have no result.
+    num_left_out: the number of measured rows that only the page of all numbers has. not_run: the titles of the other
+    rows, whose models have no result.
     """
 
     name: str
@@ -49,7 +49,7 @@ def front_figures(given: Given) -> list[Drawn]:
 
 
 def with_few_models(given: Given) -> Given:
-    """Return the results of the models that the configuration names, or of the first six of each test."""
+    """Return the results of the models that match the configured patterns; without patterns, the first six per test."""
     rows, patterns = given.measured, given.config.front.models
     named = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
     first = {name for test in groups(headlines(rows), TEST) for name in _first(test)}
@@ -59,14 +59,14 @@ def with_few_models(given: Given) -> Given:
 
 
 def _first(test: Group) -> list[str]:
-    """Return the first models of a test, with equally many implicit and explicit models if there are enough."""
+    """Return the first six models of a test: three implicit and three explicit ones, or more if one kind has fewer."""
     is_implicit, half = test.rows["is_implicit"].astype(bool), MOST_LINES // 2
     implicit, explicit = (list(dict.fromkeys(test.rows[rows]["name"])) for rows in (is_implicit, ~is_implicit))
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
 
 
 def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ()) -> Iterator[FrontTable]:
-    """Yield a table for each test. Measured models that match a pattern are kept before others; the order stays."""
+    """Yield a table for each test, with at most MOST_ROWS measured rows; models that match a pattern are preferred."""
     for name in TABLES:
         for table in tables_of(registry().tables[name], headlines(rows_of[name])):
             top = 1 if name == "babi" else None  # its tasks are in a figure
@@ -85,7 +85,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return the origin of the numbers: devices, their hours of training together, commits."""
+    """Return phrases on the origin of the numbers: devices, the sum of their training times, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one.provenance for one in sources if one.manifest.stage == "train"]

@@ -1,8 +1,9 @@
 r"""Write the report's numbers for a manuscript: \result{kind/run/phase/data/mode/length/metric} in numbers.tex.
 
-A key consists of the values of the record; the suffixes `.low` and `.high` are the range over seeds, and `.seeds` is
-their number. A number that could not be measured is \resultmissing, and never zero. A number that the report does not
-have is also \resultmissing, with a warning, so a manuscript that uses it compiles and shows that it is missing.
+A key has the values of a record in the columns PLACES, without those that are missing. With several seeds, there are
+also keys with a suffix: `.low` and `.high` for the range, `.seeds` for the number of seeds with a value. A number that
+could not be measured is \resultmissing, and never zero. A number that the report does not have is also \resultmissing,
+with a warning, so a manuscript that uses it compiles and shows that it is missing.
 """
 
 import re
@@ -47,7 +48,7 @@ def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
 
 
 def _definitions(group: Group, known: Metrics) -> Iterator[tuple[str, str]]:
-    """Yield key and value of each number of a group; the number of a seed is the mean over its records."""
+    """Yield key and text of each number of a group; the value of a seed is the mean over its records."""
     key = "/".join(_word(part) for place in PLACES if not pd.isna(part := getattr(group, place)))
     metrics = known.get(group.kind) or sorted(set(group.metrics).difference(COSTS))
     spreads = {metric: Spread.of(group.by_seed(metric).values()) for metric in (*metrics, *COSTS)}

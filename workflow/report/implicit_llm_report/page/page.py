@@ -60,7 +60,7 @@ SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", F
 
 @dataclass(frozen=True)
 class PageContent:
-    """The content of the page. `published`: empty for an experiment that does not reproduce the paper."""
+    """The content of the pages. `published`: empty for an experiment that does not reproduce the paper."""
 
     title: str
     given: Given
@@ -127,7 +127,7 @@ def _everything(content: PageContent) -> dict[str, Any]:
 
 
 def protocol_of(given: Given) -> list[str]:
-    """Return a sentence for each kind of result and each setting of the mode that represents implicit models."""
+    """Return a sentence for each combination of settings that headline modes have in a kind of result."""
     rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
     found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
     return [
@@ -172,7 +172,7 @@ def caption(name: str, kinds: Kinds) -> Markup:
 
 
 def number(value: float | None, metric: str = "") -> Markup:
-    """Return the text of a number: a share in percent, others with three decimals or four digits, or "missing"."""
+    """Return a share in percent, "missing" for None, and others with three decimals, four digits or an exponent."""
     if value is None:
         return MISSING_WORD
     if metric in SHARES:
@@ -191,7 +191,7 @@ def cell_words(cell: Cell) -> Markup | str:
 
 
 def brief(cell: Cell) -> Markup:
-    """Return a number with its range over seeds, in percent if it is a share."""
+    """Return a number with its range over seeds and the number of missing seeds; shares are in percent, without "%"."""
     spread, form = cell.spread, "percent" if cell.metric in SHARES else "number"
     if spread.mean is None:
         return MISSING_WORD
@@ -217,7 +217,7 @@ def notes(cell: Cell, published: Published) -> list[Markup]:
 
 
 def minus(text: str) -> str:
-    """Replace the hyphen of a negative number by a minus sign, and drop it before a zero."""
+    """Replace the hyphens in the text of a number by minus signs, and drop the sign of a zero."""
     return re.sub(r"^-(0\.?0*)$", r"\1", text).replace("-", "−")
 
 
@@ -253,7 +253,7 @@ def _devices(record: Mapping[str, Any]) -> str:
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:
-    """Return the settings that all phases share, and a row for each phase of each run with the settings that differ."""
+    """Return the settings that all phases share, the keys of the others, and a row for each phase of each run."""
     places = [(run, phase) for run in given.training for phase in run.phases]
     rows: list[dict[str, Any]] = [
         {
@@ -271,13 +271,13 @@ def hyperparameters(given: Given) -> dict[str, Any]:
 
 
 def _settings(source: Source) -> dict[str, Any]:
-    """The settings of a phase of training, by dotted keys."""
+    """Return the settings of a training phase that are not None and not in NO_SETTINGS, by dotted keys."""
     flat = pd.json_normalize(source.manifest.config).to_dict("records")[0]
     return {key: value for key, value in flat.items() if value is not None and key not in NO_SETTINGS}
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
-    """Return a number as a link to its run; text without a run is not linked."""
+    """Return `text` as a link to the first of its runs, with all of them in the tooltip; no link without runs."""
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     link = Markup('<a class="n" href="#{}" title="{}">{}</a>')
     return link.format(known[0].anchor, "\n".join(map(origin_words, known)), text) if known else Markup.escape(text)
@@ -292,7 +292,7 @@ def origin_words(source: Source) -> str:
 
 
 def sources_of(sources: Mapping[str, Source], roles: Iterable[str]) -> list[Source]:
-    """Return the runs behind a number: each evaluation, then the training phases that made its model."""
+    """Return the runs behind a number: first those in `roles`, then the training phases that made their models."""
     by_fingerprint = {source.manifest.fingerprint: source for source in sources.values()}
     pending = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     found = {source.role: source for source in pending}
