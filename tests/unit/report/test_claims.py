@@ -593,7 +593,9 @@ def test_a_damaged_file_of_the_report_is_a_one_line_error_with_file_and_key(
         load(path)
 
 
-@pytest.mark.parametrize("wrong", [{"metric": "acuracy"}, {"of": {"lenght": 3}}, {"same": ("nmae",)}])
+@pytest.mark.parametrize(
+    "wrong", [{"metric": "acuracy"}, {"of": {"lenght": 3}}, {"same": ("nmae",)}, {"equal": ("length",)}]
+)
 def test_an_unknown_metric_or_column_is_refused_with_the_valid_ones(wrong: Record) -> None:
-    with pytest.raises(ValueError, match=r"accuracy_last10|length|name"):
+    with pytest.raises(ValueError, match=r"accuracy_last10|length.*\?|name|use one of num_parameters, train_tok"):
         Measure(**({"metric": "accuracy_last10"} | wrong))

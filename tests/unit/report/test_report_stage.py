@@ -256,6 +256,9 @@ def test_the_first_page_draws_at_most_six_lines_a_panel_and_counts_the_models_th
     assert len(table.table.side) == MOST_ROWS
     assert table.table.foot is not None
     assert table.num_left_out == 26 + 1 - MOST_ROWS
+    without_chance = replace(given, measured=given.measured[given.measured["metric"] != table.table.foot])
+    (unknown, *_) = front_tables({name: ROWS[name](without_chance) for name in TABLES})
+    assert (table.not_run, unknown.not_run, unknown.num_left_out) == ([], [], 26 - MOST_ROWS)
     (table, *_) = front_tables({name: ROWS[name](given) for name in TABLES}, ["e25"])
     assert "e25" in [head.title for head in table.table.side]
     assert len(table.table.side) == MOST_ROWS

@@ -166,3 +166,12 @@ def test_models_trained_at_one_share_and_at_several_stand_side_by_side() -> None
         ]
     )
     assert without_fraction_sweep(rows).equals(rows)
+
+
+def test_an_explicit_model_in_a_sweep_has_no_swept_value() -> None:
+    word = {"kind": "word_problem", "role": "a", "run": "e", "seed": 0, "group": "A5", "length": 16, "data": "x"}
+    word |= {"is_implicit": False, "mode": "parallel", "accuracy_last10": 0.1}
+    swept = {"sweep": {"base": "parallel", "key": None, "value": None}}
+    rows = given_of({"word_problem": [word | swept]}).frame
+    assert len(rows) > 0
+    assert rows[["swept", "at", "extent"]].isna().all(axis=None)

@@ -71,6 +71,9 @@ class Measure:
         for column in (*self.of, *(self.against or ()), *self.same, *self.equal):
             if column not in COLUMNS:
                 raise ValueError(f"column {column!r} is unknown; {nearest(column, COLUMNS)}")
+        for column in self.equal:
+            if column not in EQUAL:
+                raise ValueError(f"column {column!r} has no allowed difference; use one of {', '.join(EQUAL)}")
 
     @property
     def words(self) -> str:

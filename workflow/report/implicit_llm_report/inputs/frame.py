@@ -302,7 +302,7 @@ class _Derived:
             "family": family_of(record.get("model_type")),
             "phase_label": solver and solver.label,
             "is_headline": not sweep and record.get("mode") == headline,
-            **({"swept": sweep["key"], "base": sweep["base"], "at": float(sweep["value"])} if sweep else {}),
+            **({"swept": sweep["key"], "base": sweep["base"], "at": _number(sweep["value"])} if sweep else {}),
             "length_factor": length / trained if length and trained else None,
             "is_harder": _is_harder(record),
             "iterations": solver and solver.iterations,
@@ -317,6 +317,11 @@ class _Derived:
         is_unique = solver is not None and labels.count(solver.label) == 1
         words = (solver.label if is_unique else phase) if len(labels) > 1 else None
         return [" ".join(filter(None, (self.names.get(run, name), words))) for name in (run, "implicit")]
+
+
+def _number(value: Any) -> float | None:
+    """Return the value of a swept setting; None in the record of an explicit model, for which nothing is swept."""
+    return None if value is None else float(value)
 
 
 def _is_harder(record: Mapping[str, Any]) -> bool | None:

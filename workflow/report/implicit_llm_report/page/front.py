@@ -72,15 +72,16 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
             top = 1 if name == "babi" else None  # its tasks are in a figure
             rows = [(head, row[:top]) for head, row in zip(table.side, table.cells, strict=True)]
             measured = [row for row in rows if any(cell.spread.mean is not None for cell in row[1])]
-            feet = measured[-1:] if table.foot and measured[-1:] == rows[-1:] else []
-            models = measured[: len(measured) - len(feet)]
-            first = sorted(models, key=lambda row: not any(fnmatch(row[0].title, one) for one in patterns))
+            models = rows[:-1] if table.foot else rows
+            feet = [row for row in rows[len(models) :] if row in measured]
+            known = [row for row in models if row in measured]
+            first = sorted(known, key=lambda row: not any(fnmatch(row[0].title, one) for one in patterns))
             chosen = first[: MOST_ROWS - len(feet)]
             shown = [row for row in measured if row in chosen + feet]
             side, cells = [head for head, _ in shown], [row for _, row in shown]
             unit = "%" if cells and cells[0][0].metric in SHARES else ""
             small = replace(table, side=side, top=table.top[:top], cells=cells)
-            not_run = [head.title for head, row in rows if (head, row) not in measured]
+            not_run = [row[0].title for row in models if row not in known]
             yield FrontTable(name, small, unit, len(measured) - len(shown), not_run)
 
 

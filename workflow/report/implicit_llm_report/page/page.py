@@ -36,7 +36,7 @@ from implicit_llm_report.sections import ROWS, PublishedRow
 from implicit_llm_report.tables import Cell, Table
 
 MISSING_WORD = Markup('<span class="missing">missing</span>')
-NO_SETTINGS = ("seed", "model_files", "phase.index", "phase.name")  # these only identify run and phase
+NO_SETTINGS = ("seed", "phase.index", "phase.name")  # these only identify run and phase
 ORIGINS = {"paper": "the paper", "project": "this project"}
 TITLES = {
     "word_problem": "Word problems",
