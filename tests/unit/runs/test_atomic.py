@@ -16,6 +16,7 @@ from implicit_llm_contracts.runs.atomic import (
     StorageError,
     commit_directory,
     default_wait_s,
+    new_directory,
     new_file,
     wait_for_files,
     write_atomic,
@@ -104,6 +105,18 @@ def test_an_existing_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
     commit_directory(tmp_path / "new", tmp_path / "old")
     assert names(tmp_path) == ["old"]
     assert names(tmp_path / "old") == ["only-in-new"]
+
+
+def test_an_existing_directory_stays_if_the_new_one_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_directory(tmp_path / "model") as directory:
+        (directory / "first").touch()
+    monkeypatch.setenv("IMPLICIT_LLM_FAULT", "atomic.before_rename:eio@1")
+    with refused("cannot write", StorageError), new_directory(tmp_path / "model") as directory:
+        (directory / "second").touch()
+    assert names(tmp_path) == ["model"]
+    assert names(tmp_path / "model") == ["first"]
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path: Path) -> None:

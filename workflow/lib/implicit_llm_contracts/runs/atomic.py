@@ -150,8 +150,8 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
     """Move the finished directory `tmp_dir` to `final_dir`, after an fsync of all its files and folders.
 
     An existing `final_dir` is moved aside and then deleted. Between the two renames there is no `final_dir`, but there
-    is never an incomplete one. Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed. If
-    the second rename failed, the old directory keeps its temporary name.
+    is never an incomplete one. If the second rename fails, the old directory gets its name back.
+    Raises: StorageError; `tmp_dir` then still exists, unless only the last fsync failed.
     """
     with storage_errors(final_dir):
         faults.point("atomic.before_tree_fsync")
@@ -162,7 +162,12 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
         if final_dir.exists():
             os.rename(final_dir, aside)
             faults.point("atomic.directory_moved_aside")
-        _rename(tmp_dir, final_dir)
+        try:
+            _rename(tmp_dir, final_dir)
+        except OSError:
+            with suppress(OSError):
+                os.rename(aside, final_dir)
+            raise
         fsync_directory(final_dir.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
