@@ -26,11 +26,12 @@ _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
 # The help of the options that set a field of the modes; one option sets the field of all modes of a call.
 MODE_SETTINGS = {
-    "eval_max_iter": "f-evaluations allowed for one block, each damped by the model's tau; by default as saved.",
+    "eval_max_iter": "f-evaluations allowed for one block, at least 2. All except the last are damped by the model's "
+    "tau. By default as saved.",
     "eval_tol": "Relative residual below which a token has converged; by default as saved.",
     "eval_block_len": "Tokens of a block, in the mode blockwise; by default as saved.",
-    "eval_stop": "The criterion by which a block ends. By token each must have converged, by sequence their mean; "
-    "batch is the released code's criterion. By default as saved.",
+    "eval_stop": "The criterion by which a block ends. With token, each of its tokens must have converged. With "
+    "sequence, the residual over all of them counts. Batch is the released code's criterion. By default as saved.",
     "max_samples": "Sequences of each data set, the first ones, at most.",
 }
 _COSTS = {"f_evaluations_per_token": "f-evaluations per token", "unconverged_share": "unconverged"}
