@@ -1,4 +1,7 @@
-"""Replay a model's passes on a GPU from CUDA graphs. A pass for which no stored graph fits captures a new one.
+"""Replay a model's passes on a GPU from CUDA graphs.
+
+A pass that no stored graph fits captures a new one if this pays, such as for long sequences in evaluation. Other passes
+run without graphs.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """

@@ -169,7 +169,10 @@ def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tens
 
 
 def pieces(length: int, num_rows: int) -> list[slice]:
-    """Return slices of the positions 0 to `length`, each of about LOSS_TOKENS tokens over `num_rows` sequences."""
+    """Cut `length` positions into slices; one slice of all `num_rows` sequences has at most LOSS_TOKENS tokens.
+
+    A slice has at least one position.
+    """
     step = max(1, LOSS_TOKENS // num_rows)
     return [slice(start, start + step) for start in range(0, length, step)]
 

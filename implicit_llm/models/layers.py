@@ -176,7 +176,10 @@ class Layer(nn.Module):
     rounds_state = False
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch and the norm of this sum, which is the input of `mixed`."""
+        """Return h + branch, or h without a branch, and the input of `mixed`.
+
+        This input is the norm of the sum; in a RecurrentLayer it is the sum itself.
+        """
         raise NotImplementedError
 
     def weights(self) -> Any:

@@ -91,7 +91,7 @@ def mean_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def max_tensor_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the elementwise maximum of the tensors of all ranks, on the device. Collective."""
+    """Return the elementwise maximum of the tensors of all ranks, on the device of `tensor`. Collective."""
     return _reduced(tensor, dist.ReduceOp.MAX)
 
 

@@ -35,7 +35,7 @@ SAME_SIZE = 0.1  # models of a family have the same throughput if their paramete
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
-UNNAMED_HOURS = 24  # GPU-hours; a longer experiment runs on this machine only if the user named the experiment
+UNNAMED_HOURS = 24  # of training; a longer experiment runs on this machine only if the user named the experiment
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Llama3TokenStack:
         """Return the residual stream (1, 1, D) after the last layer, before the final norm.
 
         Args: rope holds cosines and sines (1, 1, P/2). rooms are the contiguous keys and values (1, H, S, P) of each
-            layer; those of the token are written at `position`. All tensors are in fp32.
+            layer; those of the token are written at `position_1`, an integer tensor. All other tensors are in fp32.
         """
         products, injection_11E, from_11D = self._products, injection_11E.contiguous(), z_11D.contiguous()
         h_11D, qkv_11E = torch.empty_like(from_11D), self._qkv_11E

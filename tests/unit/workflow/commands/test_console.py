@@ -326,7 +326,7 @@ def test_the_next_command_of_days_on_this_machine_has_its_price(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = output(capsys, "status", "paper", "--results", str(tmp_path))
-    assert re.search(r"^next: snakemake .*# 49,\d+ GPU-hours by estimate, on this machine$", out, re.M)
+    assert re.search(r"^next: snakemake .*# 49,\d+ hours of training by estimate, on this machine$", out, re.M)
 
 
 def test_the_next_command_has_the_profile_of_the_last_driver(

@@ -15,7 +15,8 @@ from implicit_llm_contracts.hints import nearest
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
-# A mode of the command line: simultaneous, with the released code's criterion, which is one norm over the whole batch.
+# The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion, which is one
+# relative residual over the whole batch.
 RELEASED_CRITERION = "released-criterion"
 
 # The stopping rule "batch" couples the sequences of a batch, so the batch size changes the numbers and is fixed.

@@ -1,7 +1,8 @@
 """Define the table of training tasks, which recipes, training, rules and model cards use.
 
-A task is a kind of data. A new task needs an entry here, a module with its data sets in the driver's
-`experiment_files/data_sets`, and a module in `implicit_llm_data/stages` for each kind of job that makes its data.
+A task is a kind of data. A new built-in task needs an entry here, a class in the driver's
+`experiment_files/data_sets.py`, and a module in `implicit_llm_data/stages` for each kind of job that makes its data.
+A plugin registers its own task.
 """
 
 from collections.abc import Mapping

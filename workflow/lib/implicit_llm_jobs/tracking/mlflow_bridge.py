@@ -45,7 +45,8 @@ SECTIONS = {"evaluate": "evaluation", "data": "data"}  # evaluation/accuracy.<da
 SUMMARY = "summary"  # one number per run, from its manifest, for tables and parallel coordinates
 METRIC_CHARS = 200  # of a metric's key
 _REFUSED = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses
-_CONTEXT = {"train": "training", "evaluate": "evaluation"}  # the use of a data set by stage; the default is its role
+# MLflow's `context` of a data set, for each stage that reads it; other stages give the role of the input.
+_CONTEXT = {"train": "training", "evaluate": "evaluation"}
 
 
 @dataclass(frozen=True)

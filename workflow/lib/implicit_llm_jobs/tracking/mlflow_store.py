@@ -101,7 +101,10 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def _is_store(path: Path, *, is_deep: bool) -> bool:
-    """Return whether the store exists. Raises: TrackingError for another or damaged file, or one that is in use."""
+    """Return whether the file is an MLflow store; False if it is missing or empty.
+
+    is_deep: also check its integrity. Raises: TrackingError if it is damaged, in use, or not an MLflow store.
+    """
     if not path.exists() or path.stat().st_size == 0:
         return False
     try:

@@ -127,8 +127,8 @@ def compare(
 ) -> None:
     """Compare finished runs: settings, code, inputs and metrics.
 
-    For inputs (the phase before, the data) it shows only what differs. Numbers are from the end of the phase and from
-    its evaluations, with mean, lowest and highest of several seeds. Curves are in MLflow and in the report.
+    It shows which settings, code and inputs (the phase before, the data) differ, and all metrics from the end of the
+    phase and from its evaluations. Several seeds have mean, lowest and highest. Curves are in MLflow and in the report.
 
     **Example**
 
@@ -166,10 +166,10 @@ def lineage(
     config: options.Config = None,
     results: options.Results = options.RESULTS,
 ) -> None:
-    """Show where a result came from: the runs behind it, back to the data; or what was made from it.
+    """Show the runs behind a result, back to the data; with --forward, those that were made from it.
 
     It prints the fingerprint, MLflow run, commit, device and time of each run, and whether it was accepted although
-    its code changed. With --verify the exit code is 1 if a file is missing or changed.
+    its code changed. With --verify the exit code is 1 if a file is missing or changed, or if a run is not found.
 
     **Example**
 

@@ -259,7 +259,7 @@ class LanguageModel(_DataSet):
     vocab_size: VocabSize
     train: TrainText
     test: TestLengths
-    test_fraction: Share = 0.001  # the published test split of the deduplicated Pile
+    test_fraction: Share = 0.001  # the share that the paper holds out of the deduplicated Pile
     seed: Seed = 0
     validation: ValidationText | None = None
 

@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def argument(self) -> str:
-        """The experiment as a quoted command-line argument: its name if commands find its file by it, else the file."""
+        """The experiment as a quoted command-line argument: its name if that name leads to this file, else the path."""
         source = self.experiment.source
         has_name = self.experiment.name in experiment_names() and experiment_path(self.experiment.name) == Path(source)
         return shlex.quote(self.experiment.name if has_name else source)

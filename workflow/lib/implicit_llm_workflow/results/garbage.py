@@ -60,7 +60,8 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 def freeable(plan: Plan, targets: Iterable[str]) -> list[str]:
     """Return the jobs of the targets whose larger files can be deleted.
 
-    Raises: NotFreeable if a named job cannot be freed; UnknownTarget and NotAcceptable for targets without a job.
+    A job that only a pattern matches is skipped if it cannot be freed. Raises: NotFreeable if a job that is named in
+    full cannot be freed; UnknownTarget for an unknown name; NotAcceptable for a pattern without a match.
     """
     found = []
     for key, is_named in chosen_jobs(plan, targets).items():

@@ -38,7 +38,7 @@ COMMIT_DIGITS = 10
 
 
 class NoLineage(UserError):
-    """No finished job recorded the artifact or has the given run in MLflow."""
+    """The given file was recorded by no finished job, or the given MLflow run belongs to none."""
 
 
 @dataclass(frozen=True)

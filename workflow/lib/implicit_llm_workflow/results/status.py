@@ -127,7 +127,7 @@ def next_step(snapshot: Snapshot) -> str:
     if damaged := _damaged_inputs(snapshot):
         return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))
     hours = CostModel(plan).training_hours if plan.profile == LOCAL_PROFILE and not snapshot.targets else 0
-    price = f"  # {hours:,.0f} GPU-hours by estimate, on this machine" if hours > UNNAMED_HOURS else ""
+    price = f"  # {hours:,.0f} hours of training by estimate, on this machine" if hours > UNNAMED_HOURS else ""
     return f"{snapshot.command}{price}"
 
 

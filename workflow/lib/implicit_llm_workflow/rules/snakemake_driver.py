@@ -241,7 +241,7 @@ def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) ->
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
-    """Raise TooCostly for over UNNAMED_HOURS GPU-hours on this machine, if the user did not name the experiment."""
+    """Raise TooCostly for over UNNAMED_HOURS of training on this machine, if the user did not name the experiment."""
     from implicit_llm_workflow.estimates import UNNAMED_HOURS, CostModel
 
     name = plan.experiment.name
@@ -250,8 +250,8 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     hours = CostModel(plan).training_hours
     if hours > UNNAMED_HOURS:
         raise TooCostly(
-            f"{plan.experiment.source}: takes {hours:,.0f} GPU-hours by estimate, and would run on this machine; type "
-            f"`implicit-llm run demo` for the small one, or `snakemake {name}` with your other options for this one"
+            f"{plan.experiment.source}: takes {hours:,.0f} hours of training by estimate, and would run on this machine; "
+            f"type `implicit-llm run demo` for the small one, or `snakemake {name}` with your other options for this one"
         )
 
 

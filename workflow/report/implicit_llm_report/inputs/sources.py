@@ -106,7 +106,10 @@ def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds 
 
 
 def _trained(source: Source) -> Record:
-    """Return the fields of records that the training of a run supplies, in case its evaluations are missing."""
+    """Return what a finished training job knows about its run, such as the model type and the number of layers.
+
+    These values fill the rows of missing evaluations.
+    """
     model, data = source.manifest.config.get("model") or {}, source.manifest.summary.get("data") or {}
     about = {"num_layers": model.get("num_hidden_layers"), "train_length": data.get("length")}
     return {"run": source.job.run, "model_type": model.get("model_type"), **about}

@@ -20,8 +20,9 @@ from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, SlurmState
 from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
-# Resources, named as in the official Slurm plugin, with their sbatch options; later ones override earlier ones.
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
+# The sbatch option of each resource, whose name is that in the official Slurm plugin. If two resources set one option,
+# the one that is listed later counts.
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
     "exclude": "exclude",

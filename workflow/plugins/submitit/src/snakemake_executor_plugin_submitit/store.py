@@ -162,7 +162,10 @@ def load(files: JobFiles) -> Record | None:
 
 
 def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[JobFiles, Record | None]]:
-    """Return the jobs with files in `folder`, sorted by path, with their records; only those of `keys` if given."""
+    """Return the files and the record of each job in `folder`, sorted by path; None for an unreadable record.
+
+    keys: the values of `JobFiles.key` of the jobs to load; None loads all.
+    """
     every = [JobFiles(path) for path in sorted((folder / "jobs").glob("*/"))]
     return [(files, load(files)) for files in every if keys is None or files.key in keys]
 
