@@ -176,7 +176,9 @@ def test_a_bare_snakemake_on_this_machine_does_not_start_an_experiment_of_days(t
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert re.search(r"paper\.yaml: takes [\d,]+ GPU-hours .* type `implicit-llm run demo` .* `snakemake paper`", error)
+    assert re.search(
+        r"paper\.yaml: takes [\d,]+ hours of training .* type `implicit-llm run demo` .* `snakemake paper`", error
+    )
     assert not (folder / "results").exists()
 
 

@@ -15,7 +15,7 @@ from implicit_llm_contracts.hints import nearest
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
-# The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion, which is one
+# The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion. This is one
 # relative residual over the whole batch.
 RELEASED_CRITERION = "released-criterion"
 

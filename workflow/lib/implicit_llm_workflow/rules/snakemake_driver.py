@@ -250,8 +250,9 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
     hours = CostModel(plan).training_hours
     if hours > UNNAMED_HOURS:
         raise TooCostly(
-            f"{plan.experiment.source}: takes {hours:,.0f} hours of training by estimate, and would run on this machine; "
-            f"type `implicit-llm run demo` for the small one, or `snakemake {name}` with your other options for this one"
+            f"{plan.experiment.source}: takes {hours:,.0f} hours of training by estimate, and would run on this "
+            f"machine; type `implicit-llm run demo` for the small one, or `snakemake {name}` with your other options "
+            "for this one"
         )
 
 
