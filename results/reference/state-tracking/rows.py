@@ -138,9 +138,8 @@ def s5_summary() -> Iterator[str]:
         phase, mode = ("free", PROTOCOL) if run == "s5-implicit" else ("explicit", "parallel")
         jobs = training[training.job.str.startswith(f"train/{run}-s")]
         size = f"{1e-6 * jobs.parameters.iloc[0]:.1f}M"
-        time = f"{jobs.busy_seconds.min():.0f} to {jobs.busy_seconds.max():.0f}"
         cells = [spread(seeds_of(f"{run}/{phase}", mode, length, 1).accuracy_last10) for length in (32, 128, 512)]
-        yield row(names()[run].removeprefix("S5, "), size, time, *cells)
+        yield row(names()[run].removeprefix("S5, "), size, *cells)
 
 
 PASSED = {
@@ -353,7 +352,7 @@ TABLES = {  # title, head, rows
         "recipe | 256 tokens, 10 % hard | 1,024, 10 % | 256, 50 % | 1,024, 50 %",
         a5_summary,
     ),
-    "s5-summary": ("", "model | parameters | seconds of training | 32 tokens | 128 | 512", s5_summary),
+    "s5-summary": ("", "model | parameters | 32 tokens | 128 | 512", s5_summary),
     "passing-controls": (
         "Controls of state passing on S5: sequences right at every token",
         "model | started in a carried state | 32 tokens | 512 | 4,096 | 65,536",

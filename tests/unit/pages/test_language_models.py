@@ -1,5 +1,6 @@
 """docs/language-models.md and its complete tables: their numbers are those of the kept results."""
 
+import math
 import re
 import runpy
 
@@ -222,6 +223,15 @@ def test_the_share_of_equal_tokens_is_the_kept_one() -> None:
     frame = pd.read_csv(LANGUAGE_MODELS / "agreement.csv").query("experiment != 'language-models-25m'")
     means = 100 * frame.groupby(["experiment", "mode", "against", "phase"]).token_agreement.mean()
     assert f"agree on {means.min():.0f} to {means.max():.0f} % of the tokens" in FINDINGS
+
+
+def test_four_iterations_of_mamba2_as_trained_are_compared_with_explicit_models_of_normalised_weights() -> None:
+    frame = pd.read_csv(LANGUAGE_MODELS / "test_loss.csv").query(
+        "length == 2048 and mode in ['as_trained', 'parallel']"
+    )
+    loss = frame.groupby(["run", "phase"]).loss.mean()
+    ratio = math.exp(loss["mamba2-implicit", "bounded"] - loss["mamba2-explicit-normed", "explicit"])
+    assert f"(4+1) Mamba2 has {ratio:.3f} times explicit's perplexity" in FINDINGS
 
 
 def test_about_a_fifth_of_the_tokens_had_not_converged_where_modes_were_compared() -> None:
