@@ -123,7 +123,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """Send the journals of short jobs to MLflow; `onsuccess` and `onerror` call it."""
+        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` call it."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
