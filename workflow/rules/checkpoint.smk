@@ -1,5 +1,5 @@
 rule import_checkpoint:
-    """Import a model that was trained elsewhere; converting one holds its weights in memory twice."""
+    """Import a model that was trained elsewhere; the conversion holds the weights in memory twice."""
     output:
         manifest="results/{config}/checkpoint/{peer}/work/{fingerprint}/manifest.json",
     log:

@@ -1,5 +1,5 @@
 rule data_set:
-    """Make one data set, for training or for a test length: every kind but those below, which need more of a machine."""
+    """Make one data set or its text; the rules below make the kinds that need more memory, time or threads."""
     input:
         upstream=job.upstream("data"),
     output:
@@ -21,7 +21,7 @@ rule data_set:
 
 
 use rule data_set as tokenizer with:
-    """Take the tokenizer of the language models, or train one: that counts pairs over the corpus, on all cores."""
+    """Copy the tokenizer of a language model, or train one, which counts pairs over the corpus on several cores."""
     wildcard_constraints:
         data=job.names("data", "tokenizer"),
     threads: 8
@@ -31,7 +31,7 @@ use rule data_set as tokenizer with:
 
 
 use rule data_set as token_shard with:
-    """Tokenise one share of the corpus (the deduplicated Pile); several shards at once use a machine best."""
+    """Tokenise one share of the corpus (in the paper the deduplicated Pile); several at once use a machine best."""
     wildcard_constraints:
         data=job.names("data", "token_shard"),
     threads: 2
@@ -41,7 +41,7 @@ use rule data_set as token_shard with:
 
 
 use rule data_set as token_stream with:
-    """Join the shards to a stream of tokens: an index of their files, or a copy of the small test split."""
+    """Join the shards to a stream of tokens: an index of the files of a whole training split, or else a copy."""
     wildcard_constraints:
         data=job.names("data", "token_stream"),
     resources:

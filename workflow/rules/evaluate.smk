@@ -2,7 +2,7 @@
 for kind, about in plan.experiment.kinds.evaluations.items():
 
     rule:
-        """Evaluate one phase of one run, or an imported model, on its test sets, in every mode of solving."""
+        """Run one evaluation, in all its modes, of an imported model or of one phase and seed of a run."""
         name:
             f"evaluate_{kind}"
         input:

@@ -3,7 +3,7 @@ localrules:
 
 
 rule prefetch:
-    """Fetch what the jobs need from the network, where there is one; the jobs themselves then need none."""
+    """Fetch the files that the jobs need, on a machine with a network; the jobs themselves then need no network."""
     log:
         f"results/{plan.experiment.name}/prefetch.log",
     params:

@@ -1,7 +1,7 @@
-# For profiles that give rules a hardware class (resource `hardware`). It changes no result: nothing depends on it but by
-# `ancient`.
+# Profiles that give rules a hardware class (resource `hardware`) use this rule. It changes no result: its report is an
+# `ancient` input.
 rule preflight:
-    """Look, in seconds, whether a class of machines can do its jobs, before its first long job."""
+    """Check in seconds, before the first long job of a hardware class, whether such a machine can run its jobs."""
     output:
         report="results/{config}/.preflight/{hardware}.json",
     log:

@@ -46,7 +46,7 @@ rule report:
 
 
 rule excerpt:
-    """Draw a figure or table of the paper by itself, from the jobs behind it alone."""
+    """Draw a single figure or table of the paper, from only the jobs that it needs."""
     input:
         results=job.upstream("excerpt"),
     output:

@@ -2,7 +2,7 @@
 for task in plan.experiment.kinds.tasks:
 
     rule:
-        """Train one phase of one run; a later phase starts from the checkpoint of the one before it."""
+        """Train one phase of a run with one seed; a later phase starts from a checkpoint of an earlier one."""
         name:
             f"train_{task}"
         input:

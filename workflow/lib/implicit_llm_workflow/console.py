@@ -107,7 +107,8 @@ def options(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and end the process.
 
-    Exit codes: 2 for an error that the user can fix, 75 if the job must be started again, 1 for any other error.
+    Exit codes: 2 for an error that the user can fix, 75 if the job must be started again, 1 for most other errors. A
+    launcher ends with the code of the process that caused the end.
     """
     if arguments is None:  # in a process of its own, the collector should rarely scan the million imported objects
         set_threshold(20_000)
@@ -148,7 +149,7 @@ def _tell(error: Any, words: list[str]) -> int:
 
 
 def _instead(words: list[str]) -> str:
-    """Return what else to type if the last word names an experiment or a trained model, else ""."""
+    """Return a hint with the right command for `implicit-llm demo`, `train demo` or a trained model; else ""."""
     command, name = (words[0], words[-1]) if words else ("", "")
     if name in experiment_names() and command in (name, *_PANELS[""]):
         return f"; to run the experiment, type `implicit-llm run {name}`"

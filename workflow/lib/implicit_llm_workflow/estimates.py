@@ -184,14 +184,14 @@ class CostModel:
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """Return the remaining cost of the wanted result."""
+        """Return the cost of making the wanted result: nothing if it exists, else the cost of the whole job."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """Return the cost of the whole job from its earlier run or another seed, or else, for training, its FLOPs."""
+        """Return the cost of the whole job from its earlier run or another seed, else (for training) from its FLOPs."""
         for words, manifest, cost in self._earlier(node):
             is_wanted = self._name is None or self._name.startswith(cost.device or "-")
             if is_wanted and cost.hours is not None:
@@ -204,7 +204,7 @@ class CostModel:
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
-        """Return the cost of the existing result."""
+        """Return the cost of the existing result, or UNKNOWN if there is none."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
@@ -287,7 +287,7 @@ def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
 
 
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:
-    """Scale the cost by the number of training sequences; other changed settings are only named in the basis."""
+    """Scale the cost by the number of training sequences; the basis mentions that settings changed, but not which."""
     if canonical_json({**old, "seed": 0}) == canonical_json({**new, "seed": 0}):
         return replace(cost, basis=words)
     factor = _sequences(new) / _sequences(old) if "phase" in new and "phase" in old else 1.0
@@ -296,7 +296,7 @@ def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: s
 
 
 def _sequences(config: Mapping[str, Any]) -> int:
-    """Return the number of sequences in the batches of a training job."""
+    """Return the number of sequences in all batches of a training job."""
     return int((config["phase"]["end_step"] - config["phase"]["start_step"]) * config["batch_size"])
 
 

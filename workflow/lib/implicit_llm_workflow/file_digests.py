@@ -1,4 +1,4 @@
-"""Compute the digests of files that are part of an identity although no job made them, once for each file state."""
+"""Compute the digests of files that no job made, for identities of jobs; each state of a file is hashed once."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Remembered:
         return {} if self._path is None else read_object(self._path)
 
     def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
-        """Return the cached value of this state, or else call `look` and cache its value; both must be JSON values."""
+        """Return the cached value of this state, or else call `look` and cache its value; state and value are JSON."""
         match self._known.get(key):
             case [known, found] if known == state:
                 return found

@@ -1,7 +1,8 @@
 """Fetch the files that an experiment's jobs read from the network, so that the jobs themselves need no network.
 
-Files of the Hugging Face hub are pinned to a commit and compared with the hub's digests. `snapshot_download` resumes an
-interrupted download. If a fetch is recorded and the sizes of its files agree, the network is not used again.
+Files of the Hugging Face hub are pinned to a commit and compared with the hub's digests; lm-eval's data sets are not.
+`snapshot_download` resumes an interrupted download. If a fetch is recorded and the sizes of its files agree, the
+network is not used again.
 """
 
 import glob
@@ -199,7 +200,7 @@ def _needs(node: Node) -> Iterator[Need]:
     elif stage == "checkpoint" and "hub" in config:
         files = HubFiles("model", config["hub"], config["revision"])
         yield OnHub(files, node.name, PICKLE_FILE in config["sha256"])
-    elif stage == "evaluate" and kind == LM_EVAL:  # an evaluation that names no tasks runs all
+    elif stage == "evaluate" and kind == LM_EVAL:  # the user's own tasks have no entry in `known`
         known = fill(EvaluationDataFile, read_yaml(EVALUATION_DATA_FILE), str(EVALUATION_DATA_FILE)).tasks
         yield from (known[task] for task in config.get("tasks") or known if task in known)
 

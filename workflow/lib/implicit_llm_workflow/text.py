@@ -33,12 +33,12 @@ def plain_table(
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or the name of its class if the message is empty."""
+    """Return at most 300 characters of the first line of an exception's message; without a message, its class name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a time in a fitting unit, such as "40 s", "12 min", "3.4 h" or "5 d"; "-" for None."""
+    """Return a time in a fitting unit, such as "40 s", "12 min", "3.4 h" or "12 d"; "-" for None."""
     if seconds is None:
         return MISSING
     unit, length_s = next((item for item in _UNITS if seconds >= 1.5 * item[1]), _UNITS[-1])
@@ -56,7 +56,7 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Return the mean of the values; of several seeds also the lowest and the highest value and their number."""
+    """Return the mean of the seeds' values, for several also the lowest, the highest and their number; "-" for none."""
     if not values:
         return MISSING
     mean = shown(statistics.fmean(values))

@@ -37,10 +37,9 @@ class PhaseEntry:
     null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one in the list.
     `start`: the step at which it resumes, by default the end of that earlier phase, which must keep this checkpoint.
     `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the training
-    run. `state_passing`: the number of consecutive steps in which a sequence starts in the final state of the sequence
-    before it; by default each sequence starts in the empty state.
-    `restart_when_wrong`: after a wrong last prediction, the next sequence starts in the empty state nevertheless; false
-    carries every state, as published.
+    run. `state_passing`: the number of sequences in the longest chains. In a chain, each sequence starts in the final
+    state of the one before it; by default every sequence starts in the empty state. `restart_when_wrong`: whether a
+    chain also restarts from the empty state after a wrong last prediction; the published chains do not.
     """
 
     name: Name

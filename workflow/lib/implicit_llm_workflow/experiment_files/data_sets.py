@@ -89,11 +89,11 @@ class WordProblem(_DataSet):
     """A word problem over a group and, if there is one, a monoid.
 
     `group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product; "aperiodic" has four elements. A hard
-    fraction is the share of the tokens that are drawn from the whole group; the others are the identity. The suffix
-    P090 of published files means 0.1. Training and test sets are drawn from separate streams of `seed`. `validation`:
-    used instead of `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each file; a
-    restarted job resumes after the last complete file. `folder`: a folder with files of the authors' generator, such as
-    train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
+    fraction is the probability that a token's group part is drawn from the whole group; otherwise it is the identity.
+    The suffix P090 of published files means 0.1. Training and test sets are drawn from separate streams of `seed`.
+    `validation`: used instead of `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each
+    file; a restarted job resumes after the last complete file. `folder`: a folder with files of the authors' generator,
+    such as train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
     """
 
     name: str
@@ -209,8 +209,8 @@ class Catbabi(_DataSet):
 class TrainText:
     """The training text. `length`: tokens of a training sequence.
 
-    `tokens`: the number of distinct tokens in the training set, in sequences spread evenly over the text. A longer
-    training run repeats these sequences, each time in another order.
+    `tokens`: the number of tokens in the training set, whose sequences are spread evenly over the text; by default all
+    tokens. A longer training run repeats these sequences, each time in another order.
     """
 
     length: Length
@@ -245,7 +245,7 @@ class ValidationText(TestLengths):
 class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
-    `num_shards`: the number of jobs, and of token files, that share the corpus; they get the input files in turn.
+    `num_shards`: the number of jobs that share the corpus. They get its files in turn and write a file for each split.
     `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects these documents.
     Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not depend on
     `validation`.
@@ -324,9 +324,9 @@ class LanguageModel(_DataSet):
 
 @dataclass(frozen=True)
 class OwnData(_DataSet):
-    """A data set of a plugin's task.
+    """A data set of a plugin's task, which defines the settings and their defaults.
 
-    `train`, and `test` by the name of each test set, are settings of the task, which declares their defaults.
+    `train`: the settings for the training set. `test`: the settings for each test set, by its name.
     """
 
     name: str

@@ -54,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A figure or table of the paper. `title`: its title there. `figures`, `tables`: those of the report that it shows.
+    """A figure or table of the paper, on a page with `title`. `figures`, `tables`: those of the report that it shows.
 
     `from`: the sources of its numbers. The evaluated models and all phases of their training are included.
     """

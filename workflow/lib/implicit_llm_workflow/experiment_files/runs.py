@@ -1,4 +1,4 @@
-"""Build the runs of an experiment, each from a model, a task and a curriculum, with changes for all runs and its own.
+"""Build the runs of an experiment, each from a model, a task and a curriculum with changes for all runs or for one.
 
 An entry with a grid describes one run at every point of its axes.
 """

@@ -74,7 +74,7 @@ class ConfigFiles:
     """A reader of the files to which one experiment refers; `source` names the experiment file in messages.
 
     `known`: values and path of each file already read, by folder/name. With the `known` of an earlier reader of the
-    experiment, no file is read.
+    experiment, this reader opens no file.
     """
 
     def __init__(self, path: Path, source: str = "", known: Mapping[str, Any] | None = None) -> None:

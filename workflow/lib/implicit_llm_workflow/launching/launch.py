@@ -1,8 +1,8 @@
 """Run a training job in several processes, on one node or several.
 
 The launcher is the job's own process, which receives stop signals. It starts the training processes, forwards the
-signals, waits, and ends with the exit code and the class of the process that caused the end. If there are several
-nodes, srun starts an agent on each, which does the same there: `python -m ...launching.launch JSON`.
+signals, waits, and ends with the exit code and the failure class of the process that caused the end. If there are
+several nodes, srun starts an agent on each, which does the same there: `python -m ...launching.launch JSON`.
 
 The processes find each other by the variables that torchrun sets too. torchrun itself is not usable: after a SIGTERM it
 gives its processes only 30 seconds, too few for a large checkpoint, and it dies of SIGUSR2.
@@ -171,7 +171,10 @@ def wait(
 
 @contextmanager
 def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
-    """Start the training processes of a node. At the end, running ones get a SIGTERM and are killed after GRACE_S."""
+    """Start a node's training processes; those that still run at the end get a SIGTERM and are killed after GRACE_S.
+
+    An exception kills all at once.
+    """
     prepare, processes = partial(_prepare, os.getpid()), list[subprocess.Popen[Any]]()
     try:
         for number in range(job.processes):
@@ -249,7 +252,7 @@ def require_nodes(nodes: int, allocation: Allocation) -> None:
 
 
 class Ended(Exception):
-    """The processes ended before the job was complete; this has the message and exit code for the job's process."""
+    """The processes ended before the job was complete; `exit_code` and message are those for the job's own process."""
 
     def __init__(self, end: ProcessEnd) -> None:
         super().__init__(end.message)
@@ -275,7 +278,7 @@ def launch(
 
 
 def end(code: int) -> NoReturn:
-    """End this process with an exit code; one of several training processes skips the interpreter's clean-up.
+    """End this process with an exit code; a process that a launcher started skips the interpreter's clean-up.
 
     In the clean-up NCCL would wait forever for captured graphs that contain its all-reduces, and the launcher with it.
     """

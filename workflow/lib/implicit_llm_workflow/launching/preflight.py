@@ -35,7 +35,7 @@ class PreflightFailed(UserError):
 
 @dataclass(frozen=True)
 class Preflight:
-    """The properties that a hardware class promises. `checkpoint_bytes`: the largest checkpoint of its jobs."""
+    """The properties that a hardware class promises. `checkpoint_bytes`: the size of the largest checkpoint."""
 
     hardware: str = "this machine"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -117,7 +117,7 @@ class Preflight:
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
     def storage(self) -> dict[str, Any]:
-        """Check that `results` can be written, and that its disk has space for SPACE_FACTOR largest checkpoints."""
+        """Check that `results` can be written, and that SPACE_FACTOR * `checkpoint_bytes` are free on its disk."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
         needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:

@@ -65,7 +65,7 @@ class CodeChanged(UserError):
 
 
 class SourceError(UserError):
-    """A source file of the project cannot be read or parsed."""
+    """A source file of the project is missing, or cannot be read or parsed."""
 
 
 class Imported(NamedTuple):
@@ -343,7 +343,7 @@ def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
 
 
 def _exported_from(package: SourceModule, name: str, project: Project) -> Iterator[str]:
-    """Yield the modules from which a package's `__init__` imports `name`, or the package itself if there is none."""
+    """Yield the modules that define `name` if a package's `__init__` imports it, or else the package itself."""
     for imported in package.imports:
         if imported.names and name in imported.names:
             yield from _defining_modules(Imported(imported.module, (name,)), project)
@@ -352,7 +352,7 @@ def _exported_from(package: SourceModule, name: str, project: Project) -> Iterat
 
 
 def tree_text(value: object) -> str:
-    """Return a syntax tree as text without docstrings, positions and empty fields, equal for every Python version."""
+    """Return a syntax tree as text without docstrings, positions and empty fields, equal for all supported Pythons."""
     if isinstance(value, list):
         return f"[{','.join(map(tree_text, value))}]"
     if not isinstance(value, ast.AST):

@@ -95,7 +95,7 @@ def _all_nodes(experiment: Experiment) -> Iterator[Node]:
 
 
 def _excerpt_node(excerpt: Excerpt, report: Node, nodes: Mapping[str, Node]) -> Node:
-    """Return the job of an excerpt, which is the report's job with fewer inputs."""
+    """Return the job of an excerpt: the report's job with fewer inputs and the excerpt's title, figures and tables."""
     jobs, behind = report.config["jobs"], set[str]()
     for role, key in report.upstream.items():
         if any(origin.has(jobs[role]["run"], jobs[role].get("evaluation")) for origin in excerpt.from_):
@@ -107,7 +107,7 @@ def _excerpt_node(excerpt: Excerpt, report: Node, nodes: Mapping[str, Node]) -> 
 
 
 def _with_models(key: str, nodes: Mapping[str, Node]) -> Iterator[str]:
-    """Yield a job, the model that it evaluates or resumes from, and all training phases before that model."""
+    """Yield the keys of a job, of the model that it evaluates or resumes from, and of all phases before that model."""
     yield key
     for role in ("model", "start"):
         if role in nodes[key].upstream:
@@ -126,7 +126,7 @@ def _data_parts(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _run_nodes(experiment: Experiment, run: Run) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Yield the training jobs of a run and their evaluations, each as its description for the report and its node."""
+    """Yield a run's training jobs and the evaluations of its final phases, each as its description and its node."""
     for seed in run.seeds:
         trained: dict[str, tuple[dict[str, Any], Node]] = {}
         for phase, training in run.phases.items():
@@ -166,7 +166,7 @@ def _evaluate_nodes(
             nodes = data.validation_nodes() if evaluation.split == VALIDATION else data.test_nodes()
             read = {node.name: node.key for node in nodes}
         if model.is_implicit is False and evaluation.settings.kind in ONE_MODE_KINDS:
-            # An explicit model has one mode, so a change of the list must not make its result stale.
+            # An explicit model has one mode, so a change of `modes` must not make the model's result stale.
             config = {**config, "modes": []}
         upstream = {"model": source.key, **read}
         node = Node("evaluate", f"{name}/{evaluation.name}", config, upstream, source.run, source.seed)
@@ -189,7 +189,7 @@ def _met(entries: Mapping[str, Entry], experiment: Experiment) -> list[str]:
 
 
 def _planned_results(experiment: Experiment) -> Iterator[dict[str, Any]]:
-    """Yield the report, and each run and evaluation, as a mapping with the fields that registry.yaml names."""
+    """Yield the report, each run, and each evaluation of each model, as mappings with the fields of registry.yaml."""
     yield {"kind": "report", "settings": tuple(experiment.report), "is_peer": False}
     for model in experiment.models:
         about: dict[str, Any] = {"is_peer": True}

@@ -37,11 +37,11 @@ RESULTS = Path("results")
 DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the driver's profile and experiment file
 
 
-PLANNED = "planned"  # the only key of the config file for the jobs, which `write_job_files` writes
+PLANNED = "planned"  # the only key of the config file that `write_job_files` writes for the jobs
 
 
 class UnknownTarget(UserError):
-    """No job of the experiment has the requested name."""
+    """The experiment has no job or target of the requested name, or an option does not accept this form of it."""
 
 
 class Plan:
@@ -64,7 +64,7 @@ class Plan:
         return self.identify(self.settle)
 
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
-        """Return the identity of each job by key; `settle` returns it for the identity from config, code and inputs."""
+        """Compute the identity of each job from config, code and inputs; return it after `settle`, by the job's key."""
         found: dict[str, Identity] = {}
         for key, node in self.nodes.items():  # the inputs of a node come before it
             upstream = {role: found[source].fingerprint for role, source in node.upstream.items()}
@@ -144,9 +144,9 @@ class Plan:
         return self.identities[node.key].to_json(directories)
 
     def write_job_files(self) -> Path:
-        """Write the missing identity files and a file with the values of all experiment files; return the latter.
+        """Write the missing identity files and a config file with the plan's experiment; return the path of the latter.
 
-        The values are those of the plan: jobs must not use an experiment file that somebody has edited in the meantime.
+        Jobs must not use an experiment file that somebody has edited in the meantime.
         """
         for node in self.nodes.values():
             _write_once(self.identity_file(node), self.identity_text(node))
@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def argument(self) -> str:
-        """The experiment as a quoted command-line argument: its name if that name leads to this file, else the path."""
+        """The experiment as a quoted command-line argument: its name, or the file if the name does not lead to it."""
         source = self.experiment.source
         has_name = self.experiment.name in experiment_names() and experiment_path(self.experiment.name) == Path(source)
         return shlex.quote(self.experiment.name if has_name else source)
@@ -223,7 +223,7 @@ class Plan:
         return shlex.join(self.snakemake(self.profile, map(self.target, nodes)))
 
     def target(self, node: Node) -> str:
-        """Return the node as a target of Snakemake: its readable path, relative to Snakemake's working directory."""
+        """Return the node's target for Snakemake: its readable manifest, relative to Snakemake's working directory."""
         return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:
@@ -267,7 +267,10 @@ class Plan:
         return {key: status.why for key, status in self.statuses.items() if status.state == "stale"}
 
     def recorded(self, node: Node) -> Path | None:
-        """Return the path of the manifest of `Status.recorded` in its work folder; None if there is none."""
+        """Return the path of the manifest in the work folder of the recorded result, or else of the wanted one.
+
+        The manifest may be damaged. Return None if the folder has none.
+        """
         found = self.statuses[node.key].recorded
         work = Path(self.work[node.key]) if found is None else work_directory(self.run_dir(node), found.fingerprint)
         return committed(work)

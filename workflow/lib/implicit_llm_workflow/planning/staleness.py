@@ -204,7 +204,7 @@ def payload(work: Path) -> list[Path]:
 def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
     """Return the jobs that read the larger files of a job.
 
-    For a shard these include the readers of its stream, which points to the shard.
+    For a shard these include the readers of its streams, because a stream may point to the files of the shard.
     """
     direct = [name for name, node in nodes.items() if key in node.upstream.values() and node.stage not in PAGES]
     streams = direct if nodes[key].config.get("kind") == "token_shard" else []
@@ -212,7 +212,7 @@ def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
 
 
 def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """Return the statuses, but with the state stale for each freed result that a job that will run reads."""
+    """Return the statuses, in which a freed result is stale if a job that will run reads its files."""
     found = dict(statuses)
     for key in reversed(list(nodes)):  # a node comes after its inputs
         node = nodes[key]
@@ -225,5 +225,5 @@ def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> d
 
 
 def pointed_to(nodes: Mapping[str, Node], key: str) -> list[str]:
-    """Return the inputs whose files a data set points to instead of copying them."""
+    """Return the shards that a job has as inputs; a stream of the whole training split points to their files."""
     return [name for name in nodes[key].upstream.values() if nodes[name].config.get("kind") == "token_shard"]

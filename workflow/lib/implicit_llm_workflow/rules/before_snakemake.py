@@ -1,7 +1,7 @@
 """Check the config files and profiles of a call for mistakes that Snakemake ignores or reports without file and key.
 
-The profiles call the functions that need no rules before Snakemake itself reads an experiment or a profile. These
-functions end the process with one line if the user can fix the mistake.
+The functions that need no rules are called by the profiles, before Snakemake itself reads an experiment or a profile.
+They end the process with one line if the user can fix the mistake.
 """
 
 import ast
@@ -50,7 +50,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Read the files of `--configfile`, or else the default experiment, as the project's commands do, for errors."""
+    """Read the files of `--configfile`, or else of the default experiment, only to report errors as our commands do."""
     with errors_in_one_line(_say):
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
@@ -125,7 +125,7 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """Return a text about the allowed values if a resource does not allow this one; Snakemake checks expressions."""
+    """Return a text about the allowed values if the resource does not allow `value`; Snakemake checks expressions."""
     text, hint = str(value), _OPTIONS.get(name)
     with suppress(ValueError, SyntaxError):  # an expression or a plain text raises them
         if not isinstance(ast.literal_eval(text), str | int | float):

@@ -114,7 +114,7 @@ class Driver:
     def before_first_job(self) -> None:
         """Withdraw forced results and create MLflow's store; `onstart` calls it, when Snakemake has chosen the jobs.
 
-        Otherwise a forced job would return its existing result. Results that depend on a forced one are withdrawn too,
+        A forced job would otherwise return its existing result. Results that depend on a forced one are withdrawn too,
         since their numbers may change. Their jobs run now, or in the next call if this call does not reach them.
         """
         if not self._call.touch:
@@ -123,7 +123,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """Send the journals of short jobs to MLflow; `onsuccess` and `onerror` call it."""
+        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` call it."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
@@ -169,8 +169,8 @@ def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> N
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first Ctrl-C: Snakemake starts no more jobs and waits for running ones, which commit their work.
 
-    A second Ctrl-C reaches only these jobs, which end at once, because Snakemake would print a traceback. A third one
-    ends the driver.
+    The driver ignores a second Ctrl-C, at which Snakemake would print a traceback; the running jobs end at once. The
+    third one ends the driver.
     """
     signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
     raise KeyboardInterrupt
@@ -179,7 +179,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     """Create MLflow's SQLite store if it does not exist: clients that open an empty store at the same time break it.
 
-    Jobs use the same lock of the store. No job waits for a store, so a failure is only reported.
+    A job that finds no store creates it under the same lock. No job waits for a store, so a failure is only reported.
     """
     path = sqlite_path(default_uri(results))
     if path is not None and not path.exists():

@@ -1,4 +1,4 @@
-"""Collect all uses of Snakemake that have no documented interface; no other module has any.
+"""Collect the uses of Snakemake that have no documented interface; other modules only query the rules of a workflow.
 
 None of these names is private, except for argparse's list of options. A Snakefile cannot see its targets, so the
 command line is parsed once more. tests/workflow/test_snakemake_internals.py fails in a release in which one of these
@@ -37,7 +37,7 @@ def profile_in_use() -> str | None:
 
 
 def profile_file(profile: str) -> Path | None:
-    """Return the file of a profile that is given by its folder or its name."""
+    """Return the file of a profile that is given by its folder or its name; None if there is none."""
     from snakemake.cli import get_profile_dir
 
     found = get_profile_dir(profile)
@@ -47,7 +47,8 @@ def profile_file(profile: str) -> Path | None:
 def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | None]:
     """Return the names of all options, those that this profile sets, and Snakemake's error if it refuses a value.
 
-    `profile` is the name as given in the call, `path` its file. Code that the profile itself calls may end the process.
+    With an error, the second set is empty. `profile` is the name as given in the call, `path` its file. Code that the
+    profile itself calls may end the process.
     """
     from snakemake.cli import get_argument_parser
     from snakemake.profiles import ProfileConfigFileParser
