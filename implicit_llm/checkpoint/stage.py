@@ -72,7 +72,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Return the layout of a checkpoint, given its config.json. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, which its config.json determines. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL

@@ -43,7 +43,7 @@ class Totals:
     skipped_in_a_row: int = 0
 
 
-Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if these were not counted
+Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if not counted) to FLOPs per token
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
