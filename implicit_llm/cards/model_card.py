@@ -198,7 +198,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the rows of the table of phases: if they exist, earlier phases in one and the start phase; this phase."""
+    """Return the rows of the table of phases: any earlier phases in one row, the start phase if any, and this phase."""
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:

@@ -37,7 +37,7 @@ class EvaluationJob:
     """A job that evaluates one model on the first `num_samples` sequences of a data set.
 
     where: data set and mode, for the log. precision: bf16 runs the model under autocast; losses are always fp32. kept:
-    a folder for the finished pieces of a long batch, which exists until the result is stored; None stores no pieces.
+    a folder for the finished pieces of a long batch, deleted when the result is stored; None stores no pieces.
     """
 
     model: torch.nn.Module

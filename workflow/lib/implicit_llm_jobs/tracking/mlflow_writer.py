@@ -43,7 +43,7 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """End the thread after a last attempt to write the rest; wait at most `wait_s` seconds, by default WAIT_S."""
+        """Wait for a last attempt to write the rest, at most `wait_s` seconds (by default WAIT_S); then warn."""
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):

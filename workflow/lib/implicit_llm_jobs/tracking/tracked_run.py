@@ -120,7 +120,7 @@ class TrackedRun:
         return {} if self.manifest is None else self.manifest.summary
 
     def times(self) -> tuple[str | None, str | None]:
-        """Return the times of the first and the last record in the journal, in ISO format."""
+        """Return the times of the first and the last record in the journal, in ISO format; None without records."""
         records = read_records(self.journal)
         return (records[0]["time"], records[-1]["time"]) if records else (None, None)
 
