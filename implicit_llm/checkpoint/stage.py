@@ -45,7 +45,7 @@ TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ with config.json, safetensors, a model card and the tokenizer files that the checkpoint has.
+    """Write model/ with config.json, safetensors, a model card and the OTHER_MODEL_FILES that the checkpoint has.
 
     No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.

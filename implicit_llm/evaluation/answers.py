@@ -62,7 +62,7 @@ class EvaluationResult:
 
 
 class Tally(Protocol):
-    """A tally of a model's results; `measures`: the values that become None if any sequence is not finite."""
+    """A tally of results; `measures`: the values that become None if the result of any sequence is NaN or infinite."""
 
     measures: tuple[str, ...]
 

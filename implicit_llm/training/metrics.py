@@ -213,7 +213,7 @@ _MIN_INTERVAL_STEPS = 5
 
 
 def is_due(step: int, total_steps: int) -> bool:
-    """Return whether to measure in step number `step`: about every tenth part of the curriculum."""
+    """Return whether to measure in step number `step`: about ten times in a curriculum, unless it is very short."""
     return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
 
 

@@ -99,7 +99,7 @@ def run(context: StageContext) -> StageResult:
     ids = torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)
     place = {"setting": TRAINED, "data": role, "length": dataset.length}
     add(place, prepare(model.backbone), ids, positions, config.layer)
-    for seed in RANDOM_SEEDS:  # as in the paper, with a few untrained layers; `seed` is that of their weights
+    for seed in RANDOM_SEEDS:  # untrained layers as in the paper; `seed` determines weights and tokens
         layer, ids_L = random_layer(seed, is_implicit=about["is_implicit"])
         place = {"setting": RANDOM, "data": None, "length": None, "seed": seed}
         place |= {"num_layers": 1, "num_parameters": layer.num_parameters()}

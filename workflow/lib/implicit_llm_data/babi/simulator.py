@@ -170,7 +170,7 @@ class Walks(Family):
         return self.dice.pick([room for room in ROOMS if room not in taken])
 
     def walk(self, kind: str, room: str, *people: str, named: Lines = ()) -> Lines:
-        """Let people walk into a room; return the lines that prove it, with the earlier lines `named`."""
+        """Let people walk into a room; return the lines that prove this: the earlier lines `named`, and the new one."""
         who = people[0]
         lines = (*named, self.state(kind, room=room, who=who, to=people[-1], pronoun=PRONOUNS[who]))
         for person in people:

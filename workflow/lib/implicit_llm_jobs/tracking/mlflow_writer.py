@@ -1,7 +1,7 @@
 """Write the journal of a running stage to MLflow in a thread, and fill a store from the results of finished runs.
 
-`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out; a call of
-Snakemake ends with it.
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out. A call of
+Snakemake ends with this command if there are such runs.
 
 No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
 points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
