@@ -5,8 +5,8 @@ depends on the state through z*, so its Jacobian has off-diagonal entries, which
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
 where U = dh'/dz and Phi = dz*/dh are only as wide as the model, so norms and products of J are computed from these two
-factors. One pass over many copies of the token computes the derivatives for many rows at once: a backward pass for the
-derivatives of f, a forward-mode pass for U.
+factors. Copies of the token give the derivatives for many rows at once: those of f by one backward pass, and U by one
+forward-mode pass.
 
 Shapes: `S` entries of the flattened SSM state, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.

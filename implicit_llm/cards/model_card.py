@@ -104,7 +104,7 @@ class ModelFacts:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether a user must `import implicit_llm` to load the model."""
+        """Return whether the model is a Mamba2 or a Llama of this package, which plain transformers cannot load."""
         return self.model_type in FAMILY_NAMES
 
     @property
@@ -198,7 +198,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the rows of the table of phases: one for all earlier phases, one for the start phase, and this phase."""
+    """Return the rows of the table of phases: any earlier phases in one row, the start phase if any, and this phase."""
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:

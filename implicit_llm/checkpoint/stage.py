@@ -45,7 +45,7 @@ TRANSFORMERS, PUBLISHED, ORIGINAL = "transformers", "published", "original_mamba
 
 
 def run(context: StageContext) -> StageResult:
-    """Write model/ with config.json, safetensors, a model card and the tokenizer files that the checkpoint has.
+    """Write model/ with config.json, safetensors, a model card and the OTHER_MODEL_FILES that the checkpoint has.
 
     No code of a checkpoint runs. A checkpoint of transformers is copied unchanged; other layouts are converted to fp32.
     Runtime option: downloads. Raises: UserError.
@@ -72,7 +72,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Return the layout of a checkpoint, given its config.json. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, which its config.json determines. Raises: CheckpointError."""
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL

@@ -37,7 +37,7 @@ class EvaluationJob:
     """A job that evaluates one model on the first `num_samples` sequences of a data set.
 
     where: data set and mode, for the log. precision: bf16 runs the model under autocast; losses are always fp32. kept:
-    a folder for the finished pieces of a long batch, which exists until the result is stored; None stores no pieces.
+    a folder for the finished pieces of a long batch, deleted when the result is stored; None stores no pieces.
     """
 
     model: torch.nn.Module
@@ -62,7 +62,7 @@ class EvaluationResult:
 
 
 class Tally(Protocol):
-    """A tally of a model's results; `measures`: the values that become None if any sequence is not finite."""
+    """A tally of results; `measures`: the values that become None if the result of any sequence is NaN or infinite."""
 
     measures: tuple[str, ...]
 
@@ -117,9 +117,9 @@ def answers(
 ) -> Iterator[tuple[int, Batch, T | None]]:
     """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
-    ask: called with the tokens in place of the model, for example to run several modes. The result is None for a batch
-    whose iteration became NaN or infinite. A batch that exceeds the memory is repeated at half the size, as are all
-    later batches. Raises: EvaluationOutOfMemory, UnknownToken.
+    ask: replaces the model, for example to run several modes; its argument is `input_ids`. The result is None for a
+    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its sequences are evaluated again, and
+    all batches from there on have half the size. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     while start < job.num_samples:
@@ -171,7 +171,7 @@ def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tens
 def pieces(length: int, num_rows: int) -> list[slice]:
     """Cut `length` positions into slices; one slice of all `num_rows` sequences has at most LOSS_TOKENS tokens.
 
-    A slice has at least one position.
+    If there are more sequences than LOSS_TOKENS, a slice has one position.
     """
     step = max(1, LOSS_TOKENS // num_rows)
     return [slice(start, start + step) for start in range(0, length, step)]
@@ -289,8 +289,8 @@ class PositionTally:
     def values(self) -> dict[str, list[Any]]:
         """Return the curve: each bin's first and last position, counted from 1, its mean loss and its number of tokens.
 
-        A token at position p has p tokens before it. The bins are the same for every length, except for the last bin's
-        end.
+        The target at position p has p tokens before it. The bins of a shorter length are the first ones of a longer
+        length, except for the end of the last bin.
         """
         starts = position_bins(len(self.total_L))
         totals, counts = (np.add.reduceat(values_L, starts - 1) for values_L in (self.total_L, self.num_tokens_L))

@@ -195,7 +195,7 @@ def tracked_name(*parts: str) -> str:
 
 
 class EvaluateInputError(UserError):
-    """An input directory does not have what the evaluation needs."""
+    """The model or the test data are missing, or do not have what the evaluation needs."""
 
 
 def data_inputs(context: StageContext) -> dict[str, Input]:
@@ -212,7 +212,7 @@ CHECKPOINT = "checkpoint"  # the stage that imports models
 
 
 def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
-    """Return the trained model on its device, always in fp32; nothing is downloaded or unpickled.
+    """Return the trained model on the chosen device, always in fp32; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
     Raises: EvaluateInputError, NoGpu, KernelsUnavailable.

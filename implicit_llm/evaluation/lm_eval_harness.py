@@ -184,8 +184,8 @@ class ImplicitLM(HFLM):
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
         """Generate as in HFLM, but end a text at its end-of-text token even if the model's configuration names none.
 
-        HFLM decodes texts without this token before it cuts them at the strings in `stop`. A text that contains the
-        token would therefore continue until the longest text of its batch ends.
+        HFLM removes this token when it decodes a text, and only then cuts the text at the strings in `stop`. The text
+        would therefore continue after the token until the longest text of its batch ends.
         """
         if self.model.generation_config.eos_token_id is None:
             settings["eos_token_id"] = self.eot_token_id
@@ -242,8 +242,8 @@ def model_folder(path: Path) -> Path:
 def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
     """Load the tokenizer `given`, or that of the model if `given` is None.
 
-    given: the run directory of a tokenizer, a folder, a file or a name on the hub. A folder without
-        tokenizer_config.json needs a tokenizer.json.
+    given: the run directory of a tokenizer, a folder, a file or a name on the hub. A file, or the tokenizer.json of a
+        folder without tokenizer_config.json, must have the token END_OF_TEXT.
     Raises: TokenizerMissing.
     """
     path = Path(given or model)

@@ -161,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Return the sum of all weights as 32-bit integers of their bits, which any change of a single weight changes."""
+    """Return the sum of all weights, each as the 32-bit integer of its bits; a change of one weight changes the sum."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

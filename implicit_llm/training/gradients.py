@@ -26,7 +26,7 @@ class GradientReducer:
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """Copy the weights of rank 0 to all ranks. The call is collective."""
+        """Copy the weights and buffers of rank 0 to all ranks. The call is collective."""
         self.is_done = False
         self._dtype = dtype
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -126,7 +126,7 @@ class TrainingLoop:
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
-        """Train; return the global step reached, which is less than the end of the phase after a stop request."""
+        """Train; return the global step reached, which may be less than the end of the phase after a stop request."""
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
         self.speed.start(self.metrics.totals)

@@ -43,7 +43,7 @@ class Totals:
     skipped_in_a_row: int = 0
 
 
-Cost = Callable[[float], float]  # FLOPs per token by evaluations of f; NaN if these were not counted
+Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if not counted) to FLOPs per token
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
@@ -213,7 +213,7 @@ _MIN_INTERVAL_STEPS = 5
 
 
 def is_due(step: int, total_steps: int) -> bool:
-    """Return whether to measure in step number `step`: about every tenth part of the curriculum."""
+    """Return whether to measure in step number `step`: about ten times in a curriculum, unless it is very short."""
     return step % max(_MIN_INTERVAL_STEPS, total_steps // POINTS) == 0
 
 

@@ -25,7 +25,8 @@ class UpdateGuard:
 
     On the CPU, or without a fused optimizer, the guard checks every step. On an accelerator, a check would wait for the
     device. The fused optimizer skips the bad update and all later ones instead, and reading the metrics finds the step.
-    may_overflow: whether a gradient scaler skips updates with infinite gradients; the guard then checks only the loss.
+    may_overflow: whether a gradient scaler skips updates with infinite gradients. The guard then checks only the loss,
+        and with a fused optimizer on an accelerator it checks nothing.
     """
 
     def __init__(self, optimizer: Any, device: torch.device, *, may_overflow: bool) -> None:

@@ -45,9 +45,9 @@ def is_matrix(parameter: Tensor) -> bool:
 def learning_rate(schedule: ScheduleConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of the update after `step` finished updates, for step in 0..total_steps - 1.
 
-    Warm-up begins above zero and reaches the peak at its last update. After warm-up, the learning rate either falls
-    linearly to `final_learning_rate`, or stays at the peak and falls as 1 - sqrt over the last `decay_fraction` of all
-    steps.
+    Warm-up begins above zero and reaches the peak at its last update. After warm-up, the learning rate falls towards
+    `final_learning_rate`, either linearly, or as 1 - sqrt over the last `decay_fraction` of all steps. In the second
+    case, it stays at the peak until then.
     Source: Schöne et al. 2025 (release script and section 4); the published linear schedule starts from zero.
     """
     warmup_steps = math.ceil(schedule.warmup_fraction * total_steps)

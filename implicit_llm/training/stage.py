@@ -168,7 +168,7 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Return the newest of this run's own checkpoints, else that of an earlier phase; None if there is neither."""
+    """Return this run's newest checkpoint, else that of the input phase; None for a first phase without its own."""
     own = store.newest()
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)

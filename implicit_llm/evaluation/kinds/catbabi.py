@@ -5,7 +5,7 @@ The results are the accuracy at questions, and accuracy and perplexity over all 
 windowed: the model evaluates each sequence of the data set from an empty state. A sequence is a window of the
 concatenated stories, so a question near its start may lack the facts before it. All models evaluate the same windows.
 
-carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the file, and the
+carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the data set. The
 state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
 an implicit model is solved in its mode, from the converged state of all earlier windows. Only a Mamba2 model of this
 package has a result: the cache of a model with attention would contain the whole test set.
@@ -122,7 +122,7 @@ class StoriesInOrder:
         return len(self._dataset)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """Return the sequence at the first index, (1, length); the last of the data set is shorter, without padding."""
+        """Return the sequence at the first of `indices`, (1, length), without the padding of the last sequence."""
         batch = self._dataset.fetch(indices[:1])
         end = np.count_nonzero(batch["input_ids"] != PAD_ID)
         return {name: values_BL[:, :end] for name, values_BL in batch.items()}

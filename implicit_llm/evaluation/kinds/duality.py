@@ -1,8 +1,8 @@
 """Measure whether the modes of one model agree on the same tokens, and how fast its simultaneous iteration converges.
 
 An implicit model evaluates the same tokens in each of its modes. An explicit model evaluates them in parallel, and
-token by token with its cache. These two results differ only by rounding. This shows how much of the difference between
-an implicit model's modes is arithmetic.
+token by token with its cache. These two results differ only by rounding, so they show how large a difference between
+an implicit model's modes can be due to rounding.
 
 The convergence is measured along the simultaneous iteration of an implicit model, to the end of its budget:
 

@@ -50,7 +50,7 @@ MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_dif
 SHOWN = 48  # entries of the state in a heat map
 NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
 MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
-# Derivatives converge as fast as the iterates, so half as many iterations again make their error negligible.
+# Derivatives converge as fast as the iterates, so 1.5 times the fixed point's iterations make their error negligible.
 UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
 
 # The paper itself checks one random layer with one state entry for each channel.
@@ -99,7 +99,7 @@ def run(context: StageContext) -> StageResult:
     ids = torch.as_tensor(ids_BL, dtype=torch.long, device=model.device)
     place = {"setting": TRAINED, "data": role, "length": dataset.length}
     add(place, prepare(model.backbone), ids, positions, config.layer)
-    for seed in RANDOM_SEEDS:  # as in the paper, with a few untrained layers; `seed` is that of their weights
+    for seed in RANDOM_SEEDS:  # untrained layers as in the paper; `seed` determines weights and tokens
         layer, ids_L = random_layer(seed, is_implicit=about["is_implicit"])
         place = {"setting": RANDOM, "data": None, "length": None, "seed": seed}
         place |= {"num_layers": 1, "num_parameters": layer.num_parameters()}
@@ -144,7 +144,7 @@ def _with_one_picture_each(records: list[Record]) -> list[Record]:
 
 
 def positions_in(config: JacobianConfig, length: int) -> tuple[int, ...]:
-    """Return the configured positions, or else default ones for `length` tokens, in order; the first token has 1."""
+    """Return the configured positions, or else default ones for `length` tokens, in order; positions count from 1."""
     spread = torch.linspace(2, min(length, LAST_POSITION), NUM_POSITIONS).round().long().tolist()
     return tuple(sorted(set(config.positions or spread)))
 
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield sequence, position and step of each token by position; from a state that is not finite, steps are None."""
+    """Yield (sequence, position, step), position by position; once a state is not finite, all steps are None."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:
@@ -211,7 +211,7 @@ def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
 
 
 def draw_entries(step: JacobianStep, count: int) -> Tensor:
-    """Return indices of the state's entries, in order: all of them, or `count` drawn with a fixed seed."""
+    """Return indices of `count` of the state's entries, drawn with a fixed seed and sorted; all if there are fewer."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randperm(len(step.state_S), generator=generator)[:count]
     return drawn.sort().values.to(step.state_S.device)

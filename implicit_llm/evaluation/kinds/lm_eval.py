@@ -151,7 +151,7 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
     """Return a manager that has these tasks. Raises: TaskError.
 
-    With a folder, the harness's own 14,000 tasks are indexed only if a task is not in the folder: this takes seconds.
+    With a folder, the harness's own 14,000 tasks are indexed, which takes seconds, only if a task is not in the folder.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

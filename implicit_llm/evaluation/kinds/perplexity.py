@@ -131,7 +131,7 @@ def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
 
 
 def _read(out: Any, batch: Batch, head: nn.Module | None = None) -> np.ndarray:
-    """Return the loss of every target in fp64, shape (B, L)."""
+    """Return the loss of every target, computed in fp32 and returned as fp64, shape (B, L)."""
     states_BLD = out.logits if head is None else out.last_hidden_state
     return token_losses(states_BLD, batch["labels"], head).double().cpu().numpy()
 

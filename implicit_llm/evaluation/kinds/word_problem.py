@@ -1,9 +1,9 @@
 """Compute the accuracy of one trained model on all given word-problem test sets, in every mode.
 
-A model that tracks no state scores the share of the most frequent answer at each position, its chance level. A token's
+A model that tracks no state scores the share of the most frequent target at each position, its chance level. A token's
 group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise. After t
-tokens the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which exceeds 1 / |G|
-for a short sequence or a small h.
+tokens the group part of the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which
+is well above 1 / |G| for a short sequence or a small h.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 # a GPU, where a smaller batch is tried instead.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
-PIECE = 2**11  # the tokens of a piece, into which `_answers` splits a longer sequence
+PIECE = 2**11  # `_answers` splits a longer sequence into pieces of this many tokens
 SAVE_EVERY_S = 60.0
 TASK_FIELDS = ("group", "monoid", "length", "hard_fraction")
 
@@ -127,10 +127,10 @@ class Answers:
 
 
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
-    """Return the predictions; a long sequence is evaluated in pieces if its mode's blocks fit into them exactly.
+    """Return the predictions; sequences of more than PIECE tokens are evaluated in pieces if possible.
 
-    The model's state must also have a fixed size, which a piece passes on to the next one. The pieces are stored every
-    SAVE_EVERY_S seconds if `job.kept` is set, for a restart.
+    This requires an implicit model with a state of fixed size, which each piece passes on, and a mode whose blocks fit
+    exactly into a piece. If `job.kept` is set, the pieces are stored every SAVE_EVERY_S seconds, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
@@ -239,7 +239,7 @@ class AccuracyTally(Tally):
         return int((~is_finite_B).sum())
 
     def values(self) -> dict[str, Any]:
-        """Return the accuracies; for short sequences, accuracy_last10 is over all tokens."""
+        """Return the accuracies; for sequences of fewer than ten tokens, accuracy_last10 is over all of them."""
         shares_L = self.right_L / self.num_samples
         return {
             "accuracy_last10": float(shares_L[-LAST_TOKENS:].mean()),

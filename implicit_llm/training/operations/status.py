@@ -37,9 +37,10 @@ class SpeedMeter:
         self._before = (totals.tokens, totals.flops, time.monotonic())
 
     def read(self, totals: Totals) -> dict[str, float]:
-        """Return tokens_per_s and flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib, its peak.
+        """Return tokens_per_s, flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib.
 
-        Call this after reading the metrics, when the device has finished the counted work.
+        memory_gib: the most memory that was allocated at any time so far. Call this after reading the metrics, when the
+        device has finished the counted work.
         """
         tokens, flops, then = self._before
         seconds = max(time.monotonic() - then, 1e-9)

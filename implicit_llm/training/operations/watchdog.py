@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 1
 _FOR_EVER_S = 1e9  # thirty years
-# The thread below needs the interpreter. If a call never releases it, faulthandler ends the process without a message
-# after this multiple of the limit.
+# The thread below needs the interpreter. If a call never releases it, faulthandler writes the stacks to stderr and ends
+# the process after this multiple of the limit.
 _LAST_RESORT = 1.5
 _STDERR = 2
 

@@ -23,7 +23,7 @@ from implicit_llm_data.shards import INDEX_NAME, DatasetSpec, Index, ShardRecord
 def write_shards(
     context: StageContext, spec: DatasetSpec, num_shards: int, columns_of: Callable[[int], Mapping[str, np.ndarray]]
 ) -> list[Path]:
-    """Write a data set into `context.work`, shard by shard; return the paths of the index and the columns.
+    """Write a data set into `context.work`, shard by shard; return the paths of the index and the column files.
 
     `columns_of(shard)` returns the columns of a shard, each (samples, length) of the vocabulary's token type. Finished
     shards of an earlier attempt are used if their files still have their digests.

@@ -72,9 +72,9 @@ def _seconds(started: str, end: datetime) -> float:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Return the commit of the source tree and whether it has uncommitted changes, or None if the commit is unknown.
+    """Return the commit of the source tree and whether tracked files have changed, or None if the commit is unknown.
 
-    If git does not know it, as in a copy of the tree on another host, COMMIT_VARIABLE names the commit.
+    If git does not know the commit, as in a copy of the tree, COMMIT_VARIABLE may name it; `is_dirty` is then None.
     Raises: UserError if the variable's value is not a commit.
     """
     commit = _git("rev-parse", "HEAD") if (PROJECT_DIR / ".git").exists() else None
@@ -94,7 +94,7 @@ def device() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
+    """Return the versions of those PACKAGES that are installed."""
     found = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -169,7 +169,7 @@ def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
 
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
-    """Wait for the upstream runs and check them. Raises: IdentityError, ManifestError."""
+    """Wait until the files of the upstream runs are visible, and check them. Raises: IdentityError, ManifestError."""
     if identity.upstream.keys() != request.inputs.keys():
         wanted, told = (", ".join(sorted(roles)) or "none" for roles in (identity.upstream, request.inputs))
         raise IdentityError(

@@ -170,7 +170,7 @@ class Walks(Family):
         return self.dice.pick([room for room in ROOMS if room not in taken])
 
     def walk(self, kind: str, room: str, *people: str, named: Lines = ()) -> Lines:
-        """Let people walk into a room; return the lines that prove it, with the earlier lines `named`."""
+        """Let people walk into a room; return the lines that prove this: the earlier lines `named`, and the new one."""
         who = people[0]
         lines = (*named, self.state(kind, room=room, who=who, to=people[-1], pronoun=PRONOUNS[who]))
         for person in people:
@@ -180,7 +180,10 @@ class Walks(Family):
 
 
 class YesOrNo(Walks):
-    """Family 6: is this person in that room? Half of the answers are yes; half of the others name a former room."""
+    """Family 6: is this person in that room? Half of the answers are yes.
+
+    Half of the other questions choose among the rooms in which the person was before, if there are any.
+    """
 
     def ask(self, who: str) -> Question:
         is_there = self.dice.chance(50)
@@ -245,7 +248,7 @@ class Carrying(Walks):
             self.lying[thing] = self.rooms[giver], (*self.proofs[giver], line)
 
     def _handovers(self) -> list[list[Handover]]:
-        """Return all possible handovers in lists by kind; that of taking occurs twice, so that hands fill up."""
+        """Return all possible handovers in lists by kind; the list of takes occurs twice, so that hands fill up."""
         present = [person for person in PERSONS if person in self.rooms]
         takers = [person for person in present if len(self.held[person]) < self.hands]
         free = [thing for thing in THINGS if not any(thing in held for held in self.held.values())]
@@ -310,7 +313,7 @@ class Counting(Carrying):
     question = "count"
 
     def subjects(self) -> Sequence[int]:
-        """Return each number of things that a person holds once; otherwise most answers would be zero."""
+        """Return the numbers of things that people hold, each number once; otherwise most answers would be zero."""
         return sorted({len(self.held[person]) for person in PERSONS if self.changes[person]})
 
     def ask(self, number: int) -> Question:

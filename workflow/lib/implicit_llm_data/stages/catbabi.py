@@ -3,8 +3,8 @@
     input   <eos> nora walked into the attic . in which room is nora ?     attic <eos> ...
     label   nora  walked ...                                         attic <eos> ...
 
-The label of a position is the next word. In the mode `lm` every position has a label; in the mode `qa` only the
-positions with the input "?" do. Other labels are `<pad>`, which training ignores.
+The label of a position is the next word. In the mode `lm` every word has a label; in the mode `qa` only the positions
+with the input "?" do. Other labels, and all labels of padding, are `<pad>`, which training ignores.
 
 Source: Schlag et al. 2021 (catbAbI), preprocessing and data set of ischlag/Fast-Weight-Memory-public. Unlike there, the
 shuffle is seeded, and the vocabulary has a fixed order and no task numbers.

@@ -114,7 +114,7 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
 
 
 def _merge(work: Path, parts: list[FileRecord], places: Sequence[Iterable[int]], size: int) -> FileRecord:
-    """Write pieces of the parts to one file; `places` has their offsets by part, and each has at most `size` bytes."""
+    """Write pieces of the parts, each of at most `size` bytes, to one file; `places` has their offsets by part."""
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
         for part, starts in zip(parts, places, strict=True):

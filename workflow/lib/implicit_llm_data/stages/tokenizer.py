@@ -1,4 +1,4 @@
-"""Run the stage `data` of kind `tokenizer`: copy a tokenizer.json of a file or the hub, or train one on the corpus."""
+"""Run the stage `data` of kind `tokenizer`: copy a local or fetched tokenizer.json, or train one on the corpus."""
 
 import hashlib
 import time
@@ -61,7 +61,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dict[str, int]]:
-    """Return a fitting tokenizer.json's content, and the stage's summary; `downloads` has the fetched files.
+    """Return the content of a tokenizer.json that fits the config, and the summary; `downloads` has the fetched files.
 
     Raises: TokenizerError, CorpusError, FetchedFilesError.
     """

@@ -38,7 +38,7 @@ from implicit_llm_data.released_words import ReleasedWordsError, read_words
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetSpec, token_dtype
 
-# These numbers are part of the seed of every shard: a change of one changes all data.
+# Each number is part of the seed of its split's shards: a change of it changes all data of the split.
 SPLIT_KEYS = {"train": 0, "test": 1}
 
 Pair = tuple[np.ndarray, np.ndarray]  # inputs and targets

@@ -35,7 +35,7 @@ PARQUET_ROWS = 64  # rows read at once: enough to hide the cost of a call, and f
 
 
 class CorpusError(UserError):
-    """A text file is missing, damaged or not as configured; the message names file and position."""
+    """A text file is missing, damaged or not as configured; the message names the file or the setting."""
 
 
 class Document(NamedTuple):
@@ -127,7 +127,7 @@ class CorpusShare:
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
     """Return the files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` has the fetched files.
 
-    Raises: CorpusError if there are no files, or fewer files than shards.
+    Raises: CorpusError if there are no files, or fewer files than shards; FetchedFilesError.
     """
     limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
     match config:
@@ -151,7 +151,7 @@ def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int 
 def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> list[CorpusFile]:
     """Return the files of a data set of the hub, with names relative to its folder, which are equal on every machine.
 
-    Raises: CorpusError if there are none; FetchedFilesError if they have changed since they were fetched.
+    Raises: CorpusError if there are none; FetchedFilesError if the fetch is incomplete or files have changed since.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
     if paths is None:  # a user copied them: use those with the split in their name, or all if no name has it

@@ -45,7 +45,7 @@ SECTIONS = {"evaluate": "evaluation", "data": "data"}  # evaluation/accuracy.<da
 SUMMARY = "summary"  # one number per run, from its manifest, for tables and parallel coordinates
 METRIC_CHARS = 200  # of a metric's key
 _REFUSED = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses
-# MLflow's `context` of a data set, for each stage that reads it; other stages give the role of the input.
+# MLflow's `context` of a data set, by the stage that reads it; for other stages it is the role of the input.
 _CONTEXT = {"train": "training", "evaluate": "evaluation"}
 
 
@@ -343,8 +343,8 @@ def mlflow_key(stage: str, key: str) -> str:
 def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, float]:
     """Return an evaluation's numbers, and those of the model's main mode a second time without the mode.
 
-    The main mode is an explicit model's only mode, or an implicit model's first one. MLflow then compares the two kinds
-    of model in one column.
+    The main mode is an explicit model's only mode, or an implicit model's first one, unless its modes are swept. MLflow
+    then compares the two kinds of model in one column.
     """
     modes = () if config.get("sweep") else config.get("modes") or ()
     main = (PARALLEL, *(mode["name"] for mode in modes[:1]))

@@ -49,12 +49,12 @@ def default_uri(results: Path) -> str:
 
 
 def sqlite_uri(path: Path) -> str:
-    """Return the URI of an SQLite store; SQLAlchemy unquotes nothing and parses text after a `?` as options."""
+    """Return the URI of an SQLite store; a path with a `?` is quoted, as SQLAlchemy would parse options after it."""
     return f"{SQLITE}{path}" if "?" not in str(path) else f"{_QUOTED}{quote(str(path))}?uri=true"
 
 
 def artifact_location(uri: str) -> str | None:
-    """Return the folder for artifacts of a new experiment: beside an SQLite store; None lets a server choose."""
+    """Return the URI of a folder beside an SQLite store for a new experiment's artifacts; None lets a server choose."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlflow-artifacts").resolve().as_uri()
 

@@ -1,7 +1,7 @@
 """Write the journal of a running stage to MLflow in a thread, and fill a store from the results of finished runs.
 
-`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out; a call of
-Snakemake ends with it.
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out. A call of
+Snakemake ends with this command if there are such runs.
 
 No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
 points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
@@ -43,7 +43,7 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Wait until the rest is written and the thread ends; warn after `wait_s` seconds, by default WAIT_S."""
+        """Wait for a last attempt to write the rest, at most `wait_s` seconds (by default WAIT_S); then warn."""
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):

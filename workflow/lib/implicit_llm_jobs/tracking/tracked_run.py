@@ -72,7 +72,7 @@ class TrackedRun:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """The records of the stage's starts; one empty record if a full disk delays the journal."""
+        """The records of the stage's starts; one empty record if the journal has none, for example on a full disk."""
         if not self._starts:
             self._starts.extend(starts_in(self.journal))
         return self._starts or [{}]
@@ -120,7 +120,7 @@ class TrackedRun:
         return {} if self.manifest is None else self.manifest.summary
 
     def times(self) -> tuple[str | None, str | None]:
-        """Return the times of the first and the last record in the journal, in ISO format."""
+        """Return the times of the first and the last record in the journal, in ISO format; None without records."""
         records = read_records(self.journal)
         return (records[0]["time"], records[-1]["time"]) if records else (None, None)
 
@@ -131,12 +131,12 @@ class TrackedRun:
         return next(reversed([_STATUS[record["name"]] for record in records if record.get("name") in _STATUS]), None)
 
     def invocations(self) -> list[dict[str, Any]]:
-        """Return the calls of Snakemake that worked on the run, in order; empty if none made its first start."""
+        """Return the calls of Snakemake that worked on the run, in order; empty if another command started it first."""
         found = [start.get("invocation") for start in self.starts]
         return list({item["id"]: item for item in found if item}.values()) if found and found[0] else []
 
     def labels(self) -> dict[str, str]:
-        """Return tags for grouping: those of the model that the run trains or evaluates, and its kind as `task`."""
+        """Return tags for grouping: those of the run's model, if any, and the kind of data or evaluation as `task`."""
         if self.stage in _OF_MODELS:
             return model_labels(self.stage, self.name, self.config, self.summary)
         model = self.given(MODEL_ROLE) if self.stage == "evaluate" else None
