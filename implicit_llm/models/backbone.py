@@ -61,7 +61,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether any process has open sequences; all must join each call of f, which gathers sharded layers."""
+        """Return whether `num_open` > 0 on any process; all must join each call of f, which gathers sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -164,9 +164,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
             anywhere in a sequence and never changes the results of the tokens. past_key_values: a cache of
             converged states, which is advanced in place and passes no gradient. eval_mode: replaces the solver's
             `eval_mode` for this call.
-        Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
-            arguments; NonFiniteState, whose position does not count padding; NotImplementedError if an implicit
-            model is exported or traced.
+        Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
+            TypeError for unknown arguments; NonFiniteState, whose position does not count padding; NotImplementedError
+            if an implicit model is exported or traced.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -231,7 +231,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
-        """Check the arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
+        """Check these arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
         is_ids = inputs_embeds is None
         given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):

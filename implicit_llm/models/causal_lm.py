@@ -143,7 +143,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def generate(  # type: ignore[override]  # the other parameters are in kwargs
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """Generate as in transformers, always with the evaluation pass; restore train mode afterwards.
+        """Generate as in transformers, always in evaluation mode; restore each module's mode afterwards.
 
         Raises: ValueError for a cache_implementation, and for prompts with padding on the right.
         """
@@ -216,8 +216,8 @@ def sharing_weights(
 ) -> ImplicitForCausalLM:
     """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    The weights have the same names in both. The configuration has the fields TAKEN and `taken`, copied from
-    `model.config`, and all other `fields`.
+    The weights have the same names in both. The configuration has the fields that TAKEN and `taken` name, copied from
+    `model.config`, and the given `fields`.
     Raises: ModelConfigError if `model.config` and `fixed` differ, because the layer would differ from ours.
     """
     theirs = model.config
@@ -235,7 +235,7 @@ def sharing_weights(
 
 
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
-    """Run the model in sequential mode: solve each token to convergence and carry only converged states.
+    """Run the model in sequential mode: solve one token after another, each from the converged state before it.
 
     The model must be in evaluation mode. An explicit model has only one mode. `kwargs` are those of `model(...)`.
     """

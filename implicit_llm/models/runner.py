@@ -45,13 +45,14 @@ class Runner:
     ) -> TrainingStep | None:
         """Run a whole training pass with loss and gradients; return None if the model has to compute the pass itself.
 
+        This class always returns None.
         cache: holds the states before the sequences, and the pass advances it; None if the sequences start from the
             empty state and their last states are not needed.
         """
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """Run the pass of a single token and advance the cache; return None if the model has to run the pass itself."""
+        """Run one token's pass and advance the cache; return None, as here, if the model has to run the pass itself."""
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:

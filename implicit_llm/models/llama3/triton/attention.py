@@ -10,7 +10,7 @@ by side.
 
 The plain PyTorch twin is `models.llama3.attention`.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value), `T`
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `D` H P, `E` 3 D (query, key, value), `T`
 tokens, `M` MLP width, `G` 2 M (gate, up).
 """
 
@@ -127,7 +127,7 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `llama3.attention.rotated_heads`."""
+    """Implement `llama3.attention.rotated_heads` for as many heads of keys and values as of queries."""
     return _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
 
 
