@@ -218,7 +218,7 @@ class GraphRunner(Runner):
         return z_B1D, stats
 
     def _free_token_graph(self) -> BlockGraph | None:
-        """Return the newest graph for single tokens, or None if a cache uses it."""
+        """Return the newest graph for single tokens, or None if there is none or a cache uses it."""
         is_used = any(decoder.graph is self.token_graph for decoder in self.decoders.values())
         return None if is_used else self.token_graph
 

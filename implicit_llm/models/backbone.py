@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 class ImplicitModelOutput(ModelOutput):
     """The output of a model without its head.
 
-    last_hidden_state (B, L, D): for an implicit model the fixed point z*. solver_stats: None for an explicit model.
+    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. solver_stats: None for an
+    explicit model.
     """
 
     last_hidden_state: Tensor | None = None
@@ -255,7 +256,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return replace(solver, eval_mode=eval_mode)
 
     def calls_modules(self) -> bool:
-        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; log this once."""
+        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; warn of it once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True

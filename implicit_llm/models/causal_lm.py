@@ -28,8 +28,9 @@ from implicit_llm_data.shards import IGNORED_LABEL
 class ImplicitCausalLMOutput(ModelOutput):
     """The output of a language model.
 
-    loss: None without labels. logits (B, L, V): None with `return_logits=False`. last_hidden_state (B, L, D): the input
-    of the head. solver_stats: None for an explicit model.
+    loss: None without labels. logits (B, L, V): only those that `logits_to_keep` selects; None with
+    `return_logits=False`. last_hidden_state (B, L, D): of all positions, before the head. solver_stats: None for an
+    explicit model.
     """
 
     loss: Tensor | None = None

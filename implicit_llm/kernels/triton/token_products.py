@@ -1,9 +1,9 @@
 """Multiply a single token by weights in fp32, fused with what comes before and after (imported only if Triton runs).
 
 A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. These kernels
-do more than a product: `project` first computes the norm of a token, and then adds the injection or applies SwiGLU;
-`add` adds the product to the residual stream. A program sums over rows of the weight. Several sequences would need
-tiles for matrix units, for which the library's products are faster.
+do more than a product: `project` computes the norm of a token before the product, and can add the injection or apply
+SwiGLU after it; `add` adds the product to the residual stream. A program sums over rows of the weight. Several
+sequences would need tiles for matrix units, for which the library's products are faster.
 
 On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
 for that kernel, it loads what no kernel of the stack writes, such as weights and the injection. Every program waits

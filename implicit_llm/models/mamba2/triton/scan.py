@@ -1,8 +1,8 @@
 """Compute SSD and gate of a Mamba2 mixer in one kernel, at every length (imported only if Triton kernels run).
 
-One program processes one head of one sequence, chunk after chunk, with the state in registers. All data between
-convolution and norm are thus read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-In the products channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
+One program processes one head of one sequence, chunk after chunk, with the state in registers. It thus reads x
+and gate once, and writes only the result. Chunks of 64 positions fill the matrix units of a Hopper GPU.
+In the products, channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
 be multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
