@@ -166,7 +166,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does; to generate from embeddings, it requires the named parameter `inputs_embeds`.
+        """Prepare as transformers does, which needs the named parameter `inputs_embeds` to generate from embeddings.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
@@ -238,6 +238,6 @@ def sharing_weights(
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
     """Run the model in sequential mode: solve one token after another, each from the converged state before it.
 
-    The model must be in evaluation mode. An explicit model has only one mode. `kwargs` are those of `model(...)`.
+    An implicit model must be in evaluation mode. An explicit model runs as usual. `kwargs` are those of `model(...)`.
     """
     return model(input_ids, eval_mode=None if model.solver is None else "sequential", **kwargs)

@@ -42,7 +42,9 @@ def token_attention(
     position_1: Tensor,
     launch: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous.
+    """Implement `llama3.attention.room_attention` for one token and as many heads of keys as of queries.
+
+    There is no gradient, and the room must be contiguous.
 
     launch: the options of `kernels.triton.token_products.TokenProducts.launch`, with which this kernel may start while
         the kernel before it runs; None if it must not.

@@ -1,7 +1,7 @@
 """Compute SSD and gate of a Mamba2 mixer in one kernel, at every length (imported only if Triton kernels run).
 
 One program processes one head of one sequence, chunk after chunk, with the state in registers. It thus reads x
-and gate once, and writes only the result. Chunks of 64 positions fill the matrix units of a Hopper GPU.
+and gate once, and writes the result once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
 In the products, channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
 be multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
