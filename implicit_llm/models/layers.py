@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch (without a branch h) and the norm of this sum; `add_and_norm` may compute both at once."""
+        """Return h + branch, or h if there is no branch, and the norm of this; `add_and_norm` may compute both."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
