@@ -5,7 +5,7 @@ on a block is captured once, over tensors at fixed addresses. `begin` computes t
 updates z and marks the sequences that are done. `compact` moves the sequences that are not done into tensors for half
 as many sequences. `close` evaluates one undamped f and replaces the old states. The host checks only every few
 iterations how many sequences are not done. Decoding solves a block of one token, sequential mode one such block after
-another; training solves long blocks. An explicit model needs only `close`.
+another; blockwise evaluation and training solve longer blocks. An explicit model needs only `close`.
 
 Shapes: `B` sequences, `A` of them not known to be done, `W` tokens of a block, `D` model.
 """
@@ -133,7 +133,7 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
-            self._num_iter = 0  # the most of a sequence in the previous block of one token
+            self._num_iter = 0  # the largest number of any sequence in the previous block of one token
             self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 
@@ -152,9 +152,9 @@ class BlockGraph:
         max_iter = self._search.max_iter
         level, check_every, next_check = 0, CHECK_EVERY, CHECK_EVERY
         if self.setting.width == 1:
-            # A token takes about as many iterations as the previous token, so the host checks after each iteration only
-            # near that number. A needless iteration changes no result, but took 7 % of a token's time without
-            # `token_stack`.
+            # A token takes about as many iterations as the previous token, so the host starts to check just before that
+            # number, and then checks after each iteration. A needless iteration changes no result, but took 7 % of a
+            # token's time without `token_stack`.
             check_every, next_check = 1, max(CHECK_EVERY, self._num_iter - 1)
         for iteration in range(1, max_iter + 1):
             self._graphs[f"iterate {level}"].replay()
@@ -311,7 +311,7 @@ class BlockGraph:
             yield "close", self._close
 
     def _smaller_batches(self) -> list[int]:
-        """Return the sizes to which the batch shrinks; empty for single tokens or if all sequences stop together."""
+        """Return the sizes to which the batch shrinks; none for a small batch, single tokens, or the rule "batch"."""
         sizes, size = [], self.setting.batch // 2
         while size >= MIN_COMPACTED and self.setting.width > 1 and self._search.rule.stop != "batch":
             sizes.append(size)

@@ -14,7 +14,7 @@ def autocast_dtype(device: str) -> torch.dtype | None:
 
 
 class CaptureFailed(RuntimeError):
-    """The work could not be recorded: memory is short, or a graph cannot contain one of the operations."""
+    """The work could not be recorded, for example because memory is short or a graph cannot contain an operation."""
 
 
 class Recorder:

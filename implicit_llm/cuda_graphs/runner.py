@@ -1,7 +1,7 @@
 """Replay a model's passes on a GPU from CUDA graphs.
 
-A pass that no stored graph fits captures a new one if this pays, such as for long sequences in evaluation. Other passes
-run without graphs.
+If no stored graph fits a pass, the runner captures a new one where this pays: for long sequences in evaluation, for
+decoding after a few tokens, and for training with `replays_training`. Other passes run without graphs.
 
 Shapes: `B` batch, `L` length, `W` tokens of a block, `D` model.
 """
@@ -29,8 +29,8 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # least with graphs, because a capture costs as much as a few blocks without graphs
-EAGER_TOKENS = 4  # of a cache before a capture, which costs as much as a few tokens without graphs
+MIN_TOKENS, MIN_BLOCKS = 16, 4  # fewest for graphs, because a capture costs as much as a few blocks without graphs
+EAGER_TOKENS = 4  # tokens of a cache without a graph; a capture costs as much as a few of them
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def can_capture(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether a capture can record the model: on a GPU, in no other capture, without hooks and adapters."""
+    """Return whether a capture can record the model: on a GPU, in no other capture, and if no module must be called."""
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
@@ -53,7 +53,7 @@ def can_solve(model: ImplicitModel, device: torch.device) -> bool:
 class Decoder:
     """The graphs that decode single tokens for one cache and carry its states.
 
-    tokens: how many were decoded so far. graph: None while tokens are still eager.
+    tokens: how many were decoded so far. graph: None while tokens still run without a graph.
     """
 
     tokens: int = 0
@@ -141,7 +141,7 @@ class GraphRunner(Runner):
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:
-        """Return whether to capture a training step: graphs are wanted, and no captured part waits for the host.
+        """Return whether to run this training step from a graph: graphs are wanted, and one can record the step.
 
         fp16 is excluded, because its loss is scaled before the backward pass and the graph would not apply the scale.
         """
@@ -168,7 +168,7 @@ class GraphRunner(Runner):
     ) -> TrainingStep:
         """Run a training step from its graph, which is captured first if needed; collective if there is a reducer.
 
-        Raises: CaptureFailed, on all ranks if there is a reducer; NonFiniteState.
+        Raises: CaptureFailed, for a new step on all ranks if there is a reducer; NonFiniteState.
         """
         is_new = self.step is None or self.step.setting != setting
         failure: CaptureFailed | None = None
@@ -194,7 +194,7 @@ class GraphRunner(Runner):
     def _replay_token(
         self, decoder: Decoder, model: ImplicitModel, embedding_B1D: Tensor, cache: ConvergedStateCache
     ) -> Token | None:
-        """Return a token from a graph, or None while tokens are still eager. Raises: CaptureFailed, NonFiniteState."""
+        """Return a token from a graph, or None while tokens run without one. Raises: CaptureFailed, NonFiniteState."""
         assert cache.prefix is not None
         graph, setting, tokens = decoder.graph, BlockSetting.of(model, embedding_B1D), cache.prefix.length + 1
         if graph is None or not graph.holds(cache.prefix) or not graph.fits(setting, tokens):
@@ -218,7 +218,7 @@ class GraphRunner(Runner):
         return z_B1D, stats
 
     def _free_token_graph(self) -> BlockGraph | None:
-        """Return the newest graph for single tokens, or None if a cache uses it."""
+        """Return the newest graph for single tokens, or None if there is none or a cache uses it."""
         is_used = any(decoder.graph is self.token_graph for decoder in self.decoders.values())
         return None if is_used else self.token_graph
 

@@ -1,6 +1,7 @@
 """Compute loss and gradients of a training pass on a GPU; one CUDA graph replays the forward and backward pass.
 
-The differentiated part does the same work in every step: embedding, unrolled or phantom steps, loss and gradients.
+The differentiated part does the same work in every step: embedding, the differentiated evaluations of f (or the layers
+of an explicit model), loss and gradients.
 The solver's part of a free pass depends on the data. It runs before this graph, with the graphs of blocks.py.
 With several processes and one micro-batch per step, the graph also sums the gradients over all ranks, while the rest of
 the backward pass runs.
@@ -88,7 +89,7 @@ class StepGraph:
     def prepare(self, ids_BL: Tensor, labels_BL: Tensor, before: Prefix | None, solve: Solve) -> None:
         """Copy in a batch and the state before it (None if empty), and run the solver's part of the pass by `solve`.
 
-        If the solver fails, `replay` raises its error.
+        If an iterate is NaN or infinite, `replay` raises the error. Raises: CaptureFailed.
         """
         solver = self.setting.solver
         self._ids.copy_(ids_BL)

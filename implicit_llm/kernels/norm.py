@@ -1,7 +1,7 @@
 """Compute RMS norms, plain, gated or of a sum, by Triton kernels or in plain PyTorch with an explicit gradient.
 
-Autograd would store five fp32 tensors per call; this code stores the inputs alone and needs half as many passes over
-memory.
+Autograd would store five fp32 tensors per call. This code stores the inputs, or their sum, and at most one number per
+row, and needs half as many passes over memory.
 Shapes: `...` any leading dimensions, `D` width.
 """
 

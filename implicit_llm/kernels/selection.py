@@ -8,7 +8,7 @@ and uses them for every mixer; otherwise it equals `triton`. One of the four is 
 (`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end of this file.
 Each reason that a rule passes to `_decide` is logged once.
 
-triton, mamba_ssm and causal_conv1d are imported only if they are selected and a GPU for them exists.
+triton, mamba_ssm and causal_conv1d are imported only if the selected kernels need them and a GPU for them exists.
 """
 
 import importlib

@@ -45,7 +45,7 @@ def register_family(name: str, config: type[ImplicitConfig], layer: type[Recurre
     Args: config has `model_type = name` and the fields that `layer(config)` uses.
     Returns: the class of the family's language models.
     Raises: NameTaken for a model type of this package or of transformers; InvalidEntry if a class has the wrong base or
-        no `mix`; ModelConfigError for another `model_type`.
+        the layer has no `mix`; ModelConfigError if `config` has another `model_type`.
     """
     if not (isinstance(config, type) and issubclass(config, ImplicitConfig)):
         raise InvalidEntry(f"model family {name!r}: config must be a subclass of ImplicitConfig, not {config!r}")
@@ -72,7 +72,7 @@ def list_configs() -> list[str]:
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
-    Raises: ModelConfigError for an unknown name or field; the message suggests the nearest known one.
+    Raises: ModelConfigError for an unknown name or field; the message suggests a similar one or lists those that exist.
     """
     if name not in list_configs():
         hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")

@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 class ImplicitModelOutput(ModelOutput):
     """The output of a model without its head.
 
-    last_hidden_state (B, L, D): for an implicit model the fixed point z*. solver_stats: None for an explicit model.
+    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. solver_stats: None for an
+    explicit model.
     """
 
     last_hidden_state: Tensor | None = None
@@ -61,7 +62,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether any process has open sequences; all must join each call of f, which gathers sharded layers."""
+        """Return whether `num_open` > 0 on any process; all must join each call of f, which gathers sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -164,9 +165,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
             anywhere in a sequence and never changes the results of the tokens. past_key_values: a cache of
             converged states, which is advanced in place and passes no gradient. eval_mode: replaces the solver's
             `eval_mode` for this call.
-        Raises: ValueError for arguments that contradict each other and for packed documents; TypeError for unknown
-            arguments; NonFiniteState, whose position does not count padding; NotImplementedError if an implicit
-            model is exported or traced.
+        Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
+            TypeError for unknown arguments; NonFiniteState, whose position does not count padding; NotImplementedError
+            if an implicit model is exported or traced.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -231,7 +232,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
-        """Check the arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
+        """Check these arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
         is_ids = inputs_embeds is None
         given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
@@ -255,7 +256,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return replace(solver, eval_mode=eval_mode)
 
     def calls_modules(self) -> bool:
-        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; log this once."""
+        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; warn of it once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True

@@ -10,11 +10,11 @@ from implicit_llm.models.stack import Prefix
 
 
 class ConvergedStateCache(Cache):
-    """The converged states after all tokens so far, for one batch: SSM and convolution states, or keys and values.
+    """The converged states after all tokens so far, for one batch, such as SSM states, or keys and values.
 
     A model that gets the cache as `past_key_values` starts from these states and then advances the cache in place.
-    prefix: the states, None before the first forward pass. made_by: the model that computes the states. is_growing:
-    whether the states grow with the sequence.
+    prefix: the states, None if there are none yet. made_by: names type and size of the model that computes the states.
+    is_growing: whether the states grow with the sequence.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens, or if `tokens` is positive keep only the first ones (transformers <= 5.20).
+        """Remove the last `-tokens` tokens, or keep only the first `tokens` if it is positive (transformers <= 5.20).
 
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """

@@ -28,8 +28,9 @@ from implicit_llm_data.shards import IGNORED_LABEL
 class ImplicitCausalLMOutput(ModelOutput):
     """The output of a language model.
 
-    loss: None without labels. logits (B, L, V): None with `return_logits=False`. last_hidden_state (B, L, D): the input
-    of the head. solver_stats: None for an explicit model.
+    loss: None without labels. logits (B, L, V): only those that `logits_to_keep` selects; None with
+    `return_logits=False`. last_hidden_state (B, L, D): of all positions, before the head. solver_stats: None for an
+    explicit model.
     """
 
     loss: Tensor | None = None
@@ -143,7 +144,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def generate(  # type: ignore[override]  # the other parameters are in kwargs
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """Generate as in transformers, always with the evaluation pass; restore train mode afterwards.
+        """Generate as in transformers, always in evaluation mode; restore each module's mode afterwards.
 
         Raises: ValueError for a cache_implementation, and for prompts with padding on the right.
         """
@@ -165,7 +166,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does; to generate from embeddings, it requires the named parameter `inputs_embeds`.
+        """Prepare as transformers does, which needs the named parameter `inputs_embeds` to generate from embeddings.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
@@ -216,8 +217,8 @@ def sharing_weights(
 ) -> ImplicitForCausalLM:
     """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    The weights have the same names in both. The configuration has the fields TAKEN and `taken`, copied from
-    `model.config`, and all other `fields`.
+    The weights have the same names in both. The configuration has the fields that TAKEN and `taken` name, copied from
+    `model.config`, and the given `fields`.
     Raises: ModelConfigError if `model.config` and `fixed` differ, because the layer would differ from ours.
     """
     theirs = model.config
@@ -235,8 +236,8 @@ def sharing_weights(
 
 
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
-    """Run the model in sequential mode: solve each token to convergence and carry only converged states.
+    """Run the model in sequential mode: solve one token after another, each from the converged state before it.
 
-    The model must be in evaluation mode. An explicit model has only one mode. `kwargs` are those of `model(...)`.
+    An implicit model must be in evaluation mode. An explicit model runs as usual. `kwargs` are those of `model(...)`.
     """
     return model(input_ids, eval_mode=None if model.solver is None else "sequential", **kwargs)

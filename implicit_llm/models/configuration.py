@@ -28,11 +28,12 @@ class ImplicitConfig(PreTrainedConfig):
 
     is_implicit: whether to iterate the layer stack to a fixed point; False is the explicit baseline of the same
         architecture.
-    weight_norm: whether to normalise linear and convolution weights; None means the value of is_implicit, as published.
+    weight_norm: whether to normalise the linear and convolution weights of layers and injection; None means the value
+        of is_implicit, as published.
     solver: a `SolverConfig` or a dict of its settings. None means the defaults for an implicit model, and an explicit
         model accepts only None.
-    dropout: the rate of variational dropout, which uses one mask for all iterations of a pass; the paper uses none.
-    initializer_range: the standard deviation of the embedding at initialisation.
+    dropout: the rate of variational dropout, with one mask per layer for all iterations of a pass; the paper uses 0.
+    initializer_range: the standard deviation of the embedding, and of an untied head, at initialisation.
     """
 
     # Trainer omits these outputs from predictions, so that compute_metrics gets the logits.
@@ -71,11 +72,11 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Return whether SHIM, the module saved with a model, has this class; it has only classes of this package."""
+        """Return whether SHIM, the module saved with a model, has this class; it has none of a user's family."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save the configuration and, in the same folder, the module that `auto_map` names."""
+        """Save the configuration and, for a class of this package, the module that `auto_map` names."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if self._is_in_shim():
             shutil.copyfile(SHIM, Path(save_directory) / SHIM.name)
@@ -112,7 +113,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @property
     def norm_eps(self) -> float:
-        """The epsilon of the norms around and between the layers."""
+        """The epsilon of the injection's norm and of the final norm."""
         return getattr(self, "layer_norm_epsilon", NORM_EPS)
 
     @property
@@ -124,7 +125,7 @@ class ImplicitConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Read the clean layout, or translate the published one; fields in `kwargs` replace the saved ones.
 
-        Fields are replaced before the configuration is created, so that its checks apply to the new values.
+        Fields of this package are replaced before the configuration is created, so that its checks apply to them.
         """
         values = clean_config(config_dict) if is_published(config_dict) else config_dict
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}

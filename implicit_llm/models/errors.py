@@ -4,7 +4,7 @@ from implicit_llm_contracts.errors import UserError
 
 
 class ModelConfigError(UserError, ValueError):
-    """A configuration or weights do not define a valid model; the message names the key or the file, and the fix."""
+    """A configuration, weights or a user's layer do not define a valid model; the message names what is wrong."""
 
 
 class LostGradient(ValueError):

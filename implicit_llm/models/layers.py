@@ -1,9 +1,9 @@
 """Define the building blocks of layers: normalised weights, projections, norms, the injection, and layer base classes.
 
 An implicit model applies the same weights dozens of times in one pass. Normalising them (and casting them under
-autocast) in every iteration would waste time, so a layer calls `effective_weight()` once and passes the tensors to each
+autocast) in every iteration would waste time, so our layers call `effective_weight()` once and pass the tensors to each
 iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise calls the
-modules.
+modules. A layer of a user's family always calls its modules.
 
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch and the norm of the sum, by `add_and_norm` unless a hook or adapter needs a module call."""
+        """Return h + branch, or h if there is no branch, and the norm of this; `add_and_norm` may compute both."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -166,9 +166,9 @@ class Injection(nn.Module):
 
 
 class Layer(nn.Module):
-    """A causal residual layer h + branch; `mixed` computes the branch from the norm of h.
+    """A causal residual layer h + branch; `mixed` computes the branch from the input that `normed` returns.
 
-    A layer does not add its own branch, because the kernel of the next norm can add it at little extra cost.
+    A layer does not add its last branch, because the kernel of the next norm can add it at little extra cost.
     rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
         may then provide it in that dtype.
     """
@@ -183,7 +183,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def weights(self) -> Any:
-        """Return tensors that depend only on parameters, once per pass; None if `mixed` must call the modules."""
+        """Return tensors computed from parameters alone, for a whole pass; None if `mixed` must call the modules."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
         """Return the branch, mixed along the sequence from `state` on, and if `return_state` the state after the block.
@@ -278,9 +278,9 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """Return the first module in `module` that a layer must call instead of using its weights directly, or None.
+    """Return a module in `module` that a layer must call instead of using its weights directly, or None.
 
-    Such a module has a hook or an assigned `forward`, or it has no children and an unknown class (adapters,
+    Such a module has a hook or an assigned `forward`, or it has no children and either an unknown class (adapters,
     parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
     `fully_shard` adds hooks to the modules that it shards.
     """

@@ -63,7 +63,7 @@ def load_foreign(
         "trust_remote_code": False,  # without a value, transformers would prompt at a terminal
         "use_safetensors": use_safetensors or None,
         "output_loading_info": True,
-        # This reports weights of a wrong shape, as it does missing ones, instead of raising for them.
+        # With this, transformers reports weights of a wrong shape, like missing weights, instead of raising.
         "ignore_mismatched_sizes": True,
     }
     with load_errors():

@@ -51,7 +51,8 @@ class LstmForCausalLM(PreTrainedModel):
     ) -> CausalLMOutput:
         """Return the logits (B, L, V) after each token.
 
-        past_key_values: the states (h, c) in which the sequences start; they are advanced in place, without a gradient.
+        past_key_values: a cache of the states (h, c) in which the sequences start; the call advances it in place,
+            without a gradient.
         Raises: TypeError for an argument without effect here, such as labels; ValueError for padding.
         """
         for name, value in others.items():

@@ -51,7 +51,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a saved model, also from a run directory or from a local directory in the published layout.
 
-        Raises: ModelConfigError for a quantisation of an implicit model, or one that replaces no layer.
+        Raises: ModelConfigError for a quantised implicit model, and for a quantisation that replaces no projection.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
@@ -119,7 +119,8 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         """Raise for arguments that `forward` would ignore; None is accepted, as peft passes all arguments it knows.
 
-        Raises: TypeError, which names the nearest argument; ValueError for attention weights and packed documents.
+        Raises: TypeError, which names a similar or the valid arguments; ValueError for attention weights and packed
+            documents.
         """
         for name, value in arguments.items():
             if name in PACKING and value is not None:

@@ -43,7 +43,7 @@ def is_published(config: dict[str, Any]) -> bool:
 def clean_config(published: dict[str, Any]) -> dict[str, Any]:
     """Translate a published config.json to our fields, with the stopping criteria of the released code.
 
-    Raises: ModelConfigError, which names the keys, for a value that no published model has.
+    Raises: ModelConfigError if rms_norm, pre_norm, head_bias or d_embed has a value that no published model has.
     """
     backbone = published["backbone_config"]
     block = backbone.get("block_cfg", {})
@@ -112,7 +112,7 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
     Safetensors take precedence over a pickle, and in each format a single file over shards.
     Args: use_safetensors: whether to accept only safetensors and no pickle.
     Raises: FileNotFoundError, which names the expected files; ModelConfigError for an index with files outside the
-        folder, or for a pickle with anything but tensors.
+        folder, and for a pickle that is damaged or has anything but tensors.
     """
     names = ("model.safetensors",) if use_safetensors else ("model.safetensors", "pytorch_model.bin")
     for name in names:
@@ -127,7 +127,7 @@ def read_published_weights(directory: Path, model_type: str, *, use_safetensors:
                 )
         else:
             continue
-        read = load_file if name.endswith(".safetensors") else read_pickle  # however the shards are named
+        read = load_file if name.endswith(".safetensors") else read_pickle  # shards have the format of `name`
         weights = (item for file in files for item in read(directory / file).items())
         return {clean_name(key, model_type): value for key, value in weights}
     raise FileNotFoundError(f"{directory}: no {' and no '.join(names)} is there, nor an .index.json of it")

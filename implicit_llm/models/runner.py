@@ -25,7 +25,7 @@ class Runner:
     """A runner that runs the solver's part of each pass kernel by kernel.
 
     Assign another runner to `model.base.runner` to run the passes of a model in another way. Models import this module,
-    so their types are left open here. `model` is the language model for `training_step` and its backbone for
+    so the types of models are open here. `model` is the language model for `training_step` and its backbone for
     `next_token`; `f` is a `StackMap` of the backbone.
     reducer: the `training.gradients.GradientReducer` of several processes, for a runner that computes gradients in the
     forward pass.
@@ -45,13 +45,14 @@ class Runner:
     ) -> TrainingStep | None:
         """Run a whole training pass with loss and gradients; return None if the model has to compute the pass itself.
 
+        This class always returns None.
         cache: holds the states before the sequences, and the pass advances it; None if the sequences start from the
             empty state and their last states are not needed.
         """
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """Run the pass of a single token and advance the cache; return None if the model has to run the pass itself."""
+        """Run one token's pass and advance the cache; return None, as here, if the model has to run the pass itself."""
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:

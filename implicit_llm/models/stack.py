@@ -30,8 +30,8 @@ class Prefix:
 
     valid_BS: False where a key is padding; None if there is no padding, or if no layer stores keys.
     room: the number of tokens for which the tensors of keys and values have space; only the first `length` are valid.
-    position: the indices (L) at which the block's keys and values are written, on the device. seen_LS: which keys of
-    the room each token of the block attends to, (L, room), if known.
+    None means no extra space. position: the indices (L) at which the block's keys and values are written into the room,
+    on the device. seen_LS: which keys of the room each token of the block attends to, (L, room), if known.
     """
 
     layers: tuple[LayerState, ...]
@@ -70,7 +70,7 @@ class Padding:
 
     The stack gets the sequences in this order. Blocks, states and residuals therefore depend on the tokens alone,
     whether the padding was before, after or between them.
-    valid_BL: True for tokens, in the new order, in which tokens are the first positions of each sequence.
+    valid_BL: True for tokens, which come first in the new order.
     """
 
     order_BL: Tensor
@@ -105,7 +105,7 @@ class Padding:
         return _reorder(t_BLX, self.order_BL.argsort(dim=1))
 
     def move_back_keys(self, prefix: Prefix) -> Prefix:
-        """Undo `move_behind` for the keys and values of this batch, which are the last ones in `prefix`."""
+        """Undo `move_behind` for the input's keys and values, the last ones in `prefix`; other states do not change."""
         if prefix.valid_BS is None:
             return prefix
         batch, length = self.order_BL.shape
@@ -128,7 +128,7 @@ class StackInput:
     injection_BLE: the tensor that every layer adds to its in-projection; None for explicit models.
     valid_BL: False for padding, which comes last in each sequence; None without padding.
     dropout_masks: a scaled keep-mask (B, L, D) for each layer; None without dropout or outside training.
-    rope: the cosines and sines (1 or B, L, half a head's width) of attention layers.
+    rope: the cosines and sines (1 or B, L, half a head's width) of attention layers; None for other layers.
     prefix: the converged state before the block; None if no tokens precede it.
     mesh: the processes over which the layers are sharded (`fully_shard`); None if they are not sharded.
     """
@@ -143,9 +143,10 @@ class StackInput:
 
     @cached_property
     def attention_mask(self) -> Tensor | None:
-        """The mask of the keys that each query attends to (1 or B, 1, L, S + L), or None if causal attention suffices.
+        """The mask of the keys that each query attends to (1 or B, 1, L, S + L), or None if none is needed.
 
-        Padding in the block itself comes after every token, so it needs no mask.
+        Without earlier padding, a block without earlier tokens needs only causal attention, and a single token attends
+        to all keys. Padding in the block itself comes after every token, so it needs no mask.
         """
         assert self.rope is not None
         length, device = self.rope[0].shape[1], self.rope[0].device
@@ -199,7 +200,8 @@ def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> N
     """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module` or to the injection.
 
     An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
-    argument z, but weights and injection reach it through a closure. Only implicit models are checked.
+    argument z, but weights and injection reach it through a closure. Only implicit models are checked, and only if
+    the kernels are not `reference`.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return

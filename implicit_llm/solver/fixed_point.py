@@ -41,8 +41,9 @@ class FixedPointMap(Protocol):
 class Best:
     """The record of a solve: for each token its best iteration, for each sequence its progress, all on the device.
 
+    If a rule `keeps_last`, the newest iteration counts as the best.
     z: the next z of the best iteration; the residuals are those of the z before it.
-    rank_BL: the quantity that the best iteration minimises (`Progress.rank_BL`).
+    rank_BL: the quantity that the best iteration otherwise minimises (`Progress.rank_BL`).
     residual_BL: the token's own residual in the best iteration.
     Shapes: `B` sequences, `A` of them not known to be done, `L` length, `D` width.
     """
@@ -59,7 +60,7 @@ class Best:
         self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
 
     def advance(self, active_A: Tensor, z_ALD: Tensor, fz_ALD: Tensor, rule: Rule, tau: float) -> bool:
-        """Record an iteration and overwrite z with the next iterate z + tau (f(z) - z).
+        """Record an iteration, overwrite z with the next iterate z + tau (f(z) - z), and return True.
 
         Return False, and change nothing, if no kernel can do this.
         """
@@ -71,7 +72,7 @@ class Best:
         return True
 
     def take(self, active_A: Tensor, z: tuple[Tensor, Tensor, Tensor], rule: Rule) -> None:
-        """Record an iteration (z, f(z), next z) of the sequences `active_A`; finished sequences do not change."""
+        """Record an iteration (z, f(z), next z) of the sequences `active_A`, except those that are already done."""
         if judge_runs_on_triton(z[1], rule.stop):
             from implicit_llm.kernels.triton import convergence
 
@@ -141,10 +142,11 @@ def solve(
 
     z0 must be zero at padding (`valid_BL` is False). z stays zero there, so padding affects no residual and no update.
 
-    Returns: the next z (B, L, D) of the iteration with the lowest residual, chosen per sequence or per token (see
-        `Progress`), and the statistics. These count every token whose own residual is not below the rule's tol as
-        unconverged, even if its sequence meets the rule.
-    Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap.
+    Returns: the next z (B, L, D) of the iteration with the lowest residual, chosen per sequence or per token, or of the
+        last iteration (see `Progress`), and the statistics. These count every token whose own residual is not below the
+        rule's tol as unconverged, even if its sequence meets the rule.
+    Raises: NonFiniteState, which names sequence and position; NotImplementedError inside torch.func.vmap with the
+        `reference` kernels.
     Source: Schöne et al. 2025, section 2.
     """
     batch = len(z0_BLD)

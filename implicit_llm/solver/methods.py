@@ -22,7 +22,7 @@ class Update(Protocol):
     def __call__(self, z_BLD: Tensor, fz_BLD: Tensor) -> Tensor: ...
 
     def select(self, index_B: Tensor) -> None:
-        """Keep the memory of these sequences alone; by default there is no memory, and nothing happens."""
+        """Drop the memory of all sequences but these; by default there is no memory, and nothing happens."""
         return
 
 
@@ -80,7 +80,7 @@ METHODS.update(plain=lambda tau: Plain(), damped=Damped, anderson=Anderson)
 
 
 def register_method(name: str, make: Callable[[float], Update]) -> None:
-    """Register a solver method: `SolverConfig(method=name)` then calls `make(tau)` for each block of training.
+    """Register a solver method: `SolverConfig(method=name)` then calls `make(tau)` for each block of a training pass.
 
     Raises: NameTaken if `name` is a built-in method; InvalidEntry if the update cannot iterate or drop sequences.
     """

@@ -19,7 +19,7 @@ class Progress:
 
     by_token: the stored iterate is chosen for each token by the worst residual of all tokens up to this token, so later
         tokens do not affect the choice. Otherwise one iterate is chosen for the whole sequence, by `residual_B`.
-    keeps_last: the result is the newest iterate, not that of the lowest residual.
+    keeps_last: whether, instead of such a choice, the newest iterate is stored.
     """
 
     done_B: Tensor

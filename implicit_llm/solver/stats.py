@@ -19,11 +19,11 @@ class SolverStats:
     num_iter: solver iterations per token, as a mean over the sequence's blocks weighted by their length. The closing f
         of a block, phantom steps and unrolled steps are counted in `num_closing`.
     residual: relative residual ||f(z) - z|| / ||f(z)||, as the stopping rule measures it; the largest over blocks. For
-        a block it is the lowest of all iterations. With eval_stop "batch" it is the last, relative to ||z||. The next z
-        of that iteration is closed and returned. Unrolled passes measure no residual and have NaN.
+        a block it is the lowest of all iterations. With eval_stop "batch" it is the last, relative to ||z||. Unrolled
+        passes measure no residual and have NaN.
     is_converged: whether every block met its stopping rule; False for unrolled passes.
     unconverged_tokens: number of tokens whose own residual is not below tol, even if their sequence met the rule.
-    unconverged_BL: which tokens these are; None for unrolled passes, whose number is 0.
+    unconverged_BL: which tokens these are; None for unrolled passes, for which `unconverged_tokens` is 0.
     """
 
     num_iter: Tensor

@@ -2,7 +2,7 @@
 
 Every input is read once, and every output is written once. A few programs per multiprocessor loop over all rows, so
 that the gradient of the weight stays in registers until one sum at the end. The backward pass loads the whole row
-anyway and sums its squares again, so only the inputs are stored.
+anyway and sums its squares again, so no scale is stored.
 The plain PyTorch twin is `kernels.norm`.
 
 Shapes: `...` any leading dimensions, `D` width, `T` rows, `S` programs.
@@ -41,8 +41,8 @@ def add_and_norm(
 class _Rows:
     """A pair of tensors as rows; each program processes a few rows at a time, padded to a power of two entries.
 
-    The second tensor is the gate. With `is_sum` it is added instead: in the forward pass it is the branch, in the
-    backward pass the gradient of the sum.
+    The second tensor is the gate or None. With `is_sum` it is added instead: in the forward pass it is the branch, in
+    the backward pass the gradient of the sum.
     """
 
     def __init__(self, x: Tensor, second: Tensor | None, warps_at_once: int, *, is_sum: bool = False) -> None:

@@ -1,9 +1,9 @@
 """Multiply a single token by weights in fp32, fused with what comes before and after (imported only if Triton runs).
 
 A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. These kernels
-do more than a product: `project` first computes the norm of a token, and then adds the injection or applies SwiGLU;
-`add` adds the product to the residual stream. A program sums over rows of the weight. Several sequences would need
-tiles for matrix units, for which the library's products are faster.
+do more than a product: `project` computes the norm of a token before the product, and can add the injection or apply
+SwiGLU after it; `add` adds the product to the residual stream. A program sums over rows of the weight. Several
+sequences would need tiles for matrix units, for which the library's products are faster.
 
 On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
 for that kernel, it loads what no kernel of the stack writes, such as weights and the injection. Every program waits
@@ -75,9 +75,9 @@ class TokenProducts:
     def add(
         self, y: Tensor, weight_DW: Tensor, from_11D: Tensor, h_11D: Tensor, squares_S: Tensor | None = None
     ) -> None:
-        """Write from + scale y weight^T to h, which may be the tensor `from`.
+        """Write from + scale y weight^T to `h_11D`, which may be the tensor `from_11D`.
 
-        The scale is that of a norm, given parts of the sum of squares (`squares`); without them the scale is 1.
+        The scale is that of a norm, given the parts `squares_S` of the sum of squares; without them the scale is 1.
         """
         rows, width = weight_DW.shape
         parts, cut = 0 if squares_S is None else len(squares_S), _cut(width, width)
@@ -88,7 +88,7 @@ class TokenProducts:
 
 
 def _cut(width: int, entries: int) -> dict[str, int]:
-    """Return how programs cut rows of WIDTH entries, if each result needs `entries` entries of the weight.
+    """Return how programs cut rows of `width` entries, if each result needs `entries` entries of the weight.
 
     A row consists of a power of two and the rest, which is padded to another power of two.
     """

@@ -27,7 +27,7 @@ def rotated_heads(
     """Return query, key and value of qkv + injection; `rope` rotates the pairs (i, i + P/2) of query and key.
 
     Args: qkv and the injection hold query, key and value side by side. rope holds cosines and sines (1 or B, L, P/2) in
-        fp32, which get no gradient. key_heads is the number of heads of keys and of values; None means `heads`.
+        fp32 or fp64, which get no gradient. key_heads is the number of heads of keys and of values; None means `heads`.
     Returns: three tensors (B, H, L, P) in the dtype of qkv. The value may be a view of qkv.
     """
     if selection.rotation_runs_on_triton(qkv_BLE, is_grouped=key_heads not in (None, heads)):
@@ -63,8 +63,8 @@ def seen_in_room(position_L: Tensor, room: int) -> Tensor:
 class Room(NamedTuple):
     """The preallocated keys and values (B, H, S, P), written in place at the positions of a block's tokens.
 
-    position is an integer tensor on the same device, so that a captured graph serves every block. seen (L, S) marks the
-    keys that each token attends to; without it, `room_attention` computes it.
+    position_L is an integer tensor on the same device, so that a captured graph serves every block. seen_LS marks the
+    keys that each token attends to; if it is None, `room_attention` computes it.
     """
 
     keys_BHSP: Tensor
@@ -76,7 +76,7 @@ class Room(NamedTuple):
 def room_attention(qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], room: Room) -> Tensor:
     """Write a block's keys and values into the room; return the block's causal attention to the keys, (B, L, H P).
 
-    Args: qkv, injection and rope are those of `rotated_heads`. The result has no gradient.
+    Args: qkv, injection and rope are those of `rotated_heads`. Call this function without gradient.
     """
     keys, values = room.keys_BHSP, room.values_BHSP
     if selection.room_attention_runs_on_triton(qkv_BLE, (keys, values)):

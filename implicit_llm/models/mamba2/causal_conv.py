@@ -24,8 +24,8 @@ def causal_conv(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute y_t = bias + sum_k weight_k x_{t-K+1+k}, and silu(y) if `silu`; `initial_BKC` or zeros precede x.
 
-    Args: initial holds the last K-1 inputs before this sequence, (B, K-1, C). valid is False at padding, which must be
-        at the end of each sequence.
+    Args: `initial_BKC` holds the last K-1 inputs before this sequence. `valid_BL` is False at padding, which must be at
+        the end of each sequence.
     Returns: y (B, L, C) in the dtype of x; with `return_state` the last K-1 inputs before padding, else None.
     """
     width = weight_CK.shape[1]

@@ -29,7 +29,7 @@ class ScanWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of sequences, padded at the end, into `chunks` of `chunk_len` positions; `slice_len` run at once."""
+    """The division of padded sequences into `chunks` of `chunk_len` positions; `slice_len` sequences run at once."""
 
     length: int
     chunks: int

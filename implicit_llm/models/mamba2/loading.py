@@ -99,7 +99,7 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
 
 
 def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> ImplicitForCausalLM:
-    """Load an explicit model, in fp32, from a directory with config.json and weights.
+    """Load an explicit model, in fp32 and in evaluation mode, from a directory with config.json and weights.
 
     Args: sha256 is the hexadecimal digest of pytorch_model.bin, by which the caller vouches for that file.
     Raises: UntrustedCheckpoint if a pickle has no digest; ModelConfigError if digest, layer or weights do not match.

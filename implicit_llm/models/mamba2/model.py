@@ -158,7 +158,7 @@ class Mamba2Mixer(nn.Module):
         """Mix along the sequence.
 
         Args: state holds the SSM state (B, H, P, N), in fp32 or the dtype of products, and the last K-1 inputs of the
-            convolution (B, K-1, C).
+            convolution (B, K-1, C); None if it is empty.
         """
         if weights is None:
             y_BLI, state = self._mix(added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
@@ -189,7 +189,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Return the gated norm of SSD of the convolution (B, L, I) and, if `return_state`, the state after them."""
+        """Return the gated norm of SSD of the convolution (B, L, I) and, with `return_state`, the state after it."""
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)

@@ -154,8 +154,10 @@ def gated_scan(
     `scan_runs_on_triton` must be true. If gradients are enabled, `trained_scan_runs_on_triton` must be true instead,
     the injection None and `return_state` false, and the state gets no gradient.
     Args: projected holds gate (H P), the convolved channels (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
-        state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence.
-    Returns: (B, L, H P) in the dtype of `projected`; with `return_state` the SSM state after the last position in fp32.
+        state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence,
+        None if it is empty.
+    Returns: (B, L, H P) in the dtype of `projected_BLE`; with `return_state` the SSM state after the last position in
+        fp32, else None.
     """
     from implicit_llm.models.mamba2.triton.scan_inputs import Mixer
 

@@ -10,7 +10,7 @@ by side.
 
 The plain PyTorch twin is `models.llama3.attention`.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `D` model, `H` heads, `P` head width, `E` 3 D (query, key, value), `T`
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `D` H P, `E` 3 D (query, key, value), `T`
 tokens, `M` MLP width, `G` 2 M (gate, up).
 """
 
@@ -42,7 +42,9 @@ def token_attention(
     position_1: Tensor,
     launch: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Implement `llama3.attention.room_attention` for one token, without gradient; the room must be contiguous.
+    """Implement `llama3.attention.room_attention` for one token and as many heads of keys as of queries.
+
+    There is no gradient, and the room must be contiguous.
 
     launch: the options of `kernels.triton.token_products.TokenProducts.launch`, with which this kernel may start while
         the kernel before it runs; None if it must not.
@@ -127,7 +129,7 @@ def _token_kernel(
 def rotated_heads(
     qkv_BLE: Tensor, injection_BLE: Tensor | None, rope: tuple[Tensor, Tensor], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `llama3.attention.rotated_heads`."""
+    """Implement `llama3.attention.rotated_heads` for as many heads of keys and values as of queries."""
     return _RotatedHeads.apply(qkv_BLE, injection_BLE, *rope, heads)
 
 

@@ -1,8 +1,8 @@
 """Compute SSD and gate of a Mamba2 mixer in one kernel, at every length (imported only if Triton kernels run).
 
-One program processes one head of one sequence, chunk after chunk, with the state in registers. All data between
-convolution and norm are thus read once and written once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-In its products channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
+One program processes one head of one sequence, chunk after chunk, with the state in registers. It thus reads x
+and gate once, and writes the result once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
+In the products, channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
 be multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
@@ -35,9 +35,9 @@ def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: boo
 
 
 def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run `gated_scan` from the SSM state `before`, and also return the states between chunks.
+    """Run `gated_scan` from the SSM state `before_BHPN`, and also return the states between chunks.
 
-    Returns: (B, L, I), and the states (B, S, H, P, N) in the dtype of `projected`, which is that of the products.
+    Returns: (B, L, I), and the states (B, S, H, P, N) in the dtype of `projected_BLE`, which is that of the products.
     """
     batch, chunks, heads, _ = inputs.dt_BSHQ.shape
     width, _, size = mixer.sizes

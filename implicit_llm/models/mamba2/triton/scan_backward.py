@@ -76,11 +76,11 @@ class _GatedMix(torch.autograd.Function):
 def gated_scan_gradient(
     mixer: Mixer, inputs: MixerInputs, states: tuple[Tensor | None, Tensor], dout_BLI: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the gradients of gate and dt into their columns of `dprojected`; the columns between do not change.
+    """Write the gradients of gate and dt into their columns of `dprojected_BLE`; the columns between do not change.
 
     Args: states are the one before the sequence, which gets no gradient (None: empty), and those between chunks. Inputs
         and states must be those of the forward pass; see `scan.gated_scan_for_gradient`.
-    Returns: the gradients of `convolved` (B, L, C), and of dt bias, A and D (3, H) in fp32.
+    Returns: the gradients of the convolution's output (B, L, C), and of dt bias, A and D (3, H) in fp32.
     """
     projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), weights = mixer.projected_BLE, inputs, mixer.weights
     batch, chunks, heads, _ = dt_BSHQ.shape

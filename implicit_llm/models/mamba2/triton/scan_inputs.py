@@ -1,7 +1,7 @@
 """Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
 One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
-convolution. Each processes the positions of a chunk in order, four at a time, with the last inputs in registers.
+convolution. Each processes channels in the order of positions, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: as in `scan`.
@@ -60,7 +60,7 @@ class MixerInputs(NamedTuple):
 
 
 def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
-    """Compute the scan's inputs from projected + injection; `before` holds the K-1 inputs before the sequence."""
+    """Compute the scan's inputs from projected + injection, after the K-1 inputs `before_BKC`."""
     projected_BLE, injection_BLE, weights, _ = mixer
     batch, length, _ = projected_BLE.shape
     channels, taps = weights.conv_CK.shape
@@ -80,9 +80,9 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
 def convolution_gradient(
     mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the convolved columns of `dprojected`, and return the gradients of weight and bias.
+    """Write the convolved columns of `dprojected_BLE`, and return the gradients of weight and bias.
 
-    Args: `before` is that of `mixer_inputs`.
+    Args: `before_BKC` is that of `mixer_inputs`.
     """
     batch, length, _ = mixer.projected_BLE.shape
     channels, taps = mixer.weights.conv_CK.shape
