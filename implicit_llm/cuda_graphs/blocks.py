@@ -222,7 +222,7 @@ class BlockGraph:
 
     def _refresh(self) -> None:
         for mine, layer in zip(self._weights, self._model.layers, strict=True):
-            for old, new in zip(mine, layer.weights(), strict=True):  # type: ignore[operator]
+            for old, new in zip(mine or (), layer.weights() or (), strict=True):  # type: ignore[operator]
                 if new is not old:  # a weight that needs no computation is the parameter itself
                     old.copy_(new)
 

@@ -18,6 +18,8 @@ from implicit_llm import (
 )
 from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.runner import Runner
+from implicit_llm_contracts.plugins import load_plugin
+from tests.pages import ROOT
 from tests.unit.kernels.reference import relative_error
 
 pytestmark = [
@@ -199,3 +201,21 @@ def test_blockwise_evaluation_from_graphs_follows_the_plain_one(bf16: bool) -> N
         iterations = [found.solver_stats.num_iter.mean().item() for found in (captured, plain)]
         assert iterations[0] == pytest.approx(iterations[1], rel=0.1)
     assert [len(here.active_A) for here in graphs.sequences[False].open] == [64, 32, 16]
+
+
+def test_a_family_whose_layers_call_their_modules_decodes_from_graphs() -> None:
+    torch.manual_seed(0)
+    gated = load_plugin(ROOT / "examples/extending/gated_rnn.py")
+    model = AutoModelForCausalLM.from_config(gated.GatedRnnConfig(**SMALL)).cuda().eval()
+    model.solver = replace(model.solver, tol=1e-4, eval_max_iter=60)
+    graphs, ids = model.base.runner, torch.randint(97, (2, 24), device="cuda")
+
+    @torch.inference_mode()
+    def read() -> tuple[ConvergedStateCache, torch.Tensor]:
+        cache, parts = ConvergedStateCache(), ids.split([8, *(1 for _ in range(16))], dim=1)
+        return cache, torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1)
+
+    cache, captured = read()
+    assert graphs.decoders[cache].graph is not None
+    model.base.runner = Runner()
+    assert relative_error(captured, read()[1]) < 1e-3

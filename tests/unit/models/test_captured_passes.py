@@ -22,12 +22,15 @@ from implicit_llm.models.cache import ConvergedStateCache
 from implicit_llm.models.runner import Runner
 from implicit_llm.solver.fixed_point import Best
 from implicit_llm.training.gradients import GradientReducer
+from implicit_llm_contracts.plugins import load_plugin
+from tests.pages import ROOT
 
 SMALL = {"vocab_size": 37, "hidden_size": 16, "num_hidden_layers": 2}
 MAMBA = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8)
 LLAMA = ImplicitLlama3Config(**SMALL, num_attention_heads=2, intermediate_size=24)
 GROUPED = ImplicitLlama3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=6, intermediate_size=24)
 EXPLICIT = ImplicitMamba2Config(**SMALL, head_dim=8, state_size=8, is_implicit=False)
+GATED = load_plugin(ROOT / "examples/extending/gated_rnn.py").GatedRnnConfig(**SMALL)  # its layers call their modules
 FREE = {"mode": "fixed_point", "max_iter": 12, "phantom_steps": 2, "tol": 0.02}
 SERIES = FREE | {"phantom_steps": 3, "gradient": "series"}
 
@@ -162,7 +165,15 @@ def test_sequences_that_are_done_leave_the_captured_batch() -> None:
 
 @pytest.mark.parametrize(
     ("config", "mode"),
-    [(MAMBA, "blockwise"), (MAMBA, "sequential"), (LLAMA, "blockwise"), (LLAMA, "sequential"), (GROUPED, "blockwise")],
+    [
+        (MAMBA, "blockwise"),
+        (MAMBA, "sequential"),
+        (LLAMA, "blockwise"),
+        (LLAMA, "sequential"),
+        (GROUPED, "blockwise"),
+        (GATED, "blockwise"),
+        (GATED, "sequential"),
+    ],
 )
 def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
     graphs = GraphRunner()
@@ -177,7 +188,7 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT])
+@pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT, GATED])
 def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it
     model, ids = _model(config, tol=1e-4, eval_max_iter=8).eval(), torch.randint(37, (3, 16))
@@ -193,7 +204,7 @@ def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     assert deepcopy(model).base.runner.decoders == {}
 
 
-@pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT])
+@pytest.mark.parametrize("config", [MAMBA, LLAMA, EXPLICIT, GATED])
 @pytest.mark.parametrize("num_beams", [1, 2])
 def test_graphs_of_one_call_of_generate_serve_the_next(config, num_beams: int, monkeypatch) -> None:
     make_graph = Mock(side_effect=blocks.BlockGraph)
