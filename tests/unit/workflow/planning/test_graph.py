@@ -562,7 +562,10 @@ def test_a_missing_result_makes_nothing_else_stale_and_becomes_a_target(finished
 )
 def test_a_job_is_found_by_key_folder_and_manifest(plan: Plan, target: str) -> None:
     assert plan.find(target.format(root=plan.root.as_posix())).key == "data/s3-train"
-    with pytest.raises(UnknownTarget, match=r"no such job; `implicit-llm status \S+ --jobs` lists them$"):
+    with pytest.raises(
+        UnknownTarget,
+        match=r"no such job; `implicit-llm status \S+ --jobs` lists them, and `implicit-llm list` the exp",
+    ):
         plan.find("q")
 
 

@@ -105,7 +105,11 @@ class Plan:
         if key in self.experiment.excerpts:
             key = f"{EXCERPT}/{key}"
         if key not in self.nodes:
-            hint = nearest(key, [*self.nodes, *experiment_names()], f"`{self.list_command}` lists them")
+            hint = nearest(
+                key,
+                [*self.nodes, *experiment_names()],
+                f"`{self.list_command}` lists them, and `implicit-llm list` the experiments",
+            )
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
 

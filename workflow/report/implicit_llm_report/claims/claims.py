@@ -134,7 +134,7 @@ class Judgement:
     def to_dict(self) -> dict[str, Any]:
         """Return the claim's entry in claims.json, in which missing numbers are null."""
         stated = ("id", "statement", "short", "origin", "where", "published", "mark", "condition", "is_headline")
-        measured = ("num_seeds", "num_samples", "interval", "bounds", "run", "data", "modes")
+        measured = ("num_seeds", "num_samples", "of_pair", "interval", "bounds", "run", "data", "modes")
         return {
             **{key: getattr(self.claim, key) for key in stated},
             "verdict": self.verdict,

@@ -102,7 +102,7 @@ class Found:
 
     text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a metric
     in COUNTED of a single model, the smallest number of test sequences of a seed. Sequences count because the tokens of
-    one sequence are not independent.
+    one sequence are not independent. of_pair: for such a metric of two models, this number of each.
     """
 
     spread: Spread = field(default_factory=Spread)
@@ -113,6 +113,7 @@ class Found:
     num_seeds: int = 0
     roles: tuple[str, ...] = ()
     num_samples: int | None = None
+    of_pair: tuple[int, ...] = ()
     train_tokens: float | None = None
     num_parameters: float | None = None
 
@@ -239,7 +240,7 @@ def _is_pair(measure: Measure, first: Group, other: Group) -> bool:
 def _alone(measure: Measure, cell: Group) -> Found:
     spread = Spread.of(cell.by_seed(measure.metric).values())
     modes = tuple(filter(None, (cell.mode, cell.against)))
-    samples = min(number or 0 for number in cell.rows["num_samples"]) if measure.metric in COUNTED else None
+    samples = _num_samples(cell) if measure.metric in COUNTED else None
     text = f"{_named(cell)}, {_test(cell)}{seeds_words(spread)}"
     return Found(
         spread, text, cell.name, cell.data or "", modes, num_seeds=len(spread.values), roles=cell.roles,
@@ -265,8 +266,14 @@ def _pair(measure: Measure, *choices: tuple[Group, str | None]) -> Found:
     return Found(
         spread, text, first.name, first.data or "", (first.mode, second.mode), num_seeds=num_seeds,
         roles=roles_of((first, second)),
+        of_pair=(_num_samples(first), _num_samples(second)) if measure.metric in COUNTED else (),
         train_tokens=first.mean("train_tokens"), num_parameters=first.mean("num_parameters"),
     )  # fmt: skip
+
+
+def _num_samples(cell: Group) -> int:
+    """Return the smallest number of test sequences of a seed."""
+    return int(min(number or 0 for number in cell.rows["num_samples"]))
 
 
 def _named(cell: Group) -> str:

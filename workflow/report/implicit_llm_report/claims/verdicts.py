@@ -131,7 +131,7 @@ def _row(entry: Entry) -> Row:
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
     lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
-    cut = (*_bound(entry), *lacking, *_training(entry), *_controls(entry)) if is_run else ()
+    cut = (*_bound(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry)) if is_run else ()
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
@@ -211,6 +211,12 @@ def _few(entry: Entry) -> tuple[str, ...]:
     """Return the interval if there are few test sequences."""
     samples = entry["num_samples"]
     return (f"{samples} sequences (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
+
+
+def _unequal(entry: Entry) -> tuple[str, ...]:
+    """Return the numbers of test sequences of the two models of a pair if they differ."""
+    sizes = entry["of_pair"]
+    return (f"on {' and '.join(f'{size:,}' for size in sizes)} sequences",) if len({*sizes}) > 1 else ()
 
 
 def _training(entry: Entry) -> tuple[str, ...]:
