@@ -153,7 +153,7 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a manifest and its declared files to the work folder, publish the result, and delete the old one."""
+        """Copy a manifest and its declared files to the work folder, publish the result, delete the one set aside."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")

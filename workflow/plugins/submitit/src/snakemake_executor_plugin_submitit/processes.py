@@ -2,9 +2,9 @@
 
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
 SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
-`cgroup` submitit's own and the tasks of further `srun` steps, with `linuxproc` all processes of a step. `Relay` signals
-each process with a handler once. The others, such as Snakemake and its shell, must live until the training run has
-written its checkpoint.
+`cgroup` submitit's own process and the tasks of further `srun` steps, with `linuxproc` all processes of a step.
+`Relay` signals each process with a handler once. The others, such as Snakemake and its shell, must live until the
+training run has written its checkpoint.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Relay:
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the processes with a handler that have not yet received a signal; each gets only the first one."""
+        """Signal each process that has a handler and has not yet received a signal, except Snakemake and srun."""
         is_sent_to_all = False
         if self._is_first:
             self._is_first = False

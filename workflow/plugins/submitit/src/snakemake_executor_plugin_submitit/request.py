@@ -21,8 +21,8 @@ from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
-# The sbatch option of each resource, whose name is that in the official Slurm plugin. If two resources set one option,
-# the one that is listed later counts.
+# The sbatch option of each resource. The names of the resources are those of the official Slurm plugin. If two
+# resources set the same option, the resource listed later counts.
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
     "exclude": "exclude",
@@ -142,7 +142,10 @@ def members(job: Any) -> list[Any]:
 
 
 def has_all_outputs(job: Any) -> bool:
-    """Return whether every output exists and none is older than an input; inputs marked as ancient do not count."""
+    """Return whether the job has outputs, all of them exist, and none is older than an existing input.
+
+    Inputs marked as ancient do not count.
+    """
     outputs = {os.path.abspath(output) for output in job.output}
     if not outputs or not all(map(os.path.exists, outputs)):
         return False
@@ -236,7 +239,7 @@ def sbatch_request(
 def sbatch_options(text: str, source: str) -> dict[str, Any]:
     """Parse options of a command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
 
-    Raises: WorkflowError for a word that is not an option with a long name, and for an open quote.
+    Raises: WorkflowError for a word that is neither a long option nor its value, and for an open quote.
     """
     options: dict[str, Any] = {}
     name = ""
