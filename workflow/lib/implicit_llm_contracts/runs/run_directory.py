@@ -120,7 +120,7 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """Return the manifest of the finished result; None without one, or if a file of it is missing or has changed.
+        """Return the manifest of the finished result; None without one, or if any of its files is missing or changed.
 
         A changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from this file.
         """

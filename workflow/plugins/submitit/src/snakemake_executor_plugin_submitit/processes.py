@@ -82,7 +82,7 @@ def with_environment(**wanted: str | None) -> list[psutil.Process]:
 def of_job(root: int | None, status: Path, **environment: str | None) -> list[psutil.Process]:
     """Return `root`, its descendants, and all processes whose environment has the job's status file, such as orphans.
 
-    environment: more variables with which the processes of the last kind were started.
+    environment: further variables that the processes with the status file must have; None means not set.
     """
     below = [] if root is None else descendants(root)
     return list(dict.fromkeys(below + with_environment(**{STATUS_VARIABLE: str(status)}, **environment)))

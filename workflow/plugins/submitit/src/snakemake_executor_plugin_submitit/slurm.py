@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
-# Variables that change what Slurm's commands do and print, except those that only name the cluster and the user. A
+# Prefixes of variables that change what Slurm's commands do and print; those in KEPT are passed on nevertheless. A
 # driver that is itself a job would pass on its own allocation, and a filter of squeue would hide running jobs.
 CHANGING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"}

@@ -94,7 +94,7 @@ class Dispatcher:
         return done + [(job, why) for job in rest]
 
     def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
-        """Submit a job that failed on `nodes` again; it continues from its checkpoint. Raises: NotSubmitted."""
+        """Submit once more a job that failed on `nodes`; it resumes from its checkpoint. Raises: NotSubmitted."""
         old, rule = job.record, CLASSES[kind]
         record = self._new_record(
             job,
@@ -207,7 +207,7 @@ class Dispatcher:
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
-    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size`, or one job."""
+    """Return groups of jobs to submit together: at most `array_size` small jobs of one rule and request, or one job."""
     groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
         key = store.digest([job.record.rule, job.request] if job.is_small else index)
