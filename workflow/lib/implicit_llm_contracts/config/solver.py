@@ -114,7 +114,7 @@ class HasSolver(Protocol):
 
 
 def solver_of(model: object) -> SolverConfig | None:
-    """Return the solver of a model that `HasSolver`; None for explicit models and models of other packages.
+    """Return the solver of a model as in `HasSolver`; None for explicit models and models of other packages.
 
     Wrappers (peft, torch.compile) forward the attribute only on access, so isinstance would not find it.
     """

@@ -53,10 +53,11 @@ class WordProblemConfig:
     """The training set or one test set of a word problem. Every field is part of its identity.
 
     group: S<n>, A<n>, Z<n> or a plugin's group. hard_fraction: the probability that a token is drawn from the whole
-    group; otherwise it is the identity. Of several values, sample i uses that at index i modulo their count. length:
-    tokens per sample. shard_samples: samples per shard; the last shard may have fewer. seed: training and test set of
-    one seed come from separate random streams, but very short sequences can be equal by chance. file, sha256: a file of
-    the authors' generator and its digest; its first samples replace the random ones. Raises: UnknownGroup.
+    group; otherwise it is the identity. With several values, sample i uses that at index i modulo their number.
+    length: tokens per sample. shard_samples: samples per shard; the last shard may have fewer. seed: training and
+    test set of one seed come from separate random streams, but very short sequences can be equal by chance. file,
+    sha256: a file of the authors' generator and its digest; the file's first samples replace the random ones.
+    Raises: UnknownGroup.
     """
 
     group: str

@@ -181,6 +181,6 @@ def _rebuild(run_dir: Path) -> str:
 
 
 def remove_command(run_dir: Path) -> str:
-    """Return the shell command after which the workflow rebuilds a result; its path is relative if possible."""
+    """Return the shell command after which the workflow rebuilds a result, with a relative path if possible."""
     path, here = run_dir / MANIFEST, Path.cwd()
     return shlex.join(["rm", "-f", str(path.relative_to(here) if path.is_relative_to(here) else path)])

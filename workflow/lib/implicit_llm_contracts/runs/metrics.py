@@ -8,9 +8,9 @@ class Metric:
     """A metric of training.
 
     `key`: its name in the journal. `section`: its section of MLflow's charts; "" for "Model metrics". `meaning`: its
-    text in the page of metrics. `head`, `format`: its label and format in a line of progress, which lacks it if `head`
-    is "", and in `status --jobs`. `is_column`: whether `status --jobs` has a column for it. `axis`: the label of its
-    axis in the figures of the solver's health.
+    text in the page of metrics. `head`, `format`: its label and format in `status --jobs` and in a line of progress; a
+    metric without `head` is not in the line. `is_column`: whether `status --jobs` has a column for it. `axis`: the
+    label of its axis in the figures of the solver's health.
     """
 
     key: str

@@ -48,6 +48,6 @@ def find_task_folder(name: str) -> Path | None:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below `folder`, except in __pycache__, by its path there, for an identity."""
+    """Return the sha256 of each file below `folder`, except in __pycache__, by its path relative to `folder`."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and IGNORED not in path.parts)
     return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}

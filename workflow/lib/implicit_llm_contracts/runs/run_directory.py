@@ -120,7 +120,7 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """Return the manifest of the finished result; None without one, or if a file of it is missing or has changed.
+        """Return the manifest of the finished result; None without one, or if any of its files is missing or changed.
 
         A changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from this file.
         """
@@ -153,7 +153,7 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a manifest and its declared files to the work folder, publish the result, and delete the old one."""
+        """Copy a manifest and its declared files to the work folder, publish the result, delete the one set aside."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")

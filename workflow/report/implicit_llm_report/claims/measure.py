@@ -148,7 +148,7 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
     """Return the rival with the best score, and a text that describes how it was chosen.
 
     The score is the loss on validation text if all rivals have such a loss, otherwise the column `choice`. Rivals
-    without a score are not chosen. The text is None if several rivals have no score at all, and empty for one rival.
+    without a score are not chosen. The text is None if none of several rivals has a score, and empty for one rival.
     """
     if len(rivals) == 1:
         return rivals[0], ""

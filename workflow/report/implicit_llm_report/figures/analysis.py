@@ -133,7 +133,7 @@ def _decorate_trace(axis: Axes, last: float) -> None:
 
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of trained models after those of random layers, which one evaluation of each kind supplies."""
+    """Return the rows of trained models after those of random layers from one evaluation per kind of model."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [

@@ -118,7 +118,7 @@ _LOOKS = {
     False: (("s", (3, 1.6)), ("X", (1.2, 1.2)), ("p", (5, 1.4, 1, 1.4))),
 }
 
-# A figure with any of these names counts all of them first, so that each mode has the same style in all figures.
+# If a figure has any of these names, styles are assigned to all of them first, so a mode looks the same everywhere.
 _MODES = {
     f"implicit, {mode}": True
     for mode in ("blockwise-8-token", "sequential", "simultaneous", "released-criterion", "blockwise")

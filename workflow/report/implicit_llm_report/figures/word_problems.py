@@ -109,7 +109,7 @@ def accuracy_by_position(given: Given) -> Figure | None:
 
 
 def _binned(curves: Sequence[Sequence[float]]) -> list[tuple[float, Spread]]:
-    """Return the mean of each seed's curve over bins of positions; a bin has one position up to MAX_POSITIONS."""
+    """Return each seed's curve as means over at most MAX_POSITIONS bins of positions."""
     if not curves:
         return []
     table = np.column_stack((np.arange(1, len(curves[0]) + 1), np.transpose(curves)))
@@ -154,7 +154,7 @@ def with_mode(cell: Group, name: str) -> str:
 def _draw_modes(axis: Axes, cells: Sequence[Group], series: Mapping[str, Series]) -> None:
     """Draw a mark at the mean over seeds and a line over their range for each model and mode.
 
-    Implicit models are named in their headline mode if there are several of them; so are explicit models.
+    If there are several models of a kind (implicit or explicit), each is named beside the mark of its headline mode.
     """
     axis.grid(axis="x")
     axis.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (1.2, 1.2)))

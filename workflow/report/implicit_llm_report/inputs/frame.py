@@ -24,7 +24,7 @@ from implicit_llm_contracts.plugins import BUILTIN, Kinds
 from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
-Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics of every record; one that a record lacks is missing
+Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics that every record should have; an absent one is missing
 # Further numbers that only some records of a kind have; a record that lacks one gets no row for it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
@@ -156,8 +156,8 @@ def seeds_words(spread: Spread) -> str:
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
     """Return a sorting key of a record's mode.
 
-    Modes with the stopping criterion of the released code ("batch") come last. Before that, modes are sorted by
-    MODE_ORDER, then those that stop each token by itself come first, and then names decide.
+    Modes with the stopping criterion of the released code ("batch") come after all others. Both parts are sorted by
+    MODE_ORDER. Within one `eval_mode`, modes that stop each token by itself come first; then names decide.
     """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")
@@ -392,7 +392,7 @@ class Group:
         return Spread.of(value for _, value in found)
 
     def mean(self, column: str) -> float | None:
-        """Return the mean over the seeds of a column such as training FLOPs; None if a seed has no value."""
+        """Return the mean of a column, such as training FLOPs, over the seeds; None if a seed has no value."""
         values = self.rows.drop_duplicates("seed")[column].tolist()
         return None if None in values else sum(values) / len(values)
 

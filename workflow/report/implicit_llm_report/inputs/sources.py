@@ -82,7 +82,7 @@ class Given:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
-    """Read every input; missing results become rows without numbers. Raises: ReportError that names input or file."""
+    """Read every input; missing evaluations become rows without a value. Raises: ReportError with input or file."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")
@@ -118,7 +118,7 @@ def _trained(source: Source) -> Record:
 def _placed(kind: str, record: Record, role: str, config: ReportConfig) -> tuple[str, Record]:
     """Return the kind, and the record with its role, run, seed, phase, solver, data set and split.
 
-    Numbers on validation sets have their own kind, so that no figure or claim confuses them with those of a test set.
+    Numbers on the split "validation" have their own kind, so that no figure or claim confuses them with test results.
     """
     job, part = config.jobs[role], config.data.get(str(record.get("data")), DataPart())
     solver = Solver.of(job.solver) if record.get("is_implicit") else None

@@ -170,7 +170,7 @@ class Executor(RemoteExecutor):
         return another
 
     def _check_rules(self) -> None:
-        """Check resources, partition, account, qos and constraint of each rule before anything is submitted.
+        """Check the resources of a job of each rule, and on Slurm its partition, account, qos and constraint.
 
         Raises: WorkflowError.
         """

@@ -74,7 +74,11 @@ class Monitor:
 
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:
-    """Return the failure of a job that did not write its end, or was killed while it stopped; Slurm's state decides."""
+    """Return the failure of a job that did not write its end, or was killed while it stopped.
+
+    The failure follows from Slurm's state, or without one from the last attempt. A message about memory in the log
+    makes it "oom", unless the job was cancelled or preempted.
+    """
     begun = [one for one in read_attempts(job.files.attempts) if one["submission"] == job.record.number]
     last = begun[-1] if begun else {}
     if not state and last.get("asked") == "SIGINT":
@@ -101,7 +105,10 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
 
 
 def is_worth_another(job: Job, kind: str, requeue_limit: int) -> bool:
-    """Return whether the failure class allows another try; preempted jobs need progress and must be below the limit."""
+    """Return whether to submit a failed job again: by the retries of its class, or for "preempted" by `requeue_limit`.
+
+    A preempted job is not submitted again if its last attempts were unfruitful.
+    """
     limit = CLASSES[kind].retries
     if limit is not None:
         return job.record.retries.get(kind, 0) < limit

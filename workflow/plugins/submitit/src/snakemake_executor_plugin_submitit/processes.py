@@ -2,9 +2,9 @@
 
 Slurm sends SIGUSR2 before the time limit (`--signal`) and, if the cluster is configured so, before a preemption.
 SIGTERM comes with scancel and with a preemption. The ProctrackType determines which processes Slurm signals: with
-`cgroup` submitit's own and the tasks of further `srun` steps, with `linuxproc` all processes of a step. `Relay` signals
-each process with a handler once. The others, such as Snakemake and its shell, must live until the training run has
-written its checkpoint.
+`cgroup` submitit's own process and the tasks of further `srun` steps, with `linuxproc` all processes of a step.
+`Relay` signals each process with a handler once. The others, such as Snakemake and its shell, must live until the
+training run has written its checkpoint.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def with_environment(**wanted: str | None) -> list[psutil.Process]:
 def of_job(root: int | None, status: Path, **environment: str | None) -> list[psutil.Process]:
     """Return `root`, its descendants, and all processes whose environment has the job's status file, such as orphans.
 
-    environment: more variables with which the processes of the last kind were started.
+    environment: further variables that the processes with the status file must have; None means not set.
     """
     below = [] if root is None else descendants(root)
     return list(dict.fromkeys(below + with_environment(**{STATUS_VARIABLE: str(status)}, **environment)))
@@ -151,7 +151,7 @@ class Relay:
         return of_job(self.root, self.status, SLURM_STEP_ID=os.environ.get("SLURM_STEP_ID"))
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the processes with a handler that have not yet received a signal; each gets only the first one."""
+        """Signal each process that has a handler and has not yet received a signal, except Snakemake and srun."""
         is_sent_to_all = False
         if self._is_first:
             self._is_first = False

@@ -27,8 +27,8 @@ SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows whether 
 class Submitted:
     """The last submission of a job.
 
-    state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class, message:
-    how the job ended.
+    state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class: None
+    unless the job failed. message: how it ended.
     """
 
     job_id: str
@@ -49,9 +49,9 @@ def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
 
 
 def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None) -> dict[str, Submitted]:
-    """Return the jobs that have a record in `folder`, by `job_key`; only those of `keys` if given.
+    """Return the last submission of each job in `folder` that has a readable record, by its `job_key`.
 
-    Slurm is queried once, and only if a job may still run.
+    keys: the keys of the jobs to include; None includes all. Slurm is queried once, and only if a job may still run.
     """
     found = {}
     for files, known in store.load_all(folder, keys):

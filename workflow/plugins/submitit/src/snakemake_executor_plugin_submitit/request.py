@@ -21,8 +21,8 @@ from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
-# The sbatch option of each resource, whose name is that in the official Slurm plugin. If two resources set one option,
-# the one that is listed later counts.
+# The sbatch option of each resource. The names of the resources are those of the official Slurm plugin. If two
+# resources set the same option, the resource listed later counts.
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
     "exclude": "exclude",
@@ -49,8 +49,8 @@ _SBATCH = {
 class Job(SubmittedJobInfo):
     """A job of Snakemake, `job`, and its last submission.
 
-    step: the part that all its submissions share. request: options of sbatch; {} on this machine. is_small: whether the
-    job may be a task of a job array. is_forced: whether finished outputs are not taken over.
+    step: the part that all its submissions share. request: options of sbatch; {} if it runs on this machine.
+    is_small: whether the job may be a task of a job array. is_forced: whether finished outputs are not taken over.
     The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
     in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
@@ -142,7 +142,10 @@ def members(job: Any) -> list[Any]:
 
 
 def has_all_outputs(job: Any) -> bool:
-    """Return whether every output exists and none is older than an input; inputs marked as ancient do not count."""
+    """Return whether the job has outputs, all of them exist, and none is older than an existing input.
+
+    Inputs marked as ancient do not count.
+    """
     outputs = {os.path.abspath(output) for output in job.output}
     if not outputs or not all(map(os.path.exists, outputs)):
         return False
@@ -236,7 +239,7 @@ def sbatch_request(
 def sbatch_options(text: str, source: str) -> dict[str, Any]:
     """Parse options of a command line: `--comment='a b' --exclusive` is {"comment": "a b", "exclusive": True}.
 
-    Raises: WorkflowError for a word that is not an option with a long name, and for an open quote.
+    Raises: WorkflowError for a word that is neither a long option nor its value, and for an open quote.
     """
     options: dict[str, Any] = {}
     name = ""

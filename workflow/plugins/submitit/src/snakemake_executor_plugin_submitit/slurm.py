@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 600
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 ENDED = {"COMPLETED", "FAILED", *SLURM_CLASSES}
-# Variables that change what Slurm's commands do and print, except those that only name the cluster and the user. A
+# Prefixes of variables that change what Slurm's commands do and print; those in KEPT are passed on nevertheless. A
 # driver that is itself a job would pass on its own allocation, and a filter of squeue would hide running jobs.
 CHANGING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
 KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"}
@@ -89,7 +89,10 @@ class SlurmQueue:
             self._next = self._clock() + self._pause_s
 
     def _ask(self, ids: list[str]) -> dict[str, SlurmState]:
-        """Run squeue once, and sacct only for jobs that squeue has forgotten, minutes after their end."""
+        """Run squeue once, and sacct for the jobs that squeue has forgotten, or for all jobs if squeue fails.
+
+        Raises: NoAnswer.
+        """
         try:
             current = _states(ids, ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T||%N|%r"])
         except NoAnswer as error:
@@ -115,7 +118,7 @@ class SlurmQueue:
 
 
 def _states(ids: Sequence[str], command: Sequence[str]) -> dict[str, SlurmState]:
-    """Return the states of jobs and of tasks of arrays, as this command prints them."""
+    """Run `command` for these jobs and return the states that it prints, by id. Raises: NoAnswer."""
     arrays = ",".join(sorted({job_id.partition("_")[0] for job_id in ids}))
     found: dict[str, SlurmState] = {}
     for line in ask_slurm([*command, "-j", arrays]).splitlines():
@@ -194,7 +197,7 @@ def check_place(request: Mapping[str, Any]) -> None:
 
 
 def time_limits() -> dict[str, int]:
-    """Return the time limit in minutes of each partition with one; "" is the default partition. Raises: NoAnswer."""
+    """Return the time limit (minutes) of each partition that has one; "" is the default partition. Raises: NoAnswer."""
     limits: dict[str, int] = {}
     for line in ask_slurm(TIME_LIMITS).splitlines():
         name, _, text = line.partition("|")

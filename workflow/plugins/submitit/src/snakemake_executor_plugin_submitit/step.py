@@ -70,8 +70,8 @@ def pickle_path(folder: Path, task: int) -> Path:
 class JobStep:
     """A submission of a job; submitit pickles it and calls it on the node, again after a requeue.
 
-    command: a shell command. setup: shell commands before it. venv: a virtual environment; container: an Apptainer
-    image; "" for none.
+    command: a shell command. setup: shell commands that run before it. venv: a virtual environment; container: an
+    Apptainer image; "" for none.
     """
 
     files: JobFiles
@@ -187,9 +187,9 @@ def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
-    """Wait for the end of the job and of all signalled processes, and relay signals meanwhile.
+    """Wait for the end of the job, and up to `patience_s` longer for signalled processes; relay signals meanwhile.
 
-    A signal may kill the shell before the training run in it has written its checkpoint, hence `patience_s`.
+    A signal may kill the shell before the training run in it has written its checkpoint.
     Returns: the exit code as in Popen.
     """
     deadline = math.inf
@@ -273,7 +273,7 @@ def script(step: JobStep) -> str:
 
 
 def in_container(step: JobStep) -> str:
-    """Return the command that runs in the image with its `python`; the working and submitit folders are mounted."""
+    """Return the job's command in the image, with the image's `python` and the working and submitit folders mounted."""
     command = step.command.replace(sys.executable, "python")
     image = step.container if "://" in step.container else os.path.join(step.workdir, step.container)
     binds = dict.fromkeys([step.workdir, str(step.files.path.parent.parent)])

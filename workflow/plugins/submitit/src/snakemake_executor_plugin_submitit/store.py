@@ -171,7 +171,7 @@ def load_all(folder: Path, keys: Collection[str] | None = None) -> list[tuple[Jo
 
 
 def job_files(folder: Path, rule: str, outputs: Sequence[str]) -> JobFiles:
-    """Return the folder of the job with these `outputs`."""
+    """Return the files of the job of `rule` with these `outputs`."""
     return JobFiles(folder / "jobs" / f"{_plain(rule)}-{digest(outputs)[:KEY_DIGITS]}")
 
 
@@ -214,7 +214,7 @@ def no_storage(path: Path, error: OSError) -> str:
 
 
 def clean(folder: Path, days: int) -> None:
-    """Delete jobs older than `days` (0: none); files of a job that may still run are never deleted."""
+    """Delete jobs older than `days` (0: none) whose record is not open, and folders of arrays that no job uses."""
     oldest = time.time() - days * DAY_S if days else 0.0
     used: set[Path] = set()
     for files, record in load_all(folder):
@@ -258,7 +258,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
-    """Return the end of a text file, from byte `since` on, or "" if the file is missing."""
+    """Return the last `limit_bytes` of a text file, without those before byte `since`; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(since, path.stat().st_size - limit_bytes))

@@ -1,7 +1,7 @@
 """Submit each job once: take over a job that an earlier or another driver submitted, instead of submitting it again.
 
-submitit writes the pickles and the step; after sbatch has accepted a job, the job does not need its driver. Only this
-plugin writes and reads the pickles, in a folder that only its owner can enter.
+This module pickles each step in submitit's format, and submitit runs it in the job. After sbatch has accepted a job,
+the job does not need its driver. The pickles are in a folder that only its owner can enter.
 """
 
 import glob
@@ -53,7 +53,7 @@ class Dispatcher:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Take over or submit the jobs. Yields: each job, with the reason if it failed."""
+        """Take over or submit the jobs. Yields: each job, and why it was not submitted, or "" if it was."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
         known = self.queue.ask(ids) if ids else {}  # in one query
@@ -61,7 +61,7 @@ class Dispatcher:
             yield from self._dispatch(batch, known)
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
-        """Take over some of the jobs and submit the others together; return each with the reason if it failed.
+        """Take over some of the jobs and submit the others together; return each job and why this failed, or "".
 
         Locks exclude other drivers meanwhile.
         """
@@ -94,7 +94,7 @@ class Dispatcher:
         return done + [(job, why) for job in rest]
 
     def submit_again(self, job: Job, kind: str, nodes: str) -> Job:
-        """Submit a job that failed on `nodes` again; it continues from its checkpoint. Raises: NotSubmitted."""
+        """Submit once more a job that failed on `nodes`; it resumes from its checkpoint. Raises: NotSubmitted."""
         old, rule = job.record, CLASSES[kind]
         record = self._new_record(
             job,
@@ -207,7 +207,7 @@ class Dispatcher:
 
 
 def batches(jobs: Sequence[Job], array_size: int) -> list[list[Job]]:
-    """Group jobs to submit together: small ones of one rule with equal requests, at most `array_size`, or one job."""
+    """Return groups of jobs to submit together: at most `array_size` small jobs of one rule and request, or one job."""
     groups: dict[str, list[Job]] = {}
     for index, job in enumerate(jobs):
         key = store.digest([job.record.rule, job.request] if job.is_small else index)
@@ -256,7 +256,7 @@ def sbatch_command(jobs: Sequence[Job]) -> list[str]:
     """Write the script for sbatch, and return the command with the options of the first job.
 
     The folder of the first job has all steps; several steps form an array. Only options on the command line override
-    the user's SBATCH_* variables; the script repeats them as a comment. Our process replaces the batch
+    the user's SBATCH_* variables; the script repeats the command as a comment. Our process replaces the batch
     script, so it gets the signals, and Slurm's controller need not create a step. srun starts our process only if the
     signal is not sent to the batch script.
     """
@@ -290,8 +290,8 @@ def submit_script(
 ) -> str:
     """Submit a script once, by this sbatch command.
 
-    `find` searches for the job by its name, because sbatch may report an error although it accepted the job. If `find`
-    raises NoAnswer, sbatch is not called again.
+    `find` searches for the job by its name, because sbatch may report an error although it accepted the job. After
+    `find` has raised NoAnswer, sbatch is called again only when a later `find` returns None.
     Returns: the job's id. Raises: NotSubmitted.
     """
     refusal, doubt = "", ""
