@@ -86,7 +86,8 @@ class ModelFacts:
     """The facts about a model that its model card shows.
 
     family: Mamba2, Llama, or the model type of Hugging Face. sizes: the SIZES of the configuration. solver: None for an
-    explicit model.
+    explicit model. module: the module that defines the model: implicit_llm, or the file of a plugin's family without
+    its suffix; "" for a model that was trained elsewhere with a class of its own.
     """
 
     model_type: str
@@ -94,17 +95,25 @@ class ModelFacts:
     num_parameters: int
     sizes: Mapping[str, Any]
     solver: SolverConfig | None
+    module: str = ""
 
     @classmethod
     def of(cls, model: Any) -> ModelFacts:
         fields = model.config.to_dict()
         kind = str(model.config.model_type)
         sizes = {key: fields[key] for key in SIZES if fields.get(key) is not None}
-        return cls(kind, FAMILY_NAMES.get(kind, kind), model.num_parameters(), sizes, solver_of(model))
+        modules = [one.__module__.partition(".")[0] for one in type(model).__mro__]
+        module = modules[0] if "implicit_llm" in modules else ""
+        return cls(kind, FAMILY_NAMES.get(kind, kind), model.num_parameters(), sizes, solver_of(model), module)
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the model is a Mamba2 or a Llama of this package, which plain transformers cannot load."""
+        """Whether the model is one of this package or of a plugin, which transformers alone cannot load."""
+        return bool(self.module)
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the saved model comes with code by which transformers finds this package."""
         return self.model_type in FAMILY_NAMES
 
     @property

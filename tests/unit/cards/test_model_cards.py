@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
 
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
+from implicit_llm.models.lstm import LstmConfig
+from implicit_llm_contracts.plugins import load_plugin
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import COMMIT, work_directory
 from implicit_llm_workflow.planning.code_digest import JobCode, job_sources
+from tests.pages import ROOT
 from tests.unit.checkpoint.foreign import import_checkpoint, save_foreign
 from tests.unit.training.small_runs import FREE, IMPLICIT, LLAMA, UNROLLED, make_data, make_rows, train_config
 from tests.unit.training.small_runs import train as train_phase
@@ -193,3 +197,11 @@ def test_an_explicit_model_of_ours_still_needs_the_library(tmp_path: Path, resul
     assert "An explicit Mamba2 model" in text
     assert "import implicit_llm" in text
     assert "solver_stats" not in text
+
+
+def test_a_card_names_what_to_import_before_the_model_is_loaded() -> None:
+    gated = load_plugin(ROOT / "examples/extending/gated_rnn.py").GatedRnnConfig(vocab_size=9, hidden_size=8)
+    cards = [model_card.saved_card(AutoModelForCausalLM.from_config(config)) for config in (gated, LstmConfig())]
+    imports = [re.findall(r"^import (\w+)", card, re.MULTILINE) for card in cards]
+    assert imports == [["implicit_llm", "gated_rnn"], ["implicit_llm"]]
+    assert not any("trust_remote_code" in card for card in cards)  # they are saved without code
