@@ -168,7 +168,10 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Return this run's newest checkpoint, else that of the input phase; None for a first phase without its own."""
+    """Return this run's newest checkpoint, or else the one of the input phase at which this phase starts.
+
+    None for a first phase without a checkpoint. Raises: TrainInputError, ForeignCheckpoint.
+    """
     own = store.newest()
     if own is not None:
         context.log.info("going on from %s, step %d", own.path.name, own.global_step)

@@ -49,7 +49,10 @@ class StatePassing:
     def __init__(
         self, phase: PhaseConfig, data_source: Mapping[str, Any], layout: BatchLayout, device: torch.device
     ) -> None:
-        """Create the chains of a phase; `data_source` (`TokenDataset.source`) names the group and the monoid."""
+        """Prepare the product table and the length of each chain, for which `join` makes the states.
+
+        data_source: `TokenDataset.source`, which names the group and the monoid.
+        """
         assert phase.state_passing is not None
         table_AA = load_product(data_source["group"], data_source["monoid"]).table
         self._table_AA = torch.tensor(table_AA, dtype=torch.long, device=device)

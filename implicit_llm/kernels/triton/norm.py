@@ -22,7 +22,7 @@ from implicit_llm.kernels.triton.memory import wide
 ENTRIES_PER_THREAD = 8  # 16 bytes of bf16, the widest load of a GPU
 MIN_WARPS, MAX_WARPS = 4, 32
 FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # warps of a multiprocessor at once, with 64 and 128 registers per thread
-STAGES = 3  # rows in the pipeline: the next rows are loaded while one is processed
+STAGES = 3  # at most, in the pipeline: the rows of the next iterations are loaded while those of one are processed
 STAGED_ENTRIES = 4096  # of x, gate and dy each, in at most 48 KiB of shared memory
 
 

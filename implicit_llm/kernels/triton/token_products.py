@@ -26,7 +26,8 @@ try:
 except ImportError:  # an old Triton, with which no kernel starts early
     gdc_launch_dependents = gdc_wait = None
 
-ROW_ENTRIES, MAX_ROWS = 8192, 8  # entries and rows of a weight that one program holds in registers
+# A program holds at most MAX_ROWS rows of a weight in registers, and about ROW_ENTRIES entries, but at least one row.
+ROW_ENTRIES, MAX_ROWS = 8192, 8
 WARPS = 4
 
 

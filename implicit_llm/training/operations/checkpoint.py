@@ -228,7 +228,7 @@ class CheckpointStore:
         self._whole_kept: set[int] = set()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint that has all kept checkpoints before it, or None.
+        """Return the newest intact checkpoint before which no kept checkpoint is lost, or None.
 
         Damaged checkpoints are renamed to `*.bad`. If a kept checkpoint was lost, training resumes before its step.
         Later checkpoints are then renamed too, except intact kept ones, which stay because phases may start from them.

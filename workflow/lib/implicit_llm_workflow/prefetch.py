@@ -278,8 +278,9 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
 def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the sizes of the files to fetch, by path.
 
-    These are the tokenizer, or a model's config, weights and tokenizer, or the text files of a data set whose names
-    contain the split; all text files if no name contains it. Raises: FetchError if there is no such file.
+    These are the tokenizer; or a model's config and weights, and its tokenizer if it has one; or the text files of a
+    data set, only those with the split in their name if there are any. Raises: FetchError if there is no text file or
+    tokenizer, or if a model lacks config or weights.
     """
     if need.kind == "model":
         found = _model_files(need, sizes)

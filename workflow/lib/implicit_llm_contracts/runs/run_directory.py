@@ -120,9 +120,10 @@ class RunDirectory:
             os.replace(path, self.work / path.name)
 
     def find_done(self) -> Manifest | None:
-        """Return the manifest of the finished result; None without one, or if any of its files is missing or changed.
+        """Return the manifest of the finished result, or None if it is not there or a file is missing or changed.
 
-        A changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from this file.
+        The first changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from it.
+        Stages check other files before they reuse them.
         """
         if (path := committed(self.work)) is None:
             return None

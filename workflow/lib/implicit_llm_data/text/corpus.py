@@ -54,7 +54,10 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """The field of the text, the maximum bytes of a document (or its JSON line), and the field of its group, if any."""
+    """How to read a document: the field of its text, and the limit in bytes for the text and for a JSON line.
+
+    split_by: the field that names the document's group, if there is one.
+    """
 
     field: str
     max_document_bytes: int

@@ -1,1 +1,1 @@
-"""Inspect results: their states, differences, lineage, files and the reasons why they are stale."""
+"""Inspect, accept and delete results: their states, differences, lineage and files, and why they are stale."""

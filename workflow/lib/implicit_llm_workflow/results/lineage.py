@@ -1,6 +1,7 @@
 """Trace a result back to its data, or forward to the results made from it, by the fingerprints in manifests.
 
-This needs no experiment file: it finds the inputs of a result by fingerprint among the results in the same folder.
+This needs no experiment file: inputs and readers of a result are found by fingerprint among all results in the folder
+of its experiment.
 """
 
 from __future__ import annotations

@@ -100,9 +100,9 @@ class Measure:
 class Found:
     """The number of a model or pair of models.
 
-    text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a metric
-    in COUNTED of a single model, the smallest number of test sequences of a seed. Sequences count because the tokens of
-    one sequence are not independent. of_pair: for such a metric of two models, this number of each.
+    text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a single
+    model and a metric in COUNTED, the smallest number of test sequences of a seed. Sequences count because the tokens
+    of one sequence are not independent. of_pair: for two models and such a metric, this number for each model.
     """
 
     spread: Spread = field(default_factory=Spread)

@@ -70,7 +70,10 @@ class Job(SubmittedJobInfo):
 
     @property
     def end(self) -> End | None:
-        """The end of the job as the job wrote it, or None if there is none or Slurm decides."""
+        """How the last submission ended, as the job wrote it.
+
+        It is None if the job wrote nothing, or if Slurm's state counts instead (`End.is_provisional`).
+        """
         end = self.files.end(self.record.number)
         return None if end and end.is_provisional else end
 

@@ -138,7 +138,10 @@ class Dispatcher:
         return True
 
     def _find(self, job: Job) -> str | None:
-        """Return the id of a submission whose record has none, or None if there is no such job."""
+        """Find the id of a submission whose record lacks it; return None if neither attempts nor Slurm know it.
+
+        Raises: NoAnswer.
+        """
         found = job.record
         for attempt in read_attempts(job.files.attempts):
             if attempt["submission"] == found.number:
