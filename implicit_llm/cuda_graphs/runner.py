@@ -43,12 +43,6 @@ def can_capture(model: ImplicitModel, device: torch.device) -> bool:
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
-def can_solve(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether graphs can run blocks; they cannot if the solver's method may remember iterates."""
-    has_memory = model.solver is not None and model.solver.method not in ("plain", "damped")
-    return not has_memory and can_capture(model, device)
-
-
 @dataclass
 class Decoder:
     """The graphs that decode single tokens for one cache and carry its states.
@@ -97,7 +91,7 @@ class GraphRunner(Runner):
     def next_token(self, model: ImplicitModel, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
         is_single = embedding_BLD.shape[1] == 1 and cache.prefix is not None and cache.prefix.valid_BS is None
         is_evaluation = not model.training and not torch.is_grad_enabled()
-        if not (is_single and is_evaluation and can_solve(model, embedding_BLD.device)):
+        if not (is_single and is_evaluation and can_capture(model, embedding_BLD.device)):
             return None
         decoder = self.decoders.setdefault(cache, Decoder())
         decoder.tokens += 1
@@ -125,7 +119,7 @@ class GraphRunner(Runner):
         if at_once is not None:
             z_BLD, prefix, blocks = at_once
             return z_BLD.to(embedding_BLD.dtype), prefix, gather_blocks(blocks, 1)
-        if pays and length % width == 0 and not is_padded and can_solve(f.model, embedding_BLD.device):
+        if pays and length % width == 0 and not is_padded and can_capture(f.model, embedding_BLD.device):
             found = self._attempt(f.model, self._evaluate, f.model, embedding_BLD, x.prefix, width)
             if found is not None:
                 return found
@@ -301,8 +295,12 @@ def _solve_blocks(
 
 
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
-    """Return whether graphs can solve a training pass over ids (B, L) or embeddings; blocks must be equally long."""
+    """Return whether graphs can solve a training pass over ids (B, L) or embeddings.
+
+    Blocks must be equally long, and the method must not remember iterates. In evaluation no method does.
+    """
     assert model.solver is not None
+    has_memory = model.solver.method not in ("plain", "damped")
     length = input_BL.shape[1]
     width = model.solver.block_len or length
-    return (width >= length or length % width == 0) and can_solve(model, input_BL.device)
+    return (width >= length or length % width == 0) and not has_memory and can_capture(model, input_BL.device)

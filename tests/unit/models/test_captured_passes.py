@@ -188,6 +188,17 @@ def test_captured_evaluation_equals_the_plain_one(config, mode: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
+def test_a_method_that_remembers_iterates_is_captured_in_evaluation_which_never_uses_it() -> None:
+    graphs, ids = GraphRunner(replays_training=True), torch.randint(37, (3, 16))
+    solver = {"method": "anderson", "eval_mode": "blockwise", "eval_block_len": 4, "tol": 1e-4, "eval_max_iter": 8}
+    model = _model(MAMBA, **FREE | solver).eval()
+    with torch.no_grad():
+        plain, captured = _by_each_runner(model, lambda: model(input_ids=ids), graphs)
+    torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-3, atol=1e-4)
+    model.train()(input_ids=ids, labels=ids).loss.backward()
+    assert list(graphs.sequences) == [False]  # only those of evaluation
+
+
 @pytest.mark.parametrize("config", [MAMBA, LLAMA, GROUPED, EXPLICIT, GATED])
 def test_captured_tokens_equal_the_plain_ones(config, monkeypatch) -> None:
     monkeypatch.setattr(runner, "ROOM_TOKENS", 4)  # so that keys outgrow it

@@ -187,7 +187,9 @@ def test_two_modes_of_one_run_are_compared_seed_by_seed(by: str, metric: str, ex
 
 
 def test_derived_numbers_are_rows_of_the_frame() -> None:
-    assert judge({"metric": "above_chance"}, AT_LEAST, (WORD,)).spread.mean == pytest.approx(0.9)
+    above_chance = judge({"metric": "above_chance"}, AT_LEAST, (WORD,))
+    assert above_chance.spread.mean == pytest.approx(0.9)
+    assert above_chance.to_dict()["form"] == "points"
     curve = {"f_evaluations": [1, 2, 4, 8, 16], "agreement_with_last": [0.1, 0.5, 0.95, 1.0, 1.0]}
     record = {"role": "r", "run": "m", "measure": "convergence", "convergence": curve}
     assert of_claim("few-tokens-need-all-iterations", [record], "duality").spread.values == (0.95,)

@@ -84,6 +84,8 @@ class Measure:
     @property
     def form(self) -> Literal["percent", "points", "ratio", "number"]:
         """The format of the number."""
+        if self.metric == "above_chance":  # is itself a difference of two shares
+            return "points"
         if self.against is not None and self.by != "tasks":
             return "ratio" if self.by == "ratio" else "points" if self.metric in SHARES else "number"
         return "percent" if self.metric in SHARES else "number"
