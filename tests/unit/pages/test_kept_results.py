@@ -199,3 +199,16 @@ def test_trained_models_have_the_digests_of_their_cards_and_stay_small() -> None
         digest = hashlib.sha256((card.parent / "model.safetensors").read_bytes()).hexdigest()
         assert digest in card.read_text(encoding="utf-8"), card.parent.name
     assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 24 * 2**20
+
+
+def test_the_reproduced_claims_are_of_as_many_kinds_as_the_page_of_results_says() -> None:
+    table, _, rest = read("docs/results.md").partition("<!-- end verdicts -->")
+    reproduced = [line.split(" | ")[0] for line in table.splitlines() if "**reproduced**" in line]
+    language, jacobian = (
+        sum(bool(re.search(words, claim)) for claim in reproduced) for words in ("perplexity", "transition|Jacobian")
+    )
+    words = len(reproduced) - language - jacobian
+    counts = (
+        f"Of the {len(reproduced)} reproduced claims, {words} are on A5 and S5, {language} on small language models,"
+    )
+    assert f"{counts} where most of the gain needs no iteration, and {jacobian} on the Jacobian." in rest

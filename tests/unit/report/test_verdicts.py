@@ -63,7 +63,7 @@ ROWS: dict[str, tuple[list[Record], dict[str, Any], dict[str, Any]]] = {
     ),
     "a verdict names what its training was short of": (
         of_seeds(1.0, 1.0, train_tokens=1e6, num_parameters=500), {"full": FULL},
-        {"essential": ("500 of 1k parameters, 25 % of published tokens",)},
+        {"essential": ("500 of 1k parameters, 25 % of planned tokens",)},
     ),
     "a verdict is silent on training that was as long": (
         of_seeds(1.0, 1.0, train_tokens=4e6), {"full": {"train_tokens": 4e6}}, {"essential": ()},

@@ -225,9 +225,7 @@ def _training(entry: Entry) -> tuple[str, ...]:
     for key, (mine, full) in sorted(entry["full"].items()):
         if entry["origin"] == "paper" and mine and mine < 0.9 * full:
             size = f"{short_count(float(f'{mine:.3g}'))} of {short_count(full)} parameters"
-            found.append(
-                {"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of published tokens"}[key]
-            )
+            found.append({"num_parameters": size, "train_tokens": f"{100 * mine / full:.2g} % of planned tokens"}[key])
     return (", ".join(found),) if found else ()
 
 
