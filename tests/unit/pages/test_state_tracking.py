@@ -172,3 +172,19 @@ def test_the_controls_of_state_passing_in_the_notebook_are_the_kept_ones() -> No
     last_ten = {line["step"]: line["values"].get("accuracy_last10") for line in lines if "values" in line}
     at = [f"{100 * last_ten[step]:.0f} %" for step in (9100, 10920, 16380)]
     assert "was {} at step 9,100, {} at 10,920 and {} at 16,380".format(*at) in page
+
+
+def test_what_the_page_says_of_figure_3_is_in_the_kept_results() -> None:
+    page = " ".join(read("docs/state-tracking.md").partition("## 2.")[0].split())
+    frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == 'a5m-published' and phase == 'free-32'")
+    last_ten = frame[frame["mode"] == "blockwise-8-token"].set_index(["hard_fraction", "length"]).accuracy_last10
+    assert (len(last_ten[0.1]), last_ten[0.1].min()) == (9, 1)
+    assert f"With 50 % hard, one falls to {100 * last_ten[0.5, 1024].min():.0f} % at 1,024." in page
+    assert (last_ten[0.5, 1024] < 0.95).sum() == 1
+
+
+def test_the_hours_of_the_page_on_clusters_are_those_of_the_page_of_the_paper() -> None:
+    page, paper = (" ".join(read(f"docs/{name}.md").split()) for name in ("cluster", "paper"))
+    (hours,) = re.findall(r"`figure_1_right` [^|]*\|[^|]*\|[^|]*\| (\d+) V100 \|", paper)
+    (whole,) = re.findall(r"([\d,]+) GPU-hours in all", paper)
+    assert f"takes {hours} V100-hours by estimate. The target `paper` takes {whole} GPU-hours" in page
