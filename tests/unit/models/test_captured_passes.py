@@ -109,6 +109,9 @@ def _assert_gradients(model, expected: list[torch.Tensor], **tolerance: float) -
         (LLAMA, FREE | {"block_len": 4}),
         (MAMBA, SERIES),
         (LLAMA, SERIES | {"block_len": 4}),
+        (GATED, FREE),
+        (GATED, FREE | {"block_len": 4}),
+        (GATED, SERIES),
         (EXPLICIT, {}),
     ],
 )
@@ -136,9 +139,10 @@ def test_a_captured_step_gives_the_loss_and_the_gradients_of_the_plain_one(confi
         assert step == 1 or graphs.step is not None
 
 
+@pytest.mark.parametrize("config", [MAMBA, GATED])
 @pytest.mark.parametrize("solver", [FREE, SERIES])
-def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_code(solver) -> None:
-    model, graphs = _model(MAMBA, **solver, block_len=4).train(), GraphRunner(replays_training=True)
+def test_words_that_go_on_from_others_are_solved_from_graphs_as_by_the_plain_code(config, solver) -> None:
+    model, graphs = _model(config, **solver, block_len=4).train(), GraphRunner(replays_training=True)
     words = torch.randint(37, (3, 8, 12))
 
     def read():
