@@ -13,7 +13,6 @@ from implicit_llm_contracts.runs.journal import Point
 from implicit_llm_report.claims import claims
 from implicit_llm_report.claims.claims import Claim, Judgement
 from implicit_llm_report.claims.measure import Measure
-from implicit_llm_report.claims.verdicts import rows_of
 from implicit_llm_report.config import MinimumLayersConfig, MissingResult, ReportConfig, ReportError, ReportJob
 from implicit_llm_report.inputs.missing import missing_records
 from implicit_llm_report.inputs.published import load_published
@@ -300,16 +299,6 @@ def test_iterations_at_test_time_are_compared_seed_by_seed_and_with_every_explic
     assert sorted(judge(common | gain, AT_MOST, records).spread.values) == pytest.approx([0.5, 0.8])
     above = {"against": {"is_implicit": False}, "same": ("models", "column")}
     assert sorted(judge(common | above, AT_MOST, records).spread.values) == pytest.approx([0.7, 0.8])
-
-
-@pytest.mark.parametrize(("other", "words"), [(1_024, ()), (128, ("on 1,024 and 128 sequences",))])
-def test_the_verdict_on_two_modes_says_that_they_have_different_numbers_of_sequences(
-    other: int, words: tuple[str, ...]
-) -> None:
-    word = WORD | {"length": 64, "data": "L64", "eval_mode": "blockwise", "num_samples": 1_024}
-    sequential = word | {"mode": "sequential", "eval_mode": "sequential", "num_samples": other}
-    (row,) = rows_of([of_claim("blockwise-is-exact", [word, sequential], "word_problem").to_dict()])
-    assert (row.state, row.essential) == ("reproduced", words)
 
 
 def compare(name: str, *records: Record, training: Sequence[TrainingRun] = ()) -> Judgement:

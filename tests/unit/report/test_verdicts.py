@@ -19,7 +19,7 @@ from implicit_llm_report.claims.verdicts import (
     short_markdown,
 )
 from tests.unit.report.sample_runs import Record, given_of
-from tests.unit.report.test_claims import WORD, runs, seeds
+from tests.unit.report.test_claims import WORD, of_claim, runs, seeds
 
 
 def entry_of(records: list[Record], scale: str = "demo", bound: str = ">= 0.9", **claim: Any) -> dict[str, Any]:
@@ -164,3 +164,13 @@ def test_every_claim_of_the_file_has_words_for_the_table() -> None:
     assert {claim.id for claim in stated if claim.is_headline} >= {"state-passing-to-65536", "parallel-reading"}
     assert all(claim.short for claim in stated if claim.is_headline)
     assert sum(claim.mark == "secondary" for claim in stated) == 21
+
+
+@pytest.mark.parametrize(("other", "words"), [(1_024, ()), (128, ("on 1,024 and 128 sequences",))])
+def test_the_verdict_on_two_modes_says_that_they_have_different_numbers_of_sequences(
+    other: int, words: tuple[str, ...]
+) -> None:
+    word = WORD | {"length": 64, "data": "L64", "eval_mode": "blockwise", "num_samples": 1_024}
+    sequential = word | {"mode": "sequential", "eval_mode": "sequential", "num_samples": other}
+    (row,) = rows_of([of_claim("blockwise-is-exact", [word, sequential], "word_problem").to_dict()])
+    assert (row.state, row.essential) == ("reproduced", words)
