@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS
 from implicit_llm_report.kept import make_again
 from implicit_llm_workflow.results.listing import models
 from tests.pages import ROOT
@@ -175,6 +176,9 @@ def test_the_verdicts_on_language_models_are_made_from_the_kept_inputs(name: str
     make_again(tmp_path / "results" / name, tmp_path / "page", ROOT / f"workflow/config/{name}.yaml")
     kept = (LANGUAGE_MODELS.parent / name / "claims.json").read_bytes()
     assert (tmp_path / "page/declared/claims.json").read_bytes() == kept
+    page = (tmp_path / "page/declared/index.html").read_text(encoding="utf-8")
+    table = page.partition('<table class="verdicts">')[2].partition("</table>")[0]
+    assert (MARKS in page) == (FROM_NOTE in table)
 
 
 def test_results_that_are_kept_replace_those_of_their_experiment_with_what_a_report_reads(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _front(content: PageContent) -> dict[str, Any]:
         "verdicts": verdicts,
         "counted": counted(verdicts),
         "counted_new": counted_new(verdicts),
-        "marks_note": MARKS if any(FROM_NOTE in row.paper for row in verdicts if row.is_run) else "",
+        "marks_note": MARKS if any(FROM_NOTE in row.paper for row in verdicts if row.is_asked and row.is_short) else "",
         "facts": facts_of(given),
         "front": front_figures(given),
         "tables": list(front_tables({name: ROWS[name](given) for name in TABLES}, given.config.front.models)),
