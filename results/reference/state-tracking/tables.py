@@ -119,13 +119,19 @@ def interrupted_rows(results: Path, trained: dict[str, Any], plan: list[Node]) -
 
 
 def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
-    """Return a training job's row; `busy_seconds` is the sum over attempts, `carried_share` the mean over steps."""
+    """Return a training job's row.
+
+    `busy_seconds` is the sum over attempts and `carried_share` the mean over all steps. `last_iterations` is the mean
+    of `num_iter` over the last 1,000 steps.
+    """
     folder = results / "train" / one["name"]
     provenance = json.loads((folder / "provenance.json").read_text())
     [journal] = folder.glob(f"work/{one['fingerprint'][:16]}/journal.jsonl")
-    lines = map(json.loads, journal.read_text().splitlines())
-    carried = [line["values"]["carried_share"] for line in lines if "carried_share" in line.get("values", {})]
+    lines = [line for line in map(json.loads, journal.read_text().splitlines()) if "values" in line]
+    carried = [line["values"]["carried_share"] for line in lines if "carried_share" in line["values"]]
     summary = one["summary"]
+    last = [line["values"] for line in lines if line["step"] > summary["global_step"] - 1000]
+    iterations = [values["num_iter"] for values in last if "num_iter" in values]
     return {
         "job": f"train/{one['name']}",
         "fingerprint": one["fingerprint"][:16],
@@ -135,6 +141,7 @@ def training_row(one: dict[str, Any], results: Path) -> dict[str, Any]:
         "train_accuracy": summary["metrics"].get("accuracy_last10", summary["metrics"].get("accuracy")),
         "loss": summary["metrics"]["loss"],
         "carried_share": sum(carried) / len(carried) if carried else None,
+        "last_iterations": sum(iterations) / len(iterations) if iterations else None,
     }
 
 
