@@ -159,7 +159,7 @@ class ModelEvaluation:
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Return a mapping from `key` to the values that this field has in the records, by data set and mode.
 
-        With `best` (max or min), `best_<key>` also has the best value by data set, None if no mode has a value.
+        With `best` (max or min), the result also has `best_<key>`: by data set, the best value, or None without any.
         """
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:
