@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def can_capture(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether a capture can record the model: on a GPU, in no other capture, and if no module must be called."""
+    """Return whether a capture can record the model: on a GPU, in no other capture, and if `calls_modules` is false."""
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 

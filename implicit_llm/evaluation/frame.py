@@ -215,7 +215,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     """Return the trained model on the chosen device, always in fp32; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
-    Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
+    Raises: EvaluateInputError, ModelConfigError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)
     device = set_up_torch(

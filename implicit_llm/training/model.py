@@ -64,7 +64,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Apply `cuda_graphs` and `gradient_checkpointing`. Raises: ModelError if the model does not support the latter."""
+    """Apply `cuda_graphs` to our models, and `gradient_checkpointing`. Raises: ModelError without support for it."""
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:

@@ -109,7 +109,7 @@ class JobView:
     """The view of one job.
 
     `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if the job is
-    done or waiting. `metrics`: the last known values by their names in the journal. `unix_s`: when the job last wrote
+    waiting, or done and not accepted. `metrics`: the last known values by name. `unix_s`: when the job last wrote
     something. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
     whether the next run includes the job, the code that has changed, and the cost of the job or of its fresh result.
     """
