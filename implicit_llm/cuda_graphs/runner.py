@@ -30,7 +30,7 @@ from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
 MIN_TOKENS, MIN_BLOCKS = 16, 4  # fewest for graphs, because a capture costs as much as a few blocks without graphs
-EAGER_TOKENS = 4  # the first tokens of a cache, for which none is captured: a capture costs as much as a few tokens
+EAGER_TOKENS = 4  # the first tokens of a cache run without a graph, because a capture costs as much as a few tokens
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
 """Store each job's files in a folder, through which alone the driver (Snakemake) and the job communicate.
 
-The driver writes a job's record before it submits the job and before it waits. From the records, the next driver sees
-which jobs are pending, running or finished, and does not submit them again. You can delete all files when no job runs.
+The driver writes a job's record before it submits the job, and again with the job's id. From the records, the next
+driver sees which jobs are pending, running or finished, and does not submit them again. You can delete all files when
+no job runs.
 """
 
 import fcntl
