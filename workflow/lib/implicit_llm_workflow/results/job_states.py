@@ -210,7 +210,7 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """Read the last lines of a journal; the result is empty if there is no file."""
+    """Read the last lines of a journal; the result is empty if there is no file or no complete line."""
     found: list[dict[str, Any]] = []
     for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first line may be incomplete

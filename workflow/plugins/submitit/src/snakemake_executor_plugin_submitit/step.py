@@ -158,7 +158,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # A signal before `limit_s` announces a preemption.
+        # A signal before `limit_s` has another cause than the time limit, such as a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,

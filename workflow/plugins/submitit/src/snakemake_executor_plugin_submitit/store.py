@@ -269,7 +269,7 @@ def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
 
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job requests a restart
-UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
+UNFRUITFUL_LIMIT = 2  # attempts in a row without progress, each of which reached its time limit or was killed
 
 
 class FailureClass(NamedTuple):
