@@ -133,7 +133,7 @@ class BlockGraph:
         if solver is not None:
             self._best = Best(self._embedding)
             self._search = Search.of(solver, is_training=setting.is_training)
-            self._num_iter = 0  # the largest number of any sequence in the previous block of one token
+            self._num_iter = 0  # the most iterations of a sequence in the previous block of one token
             self._update = self._search.update()  # one for all blocks, because no captured method remembers iterates
         self._capture_all()
 

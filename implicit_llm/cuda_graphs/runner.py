@@ -30,7 +30,7 @@ from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
 MIN_TOKENS, MIN_BLOCKS = 16, 4  # fewest for graphs, because a capture costs as much as a few blocks without graphs
-EAGER_TOKENS = 4  # tokens of a cache without a graph; a capture costs as much as a few of them
+EAGER_TOKENS = 4  # the first tokens of a cache run without a graph, because a capture costs as much as a few tokens
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def can_capture(model: ImplicitModel, device: torch.device) -> bool:
-    """Return whether a capture can record the model: on a GPU, in no other capture, and if no module must be called."""
+    """Return whether a capture can record the model: on a GPU, in no other capture, and if `calls_modules` is false."""
     return device.type == "cuda" and not model.calls_modules() and not torch.cuda.is_current_stream_capturing()
 
 
@@ -162,7 +162,7 @@ class GraphRunner(Runner):
     ) -> TrainingStep:
         """Run a training step from its graph, which is captured first if needed; collective if there is a reducer.
 
-        Raises: CaptureFailed, for a new step on all ranks if there is a reducer; NonFiniteState.
+        Raises: NonFiniteState; CaptureFailed. If a new step fails on one rank, the call raises CaptureFailed on all.
         """
         is_new = self.step is None or self.step.setting != setting
         failure: CaptureFailed | None = None
@@ -224,7 +224,7 @@ class GraphRunner(Runner):
         masks: tuple[Tensor, ...] | None,
         prefix: Prefix | None = None,
     ) -> tuple[Tensor, list[Block]]:
-        """Run the solver's part of a training pass with graphs. Raises: CaptureFailed."""
+        """Run the solver's part of a training pass with graphs. Raises: CaptureFailed, NonFiniteState."""
         solver, length = model.solver, embedding_BLD.shape[1]
         assert solver is not None
         width = min(solver.block_len or length, length)
@@ -237,7 +237,7 @@ class GraphRunner(Runner):
     def _evaluate(
         self, model: ImplicitModel, embedding_BLD: Tensor, prefix: Prefix | None, width: int
     ) -> tuple[Tensor, Prefix, SolverStats]:
-        """Run an evaluation pass with graphs, in blocks of `width` tokens. Raises: CaptureFailed."""
+        """Run an evaluation pass with graphs, in blocks of `width` tokens. Raises: CaptureFailed, NonFiniteState."""
         graph = self._graph_of(model, embedding_BLD[:, :width], prefix, room_tokens=embedding_BLD.shape[1])
         z_BLD, blocks = _solve_blocks(graph, embedding_BLD, width)
         return z_BLD, graph.prefix().without_room().map(Tensor.clone), gather_blocks(blocks, 1)
@@ -297,7 +297,7 @@ def _solve_blocks(
 def _can_solve_training(model: ImplicitModel, input_BL: Tensor) -> bool:
     """Return whether graphs can solve a training pass over ids (B, L) or embeddings.
 
-    Blocks must be equally long, and the method must not remember iterates. In evaluation no method does.
+    Blocks must be equally long, and the method plain or damped, because others may remember iterates.
     """
     assert model.solver is not None
     has_memory = model.solver.method not in ("plain", "damped")

@@ -67,7 +67,7 @@ class Tally(Protocol):
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count a batch; `answer` is None if it has no result. Return how many of its sequences are not finite."""
+        """Count `batch`, whose result is `answer` or None. Return how many of its sequences are not finite."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields of a record that the tally determines."""

@@ -159,7 +159,7 @@ class ModelEvaluation:
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Return a mapping from `key` to the values that this field has in the records, by data set and mode.
 
-        With `best` (max or min), `best_<key>` also has the best value by data set, None if no mode has a value.
+        With `best` (max or min), the result also has `best_<key>`: by data set, the best value, or None without any.
         """
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:
@@ -215,7 +215,7 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     """Return the trained model on the chosen device, always in fp32; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
-    Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
+    Raises: EvaluateInputError, ModelConfigError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)
     device = set_up_torch(

@@ -2,10 +2,10 @@
 
 The model class extends HFLM: it sets the solver, counts the solver's cost, and prevents padding from affecting results.
 
-HFLM pads the requests of a batch on the right and does not mask the padding. Later tokens cannot change an exact fixed
-point, but they contribute to the residual by which a sequence or block stops. The number of iterations would then
-depend on the other requests of the batch, and so would every result, within the tolerance. Here a batch of
-log-likelihoods has only requests of one task and one length, so a result depends on its request alone, unless
+HFLM pads the requests of a batch on the right and does not mask the padding. Later tokens cannot change the exact
+fixed point of earlier ones, but they contribute to the residual by which a sequence or block stops. The number of
+iterations would then depend on the other requests of the batch, and so would every result, within the tolerance. Here a
+batch of log-likelihoods has only requests of one task and one length, so a result depends on its request alone, unless
 the stopping rule is that of a batch.
 Prompts for generation are padded on the left with a mask, which does not change the results.
 
@@ -68,10 +68,10 @@ class ImplicitLM(HFLM):
     Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase or an import.
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
-        `batch_size`: the number of requests per forward pass, which is halved when memory runs out; "auto" starts with
-        max_batch_size. `kernels`: a KernelChoice, such as auto. Other options are those of HFLM.
-    Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, EvaluateInputError for a
-        run directory without a model.
+        `batch_size`: the number of requests per forward pass; "auto" starts with max_batch_size. It is halved when
+        log-likelihoods run out of memory. `kernels`: a KernelChoice, such as auto. Other options are those of HFLM.
+    Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, KernelsUnavailable,
+        EvaluateInputError for a run directory without a model.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ImplicitLM(HFLM):
             return _in_groups(requests, shortness, partial(self._answers, bar=bar))
 
     def _answers(self, requests: list[tuple[Any, list[int], list[int]]], bar: tqdm) -> list[Answer]:
-        """Return results for requests of one length, NaN if the iteration diverged. Raises: EvaluationOutOfMemory."""
+        """Return results for requests of one length, all NaN if one diverged. Raises: EvaluationOutOfMemory."""
         cost = self.cost.solver
         while True:
             self.cost.solver = replace(cost)  # so that a repeated batch counts once
@@ -170,7 +170,7 @@ class ImplicitLM(HFLM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Generate as in HFLM.
 
-        Raises: TokenizerMissing if the tokenizer names no token that ends a text; SolverSettingError.
+        Raises: TokenizerMissing if the tokenizer names no token that ends a text; SolverSettingError in AS_TRAINED.
         """
         solver = solver_of(self.model)
         if solver is not None and solver.eval_mode == AS_TRAINED:
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str]) -> None:
 def without_padding(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--model implicit` added if they name the harness's own model, which pads, or no model.
 
-    Nothing is added to a sub-command, or to arguments with a file (--config), which may name the model, and no --model.
+    Nothing is added to a sub-command. A --config without --model also stays as it is: its file may name the model.
     """
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:

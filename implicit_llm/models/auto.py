@@ -72,7 +72,7 @@ def list_configs() -> list[str]:
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
-    Raises: ModelConfigError for an unknown name or field; the message suggests a similar one or lists those that exist.
+    Raises: ModelConfigError for an unknown name or field, with a similar one or a hint how to find those that exist.
     """
     if name not in list_configs():
         hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")

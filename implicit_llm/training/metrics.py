@@ -47,7 +47,7 @@ Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if n
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return the cost of training by number of evaluations of f; NaN counts the solver's maximum (config.flops)."""
+    """Return the cost of training for this model; evaluations of f that are NaN count as the solver's maximum."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -225,8 +225,8 @@ def look_at_fixed_point(
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
     the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
-    A metric is NaN if its evaluation is not finite. Both stay on the device. The random state, the gradients and the
-    training mode do not change. context: the autocast of training.
+    If an evaluation is not finite, its metric and the next one are NaN. Both stay on the device. The random state, the
+    gradients and the training mode do not change. context: the autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]

@@ -31,8 +31,8 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     """Return the model in fp32 with the phase's solver.
 
     The config's seed determines the initial parameters; the call seeds the random generators of the process with it.
-    Raises: ModelError, whose message starts with `where`; FetchedFilesError for a model of the hub that was not
-    fetched.
+    Raises: ModelError, whose message starts with `where`; ModelConfigError, whose message does not;
+    FetchedFilesError for a model of the hub that was not fetched.
     """
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
@@ -64,7 +64,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Apply `cuda_graphs` and `gradient_checkpointing`. Raises: ModelError if the model does not support the latter."""
+    """Apply `cuda_graphs` to our models, and `gradient_checkpointing`. Raises: ModelError without support for it."""
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:
@@ -79,7 +79,7 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        model.disable_input_require_grads()  # a hook for torch's other mode, which prevents fused products and graphs
+        model.disable_input_require_grads()  # this hook for the other mode prevents fused products and graphs
 
 
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:

@@ -8,7 +8,7 @@ implicit model that is trained to continue from this state forgets what it has l
 hardly ever carries a state; the metric carried_share is the share of sequences that start from a carried state.
 
 Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782); the rules for restarts are new here.
-Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of the group.
+Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of group x monoid.
 """
 
 from collections.abc import Mapping

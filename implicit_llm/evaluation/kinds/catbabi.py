@@ -94,7 +94,7 @@ def _place(record: Record) -> tuple[str, str]:
 def evaluate_catbabi(job: EvaluationJob, question_id: int, ask: Callable[..., Any] | None = None) -> EvaluationResult:
     """Compute the accuracy at every "?", and accuracy and perplexity over all words.
 
-    A prediction may be any word of the vocabulary. Raises: EvaluationOutOfMemory.
+    A prediction may be any word of the vocabulary. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     return EvaluationResult(tallied(job, AnswerTally(question_id), _read, ask) | {"num_samples": job.num_samples})
 
@@ -129,7 +129,7 @@ class StoriesInOrder:
 
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
-    """Evaluate the windows one at a time in their order, with a carried state. Raises: EvaluationOutOfMemory."""
+    """Evaluate the windows one at a time in their order, with a carried state. Raises as `evaluate_catbabi` does."""
     one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 

@@ -146,7 +146,7 @@ def compare_modes(
 
     The sequences that `tally` already has are skipped. If a mode becomes NaN or infinite in any sequence of a batch,
     all sequences of the batch count as not finite, and none of them is compared.
-    Raises: EvaluationOutOfMemory.
+    Raises: EvaluationOutOfMemory, UnknownToken.
     """
     progress, kept_s = ProgressLog(job.where, "sample", job.num_samples), time.monotonic()
     pairs = pairs_of(modes, is_implicit=solver_of(job.model) is not None)
@@ -179,7 +179,7 @@ def compare_modes(
 def trace_convergence(job: EvaluationJob, solver: SolverConfig) -> dict[str, list[Any]] | None:
     """Return the convergence curve of the simultaneous iteration, or None if the iteration became NaN or infinite.
 
-    Raises: EvaluationOutOfMemory.
+    Raises: EvaluationOutOfMemory, UnknownToken.
     """
     traces, progress = [], ProgressLog(job.where, "sample", job.num_samples)
     for num_read, _, traced in answers(job, lambda traced, batch: traced, partial(trace, job.model, solver)):
@@ -277,8 +277,8 @@ class PairTally:
     def values(self) -> dict[str, Any]:
         """Return the measures of a record.
 
-        token_agreement: the share of tokens with the same most likely next token. kl: the divergence of the mode from
-        the reference, in nats per token. logit_std: the spread of the reference, which is the scale for distances.
+        token_agreement: the share of tokens with the same most likely next token. kl: the divergence
+        KL(reference || mode), in nats per token. logit_std: the spread of the reference, the scale for distances.
         """
         num_tokens, *sums = self.sums
         if not num_tokens:

@@ -84,7 +84,7 @@ def run(context: StageContext) -> StageResult:
     check_tokens(model, int(np.max(ids_BL)), f"{where} on {role}")
     progress = ProgressLog(where, "matrix", len(ids_BL) * len(positions) + len(RANDOM_SEEDS))
     data = context.inputs[role].manifest.config
-    # The hard tokens of a word problem are those that are not the identity of the group.
+    # The hard tokens of a word problem are those whose group part is not the identity.
     is_hard_BL = ids_BL // load_monoid(data["monoid"]).order != 0 if "group" in data else None
     records: list[Record] = []
 
@@ -110,7 +110,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def _shortest(context: StageContext) -> tuple[str, Any]:
-    """Return role and data of the test set with the shortest sequences; of several, that with the most hard tokens."""
+    """Return role and data of the test set with the shortest sequences and, among these, the largest hard_fraction."""
     sources = data_inputs(context)
     datasets: dict[str, Any] = {role: open_dataset(source.work) for role, source in sources.items()}
     hard = {role: float(np.max(source.manifest.config.get("hard_fraction", 0))) for role, source in sources.items()}
@@ -181,7 +181,7 @@ def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
     """Return the measures of one token; they are None without a step, or if the fixed point was not reached.
 
     An explicit layer has only the measures of the Jacobian itself. `entries`: absolute values of the Jacobian for SHOWN
-    entries of the state, for a figure.
+    entries of the state, for a figure. checked_rows: the number of rows that autograd computes for comparison.
     """
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:

@@ -102,7 +102,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value; None if it is no finite number (a standard error may be "N/A") or any request has none."""
+    """Return the value, or None if it or any request's result is not finite; a standard error may also be "N/A"."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
@@ -151,7 +151,7 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
     """Return a manager that has these tasks. Raises: TaskError.
 
-    With a folder, the harness's own 14,000 tasks are indexed, which takes seconds, only if a task is not in the folder.
+    To index the harness's own 14,000 tasks takes seconds. With a folder, this happens only if a task is not in it.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

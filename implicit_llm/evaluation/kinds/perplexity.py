@@ -119,12 +119,12 @@ class PerplexityTally(Tally):
 def evaluate_perplexity(job: EvaluationJob) -> EvaluationResult:
     """Compute loss and perplexity over the targets of the sequences (columns input_ids, labels, is_document_start).
 
-    Raises: EvaluationOutOfMemory.
+    Raises: EvaluationOutOfMemory, UnknownToken.
     """
     knows_documents = getattr(job.dataset, "end_of_text", None) is not None
     tally = PerplexityTally(job.dataset.length, knows_documents=knows_documents)
-    # If the model's parts are known, the logits of a whole batch are never stored: for 16,384 tokens and a vocabulary
-    # of 50,000 they need 3.3 GB in fp32. Other models return the logits of the whole batch.
+    # If the model's parts are known, the logits of a whole batch are never stored: for BATCH_TOKENS and a vocabulary
+    # of 50,000 they need 6.6 GB in fp32. Other models return the logits of the whole batch.
     if isinstance(job.model, ImplicitForCausalLM):
         return EvaluationResult(tallied(job, tally, partial(_read, head=job.model.lm_head), job.model.base))
     return EvaluationResult(tallied(job, tally, _read))

@@ -96,7 +96,7 @@ def default_batch_size(length: int, device_type: str) -> int:
 
 
 def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
-    """Evaluate the sequences; the predictions are stored to compare modes. Raises: EvaluationOutOfMemory."""
+    """Evaluate the sequences; return also the predictions, to compare modes. Raises as `tallied` does."""
     tally = AccuracyTally(job)
     return EvaluationResult(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
 

@@ -160,7 +160,7 @@ def write_checkpoint(state: TrainingState, final_dir: Path) -> None:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and check every digest.
 
-    Raises: CorruptCheckpoint, which names the file and the expected and found values.
+    Raises: CorruptCheckpoint, which names the first bad file and what differs.
     """
     try:
         digests = fill(_Digests, json.loads((path / DIGESTS).read_bytes()), DIGESTS)

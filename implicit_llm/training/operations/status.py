@@ -1,7 +1,7 @@
 """Report on a phase while it trains: metrics as text, speeds, and warnings about the solver.
 
 Speeds are measured from one report to the next, without synchronising the device. The model FLOPs utilisation is the
-FLOP/s divided by the device's peak, which is known only for the devices listed here.
+FLOP/s divided by the peak of all the job's devices, which is known only for the devices listed here.
 """
 
 import logging

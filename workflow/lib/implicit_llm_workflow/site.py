@@ -82,9 +82,9 @@ class Site:
     account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
-        """Return GPU model and number of GPUs of a training job, or ("cpu", 1) without GPUs.
+        """Return GPU model and number of GPUs of a training job, or ("cpu", 1) if its rule is missing or has no GPUs.
 
-        A task without a rule uses the rule of language models.
+        A task without a rule uses the rule of language models. Raises: ConfigError, as `num_nodes` does.
         """
         use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
         if use is None or not use.gpus:

@@ -104,8 +104,8 @@ class Front:
 class ReportConfig:
     """The settings of a report; `experiment` (demo, miniature, paper, ...) decides which claims can be judged.
 
-    `note`: a text above the numbers that readers need first, such as how a seed was chosen. `names`: names of runs for
-    the reader. `front`: the contents of the first page. `jobs`: the description of each input and each missing result
+    `note`: a text that readers need before the numbers, such as how a seed was chosen. `names`: names of runs for the
+    reader. `front`: the contents of the first page. `jobs`: the description of each input and each missing result
     by role. `data`: the description of each data set by its name.
     """
 

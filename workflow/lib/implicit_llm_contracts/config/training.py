@@ -130,7 +130,7 @@ class TrainConfig(TaskConfig):
 class Runtime:
     """The settings that may differ between two runs with the same result.
 
-    micro_batch_size: sequences of one forward pass on one device; None for the whole batch at once.
+    micro_batch_size: sequences of one forward pass on one device; None for all sequences of the process at once.
     save_every_s: seconds between checkpoints, more if saving is slow, see save_schedule.py; None for none.
     save_steps: steps between further checkpoints.
     grace_s: seconds between the stop signal and the kill; the log warns if two saves take longer.

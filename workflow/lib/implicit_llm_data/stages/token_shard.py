@@ -150,9 +150,10 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[bytes]:
-    """Return the ids of each text as little-endian uint16. Texts are encoded on all cores. Ids must be below 65,536.
+    """Return the ids of each text as little-endian uint16. Ids must be below 65,536.
 
-    Special tokens in the texts are recognised; none are added.
+    Special tokens in the texts are recognised; none are added. All cores share the texts, unless one is long enough to
+    be cut: then all texts are encoded one after another.
     """
     if max(map(len, texts), default=0) <= PIECE_CHARACTERS or not may_be_cut(tokenizer):
         return encode_whole(tokenizer, texts)

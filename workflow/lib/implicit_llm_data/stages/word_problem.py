@@ -160,7 +160,7 @@ def prefix_products(algebra: Algebra, start_B: np.ndarray, words_PB: np.ndarray,
 def _take(bits: np.random.SFC64, count: int, dtype: type[np.unsignedinteger]) -> np.ndarray:
     """Return `count` uniform integers over the whole range of `dtype`.
 
-    They use only the bit generator's `random_raw`, which numpy promises never to change, unlike Generator's methods.
+    Their only source is the bit generator's `random_raw`, which numpy promises never to change, unlike Generator.
     """
     words = bits.random_raw(-(-count * np.dtype(dtype).itemsize // 8)).astype("<u8", copy=False)
     return words.view(np.dtype(dtype).newbyteorder("<"))[:count]

@@ -333,7 +333,7 @@ def _short(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def mlflow_key(stage: str, key: str) -> str:
-    """Return MLflow's key for the journal's `key`, which keeps its section if it has one."""
+    """Return MLflow's key for the journal's `key`; if `key` already has a section, the section stays."""
     key = _REFUSED.sub("-", key.replace("@", "."))[:METRIC_CHARS]
     if stage == "train" and key in METRICS:
         return METRICS[key].mlflow_key

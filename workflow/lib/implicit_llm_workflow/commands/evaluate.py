@@ -207,7 +207,7 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
     """Return the run directories of the test sets on which the model's experiment evaluates it; make missing ones.
 
     `lengths`: the lengths to use; the shortest one if None. The result is empty if no known experiment trained the
-    model. Raises: all exceptions of the data jobs.
+    model or has these lengths. Raises: all exceptions of the data jobs.
     """
     found = _run_of(model)
     if found is None:

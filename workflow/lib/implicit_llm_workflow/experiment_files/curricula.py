@@ -131,7 +131,10 @@ def _place(
 
 
 def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
-    """Return the global step at which a phase starts. Raises: ConfigError if `before` keeps no checkpoint of it."""
+    """Return the global step at which a phase starts.
+
+    Raises: ConfigError if `before` keeps no checkpoint of this step, or if the first phase has a `start`.
+    """
     if before is None:
         if entry.start is not None:
             raise ConfigError(f"{at}.start: the first phase starts at step 0; remove the key")

@@ -155,7 +155,7 @@ def wait(
 ) -> list[int | None]:
     """Wait until all processes have ended or one has failed; return their exit codes, None for running ones.
 
-    `ready` returns the pids that can handle a stop signal by now. Each of them gets only one, as SIGUSR2.
+    `ready` returns the pids that can handle a stop signal by now. Each pid gets one SIGUSR2, whatever the stop signal.
     """
     told = set[int]()
     while True:

@@ -64,7 +64,7 @@ class Plan:
         return self.identify(self.settle)
 
     def identify(self, settle: Callable[[str, Identity], Identity]) -> dict[str, Identity]:
-        """Compute the identity of each job from config, code and inputs; return it after `settle`, by the job's key."""
+        """Compute each identity from config, code and inputs, and return the result of `settle` for it, by job key."""
         found: dict[str, Identity] = {}
         for key, node in self.nodes.items():  # the inputs of a node come before it
             upstream = {role: found[source].fingerprint for role, source in node.upstream.items()}

@@ -109,7 +109,7 @@ class JobView:
     """The view of one job.
 
     `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if the job is
-    done or waiting. `metrics`: the last known values by their names in the journal. `unix_s`: when the job last wrote
+    waiting, or done and not accepted. `metrics`: the last known values by name. `unix_s`: when the job last wrote
     something. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
     whether the next run includes the job, the code that has changed, and the cost of the job or of its fresh result.
     """
@@ -210,7 +210,7 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """Read the last lines of a journal; the result is empty if there is no file."""
+    """Read the last lines of a journal; the result is empty if there is no file or no complete line."""
     found: list[dict[str, Any]] = []
     for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first line may be incomplete

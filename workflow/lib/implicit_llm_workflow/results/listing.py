@@ -48,7 +48,7 @@ class TrainedModel:
 
 
 def experiments(results: Path) -> list[Listed]:
-    """Return the experiments in workflow/config/, here and of the project: cheapest first, unreadable last."""
+    """Return all experiments of the working directory and of the project: cheapest first, unreadable last."""
     found = [_listed(name, results) for name in sorted(experiment_names())]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 

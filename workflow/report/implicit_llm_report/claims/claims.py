@@ -8,8 +8,8 @@ the smallest margin is shown.
 A number meets its bound if every seed (or pair of seeds) does, and misses it if none does. If the seeds disagree, the
 verdict is "depends on the seed". The share of a single seed is judged by its 95 % interval over the test sequences,
 which may leave it undecided. A missing number never helps. If any number lacks a seed, the claim is "missing", with two
-exceptions. If the best run decides, one complete run that meets the bound is enough. Any other claim is refuted by one
-complete model that misses the bound. Controls are judged by the same bound, and are named beside the verdict.
+exceptions. If the best run decides, one complete run that meets the bound is enough. Any other claim is refuted if its
+worst model is complete and misses the bound. Controls are judged by the same bound, and are named beside the verdict.
 """
 
 import operator

@@ -26,8 +26,9 @@ class Row:
     """A row of the table.
 
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
-    interval, if there are few test sequences. essential: a bound that was missed, missing seeds, how much smaller model
-    and data are than the paper's, the controls. cut: all evidence. is_asked: whether the experiment can test the claim.
+    interval, if there are few test sequences. essential: a bound that was missed, missing seeds, unequal test sets of a
+    pair, how much smaller model and data are than the paper's, the controls. cut: the tested runs, then `essential`.
+    is_asked: whether the experiment can test the claim.
     """
 
     id: str

@@ -133,7 +133,7 @@ def _decorate_trace(axis: Axes, last: float) -> None:
 
 
 def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of trained models after those of random layers from one evaluation per kind of model."""
+    """Return the rows of random layers, from one evaluation per kind of model, and then those of trained models."""
     rows = frame[frame["kind"] == "jacobian"]
     is_random = rows["setting"] == RANDOM
     random = [

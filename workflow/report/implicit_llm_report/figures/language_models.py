@@ -107,7 +107,7 @@ def curriculum(given: Given) -> Figure | None:
     """Draw a panel for each test set of each implicit run with several branches; return None if there are none."""
     rows, charts = headlines(given.perplexities).query("length_factor == 1"), []
     for run in groups(rows[rows["is_implicit"].astype(bool)], ("run", "data")):
-        # A trunk that continues to the end is drawn at 1; explicit runs with as many tokens are levels.
+        # A trunk that continues to the end is drawn at 1; explicit runs with equally many training tokens are levels.
         shares = run.rows["share_bounded"].where(run.rows["share_bounded"].notna(), 1.0)
         branches = Group(run.rows.assign(name=run.run, label="implicit", share_bounded=shares)).cells("share_bounded")
         if len([share for share in branches if share < 1]) < 2:

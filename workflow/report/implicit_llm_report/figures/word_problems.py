@@ -54,7 +54,7 @@ LABEL_HEIGHT = 0.07  # the height of a model's name, in the units of an accuracy
 
 
 def of_lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    """Remove the models that were tested only at their training length, if others of the task were tested beyond it."""
+    """Remove models tested only at their training length, if other models of the task were tested at other lengths."""
     is_beyond = rows["length"] != rows["train_length"]
     return rows[_any(is_beyond, rows[["name"]]) | ~_any(is_beyond, rows[TASK])]
 

@@ -157,7 +157,7 @@ def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
     """Return a sorting key of a record's mode.
 
     Modes with the stopping criterion of the released code ("batch") come after all others. Both parts are sorted by
-    MODE_ORDER. Within one `eval_mode`, modes that stop each token by itself come first; then names decide.
+    MODE_ORDER. Within one `eval_mode`, modes with the stopping criterion "token" come first; then names decide.
     """
     stop = record.get("eval_stop")
     return (stop == "batch", MODE_ORDER.index(record.get("eval_mode")), stop != "token", record.get("mode") or "")

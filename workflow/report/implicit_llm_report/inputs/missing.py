@@ -61,7 +61,7 @@ def _tests(item: MissingResult, settings: Any) -> list[Record]:
             {"task": task, "data": task, "metrics": dict.fromkeys(names or ["acc"])} for task, names in metrics.items()
         ]
     data, asked = item.data, getattr(settings, "lengths", None)
-    if settings.kind == JACOBIAN:  # it uses only the data set with the shortest sequences and then most hard tokens
+    if settings.kind == JACOBIAN:  # it uses only the test set with the shortest sequences
         data = dict(sorted(data.items(), key=_shortness)[:1])
     return [
         {"data": name, "length": length, "protocol": protocol, **{key: about.get(key) for key in OF_TEST}}

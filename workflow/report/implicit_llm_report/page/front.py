@@ -59,7 +59,7 @@ def with_few_models(given: Given) -> Given:
 
 
 def _first(test: Group) -> list[str]:
-    """Return the first six models of a test: three implicit and three explicit ones, or more if one kind has fewer."""
+    """Return the first six models of a test: three of each kind, or more of one kind if the other has fewer."""
     is_implicit, half = test.rows["is_implicit"].astype(bool), MOST_LINES // 2
     implicit, explicit = (list(dict.fromkeys(test.rows[rows]["name"])) for rows in (is_implicit, ~is_implicit))
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]

@@ -177,7 +177,7 @@ def requested(
 
 
 def number(resources: Mapping[str, Any], name: str, is_whole: bool = True) -> Any:
-    """Return the value of a numeric resource, 0 by default. Raises: WorkflowError if it is negative or invalid."""
+    """Return a numeric resource, 0 if unset or not yet known. Raises: WorkflowError if it is negative or invalid."""
     value = resources.get(name) or 0
     if value == "<TBD>":  # a function of files that do not exist yet
         return 0

@@ -68,7 +68,7 @@ def pickle_path(folder: Path, task: int) -> Path:
 
 @dataclass(frozen=True)
 class JobStep:
-    """A submission of a job; submitit pickles it and calls it on the node, again after a requeue.
+    """A submission of a job, which is pickled; submitit calls it on the node, again after a requeue.
 
     command: a shell command. setup: shell commands that run before it. venv: a virtual environment; container: an
     Apptainer image; "" for none.
@@ -158,7 +158,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # A signal before `limit_s` announces a preemption.
+        # A signal before `limit_s` has another cause than the time limit, such as a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,

@@ -1,7 +1,8 @@
 """Store each job's files in a folder, through which alone the driver (Snakemake) and the job communicate.
 
-The driver writes a job's record before it submits the job and before it waits. From the records, the next driver sees
-which jobs are pending, running or finished, and does not submit them again. You can delete all files when no job runs.
+The driver writes a job's record before it submits the job, and again with the job's id. From the records, the next
+driver sees which jobs are pending, running or finished, and does not submit them again. You can delete all files when
+no job runs.
 """
 
 import fcntl
@@ -268,7 +269,7 @@ def tail(path: Path, limit_bytes: int = 65536, since: int = 0) -> str:
 
 
 PREEMPTED_EXIT = 75  # EX_TEMPFAIL: the job requests a restart
-UNFRUITFUL_LIMIT = 2  # attempts in a row up to the time limit without progress
+UNFRUITFUL_LIMIT = 2  # attempts in a row without progress, each of which reached its time limit or was killed
 
 
 class FailureClass(NamedTuple):
