@@ -215,14 +215,14 @@ def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
     """Return the trained model on the chosen device, always in fp32; nothing is downloaded or unpickled.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
-    Raises: EvaluateInputError, ModelConfigError, NoGpu, KernelsUnavailable.
+    Raises: EvaluateInputError, NoGpu, KernelsUnavailable.
     """
     folder = model_directory(trained)
     device = set_up_torch(
         runtime.get("device") or "auto", runtime.get("kernels") or "auto", runtime.get("threads") or None
     )
-    import_package_of(trained.manifest.config.get("model") or {})
     try:
+        import_package_of(trained.manifest.config.get("model") or {})
         model: Any = load_foreign(folder)
     except ModelConfigError as error:
         raise EvaluateInputError(f"{folder}: {error}") from error

@@ -32,7 +32,7 @@ def import_package_of(fields: Mapping[str, Any]) -> None:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise ModelConfigError(f"package {package} cannot be imported ({error}); install it") from error
+            raise ModelConfigError(f"{package} cannot be imported ({error}); install it") from error
 
 
 @contextmanager

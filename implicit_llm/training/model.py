@@ -31,8 +31,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     """Return the model in fp32 with the phase's solver.
 
     The config's seed determines the initial parameters; the call seeds the random generators of the process with it.
-    Raises: ModelError, whose message starts with `where`; ModelConfigError, whose message does not;
-    FetchedFilesError for a model of the hub that was not fetched.
+    Raises: ModelError, whose message starts with `where`; FetchedFilesError for a model of the hub without its files.
     """
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
@@ -120,7 +119,10 @@ def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str)
 
 
 def _from_config(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
-    import_package_of(fields)
+    try:
+        import_package_of(fields)
+    except ModelConfigError as error:
+        raise ModelError(f"{where}.model.package: {error}") from error
     kind = fields["model_type"]
     if kind not in CONFIG_MAPPING:
         hint = nearest(kind, CONFIG_MAPPING, SEE)

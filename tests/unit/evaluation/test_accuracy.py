@@ -335,6 +335,9 @@ def test_weights_of_another_shape_than_config_json_are_refused_in_one_line(tmp_p
     trained: Any = SimpleNamespace(dir=path.parents[1], manifest=SimpleNamespace(model_folder="model", config={}))
     with refused(f"{path.parent}: its weights lack .* as config.json wants it", EvaluateInputError):
         load_model(trained, {"device": "cpu"})
+    trained.manifest.config["model"] = {"package": "not_there"}
+    with refused(f"{path.parent}: not_there cannot be imported .*; install it", EvaluateInputError):
+        load_model(trained, {"device": "cpu"})
 
 
 def test_an_explicit_model_has_the_one_mode_parallel_at_the_lengths_asked_for(
