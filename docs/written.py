@@ -29,11 +29,14 @@ from implicit_llm_report.claims.verdicts import (
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
-# The first one that ran a claim has it.
-EXPERIMENTS = (
-    *("state-tracking", "language-models", "language-models-repeated"),
-    *("language-models-mamba2", "language-models-130m"),
-)
+EXPERIMENTS = {  # their models, for claims that several of them test
+    "state-tracking": "Mamba2, 1.5M",
+    "language-models": "Llama, 21M",
+    "language-models-repeated": "Llama, 21M, repeated text",
+    "language-models-mamba2": "Mamba2, 21M",
+    "language-models-130m": "Llama, 130M",
+}
+SMALL_SCALES = {"demo", "miniature"}  # claims of these alone are judged by their own reports
 
 
 def verdicts() -> list[str]:
@@ -62,7 +65,8 @@ def evidence_list() -> list[str]:
 
 def not_run() -> list[str]:
     """The claims that no kept experiment tests."""
-    return ["", *table("claim | paper", ((row.claim, row.paper) for row in _rows() if not row.is_run)), ""]
+    rows = ((row.claim, "not of the paper" if row.is_new else row.paper) for row in _rows() if not row.is_run)
+    return ["", *table("claim | paper", rows), ""]
 
 
 def outcomes_by_figure() -> list[str]:
@@ -71,7 +75,8 @@ def outcomes_by_figure() -> list[str]:
 
 
 def _rows() -> list:
-    return rows_of(merged(map(_entries, EXPERIMENTS)))
+    entries = merged({models: _entries(experiment) for experiment, models in EXPERIMENTS.items()})
+    return rows_of(entry for entry in entries if {*entry["scales"]} - SMALL_SCALES)
 
 
 def _entries(experiment: str) -> list:
@@ -122,8 +127,8 @@ PARTS: dict[str, Callable[[], Iterable[str]]] = {
     "claims-not-run": not_run,
     "outcomes": outcomes_by_figure,
     "evidence": evidence_list,
-    "claims-state-tracking": partial(of_experiments, EXPERIMENTS[0]),
-    "claims-language-models": partial(of_experiments, *EXPERIMENTS[1:]),
+    "claims-state-tracking": partial(of_experiments, "state-tracking"),
+    "claims-language-models": partial(of_experiments, *(name for name in EXPERIMENTS if name != "state-tracking")),
     **{name: partial(lambda name: ["", *TRACKING["table"](name), ""], name) for name in TRACKING["TABLES"]},
     **{
         name: partial(lambda name: ["", *LANGUAGE[name](), ""], name)

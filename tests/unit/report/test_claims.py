@@ -565,6 +565,10 @@ def test_the_projects_claims_can_be_read_and_name_a_mark_for_what_is_published()
     assert {claim.origin for claim in CLAIMS.values()} == {"paper", "project"}
     assert all(claim.mark for claim in CLAIMS.values() if claim.published)
     assert len(CLAIMS) == len(claims.load_claims())  # by id
+    of_large_models = [claim for claim in CLAIMS.values() if re.search("760M|1.3B", claim.published or "")]
+    compared = [claim for claim in of_large_models if claim.origin == "paper" and claim.id != "modes-agree"]
+    assert len(compared) > 20
+    assert [claim.id for claim in compared if claim.full.keys() != {"num_parameters", "train_tokens"}] == []
 
 
 FACTS = "marks: {{paper: x, not_known: y}}\nfacts: [{{id: a, part: model, what: b, source: d, {}}}]\n"

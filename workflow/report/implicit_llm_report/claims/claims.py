@@ -136,7 +136,7 @@ class Judgement:
         stated = ("id", "statement", "short", "origin", "where", "published", "mark", "condition", "is_headline")
         measured = ("num_seeds", "num_samples", "of_pair", "interval", "bounds", "run", "data", "modes")
         return {
-            **{key: getattr(self.claim, key) for key in stated},
+            **{key: getattr(self.claim, key) for key in (*stated, "scales")},
             "verdict": self.verdict,
             "is_asked": self.is_asked,
             "form": self.claim.measure.form,

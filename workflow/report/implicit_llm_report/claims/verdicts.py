@@ -17,8 +17,9 @@ RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
 LACKING = "not finished"  # the text for a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
+SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # of several experiments, the last of these verdicts decides
 FEW_SAMPLES = 256  # below this number of test sequences, the short table shows their 95 % interval
-OWN = "this project"
+PROJECT, OWN = "project", "this project"  # the origin of new claims, and the place of those without a source
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Row:
     claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
     interval, if there are few test sequences. essential: a bound that was missed, missing seeds, unequal test sets of a
     pair, how much smaller model and data are than the paper's, the controls. cut: the tested runs, then `essential`.
-    is_asked: whether the experiment can test the claim.
+    elsewhere: the numbers and verdicts of the other experiments that tested the claim. is_asked: whether the experiment
+    can test it.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Row:
     cut: tuple[str, ...]
     few: tuple[str, ...]
     essential: tuple[str, ...]
+    elsewhere: tuple[str, ...]
     is_new: bool
     is_headline: bool
     is_asked: bool
@@ -62,13 +65,25 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
     return sorted(map(_row, entries), key=lambda row: row.is_new)
 
 
-def merged(experiments: Iterable[Sequence[Entry]]) -> list[Entry]:
-    """Return one entry for each claim: that of the first experiment that ran it, or else of the last one listing it."""
-    found: dict[str, Entry] = {}
-    for entry in (entry for entries in experiments for entry in entries):
-        if entry["id"] not in found or found[entry["id"]]["verdict"] == NOT_RUN:
-            found[entry["id"]] = entry
-    return list(found.values())
+def merged(experiments: Mapping[str, Iterable[Entry]]) -> list[Entry]:
+    """Return one entry for each claim, that of the experiment with the worst verdict; of equal ones, the first.
+
+    experiments: the entries of each experiment, by a name for its models. The other experiments that ran the claim are
+    in `elsewhere`, and `models` names those of the verdict if there are others.
+    """
+    found: dict[str, dict[str, Entry]] = {}
+    for name, entries in experiments.items():
+        for entry in entries:
+            found.setdefault(entry["id"], {})[name] = entry
+    return [_decided(of_claim) for of_claim in found.values()]
+
+
+def _decided(entries: dict[str, Entry]) -> Entry:
+    run = {name: entry for name, entry in entries.items() if entry["verdict"] != NOT_RUN}
+    if len(run) < 2:
+        return next(iter((run or entries).values()))
+    worst = max(run, key=lambda name: SEVERITY.index(run[name]["verdict"]))
+    return {**run.pop(worst), "models": worst, "elsewhere": run}
 
 
 def counted(rows: Sequence[Row]) -> str:
@@ -94,7 +109,9 @@ def _by_state(rows: Sequence[Row], words: Mapping[str, str]) -> str:
 
 def markdown(rows: Iterable[Row]) -> list[str]:
     """Return the lines of the full table for a page, with the limitations beside the verdict."""
-    lines = ((row.claim, row.paper, row.here, row.interval, _verdict(row, row.essential)) for row in rows)
+    lines = (
+        (row.claim, row.paper, row.here, row.interval, _verdict(row, (*row.essential, *row.elsewhere))) for row in rows
+    )
     return table("claim | paper | here: mean (worst to best seed) | 95 % | verdict", lines)
 
 
@@ -109,7 +126,7 @@ def _verdict(row: Row, cut: Iterable[str]) -> str:
 
 def evidence(rows: Iterable[Row]) -> list[str]:
     """Return a table of the runs, seeds and sequences behind each verdict."""
-    return table("claim | evidence", ((row.claim, "; ".join(row.cut)) for row in rows))
+    return table("claim | evidence", ((row.claim, "; ".join((*row.cut, *row.elsewhere))) for row in rows))
 
 
 def outcomes(rows: Iterable[Row]) -> list[str]:
@@ -128,7 +145,7 @@ def short_markdown(rows: Iterable[Row]) -> list[str]:
 
 
 def _row(entry: Entry) -> Row:
-    state, is_new = entry["verdict"], entry["origin"] == "project"
+    state, is_new = entry["verdict"], entry["origin"] == PROJECT
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
     lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
@@ -146,6 +163,7 @@ def _row(entry: Entry) -> Row:
         cut=(*_tested(entry), *cut) if is_run else (),
         few=_few(entry) if is_run else (),
         essential=cut,
+        elsewhere=tuple(_elsewhere(name, other) for name, other in entry.get("elsewhere", {}).items()),
         is_new=is_new,
         is_headline=entry["is_headline"],
         is_asked=entry["is_asked"],
@@ -155,9 +173,16 @@ def _row(entry: Entry) -> Row:
 def _paper(entry: Entry) -> str:
     mark = {"secondary": f" {FROM_NOTE}", "reference_run": RUN_OF_RELEASED}.get(entry["mark"] or "", "")
     stated, where = entry["published"], entry["where"]
-    if entry["origin"] == "project":
+    if entry["origin"] == PROJECT:
         return f"{stated}{mark}" if stated else "–" if where == OWN else where
-    return f"{stated} ({where}){mark}"
+    return f"{stated} ({where}){mark}" if stated else where
+
+
+def _elsewhere(models: str, entry: Entry) -> str:
+    number = entry["num_seeds"]
+    new = {HOLDS: "holds", FAILS: "does not hold"} if entry["origin"] == PROJECT else {}
+    verdict = ({MISSING: LACKING} | new).get(entry["verdict"], entry["verdict"])
+    return f"{models}: {_here(entry)}, {verdict}, {number} seed{'' if number == 1 else 's'}"
 
 
 def _here(entry: Entry) -> str:
@@ -188,6 +213,7 @@ def _tested(entry: Entry) -> tuple[str, ...]:
     of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
     lacking = [name for name, value in entry["others"].items() if value is None]
     words = (
+        entry.get("models", ""),
         f"{entry['run']}",
         f"{number} seed{'' if number == 1 else 's'}",
         f"{samples:,} sequences" if samples else "",
