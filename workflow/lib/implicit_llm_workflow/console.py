@@ -1,6 +1,7 @@
 """Define the command `implicit-llm`. Commands import torch, Snakemake and MLflow only when they run."""
 
 import atexit
+import shlex
 import sys
 import traceback
 from gc import freeze, set_threshold
@@ -138,7 +139,7 @@ def _tell(error: Any, words: list[str]) -> int:
             return EXIT_USAGE
         message += " Or type" if message.endswith("?") else "; type"
         message += f" `{error.ctx.command_path if error.ctx else 'implicit-llm'} --help`"
-        message += _instead([word for word in words if not word.startswith("-")])
+        message += _instead([word for word in words if not word.startswith("-")]) + _behind_dashes(error, words)
     message = " ".join(message.split())
     if isinstance(error, ModuleNotFoundError):  # only the library is installed
         message, code = f"{message}; in the project's checkout type: pip install '.[all]'", EXIT_USAGE
@@ -146,6 +147,16 @@ def _tell(error: Any, words: list[str]) -> int:
         message = f"{type(error).__name__}: {message}; add --debug for the traceback"
     typer.echo(f"error: {message}", err=True)
     return EXIT_FAILURE if code is None else code
+
+
+def _behind_dashes(error: Any, words: list[str]) -> str:
+    """Return how to pass an option that `run` does not have to Snakemake; else ""."""
+    option = str(getattr(error, "option_name", None) or "")
+    is_unknown = option != "" and not getattr(error, "possibilities", None) and words[:1] == ["run"]
+    at = next((at for at, word in enumerate(words) if is_unknown and word.startswith(option)), None)
+    if at is None or "--" in words[:at]:
+        return ""
+    return f"; to pass it to Snakemake, type `implicit-llm {shlex.join([*words[:at], '--', *words[at:]])}`"
 
 
 def _instead(words: list[str]) -> str:

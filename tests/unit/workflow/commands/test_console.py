@@ -110,6 +110,10 @@ IDENTITY = "--run-dir x --identity {}"
             "status --confg demo",
             r"No such option: --confg \(Possible options: --config, --json\); type `implicit-llm status --help`",
         ),
+        (
+            "run demo train -np",
+            "No such option: -n; .*; to pass it to Snakemake, type `implicit-llm run demo train -- -np`",
+        ),
         ("accept", "Missing argument 'EXPERIMENT TARGET...'; type `implicit-llm accept --help`"),
         ("train --nodes x", "Invalid value for '--nodes': .*; type `implicit-llm train --help`"),
         (

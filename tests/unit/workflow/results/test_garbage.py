@@ -84,6 +84,16 @@ def test_results_of_former_settings_and_of_no_job_are_listed_and_deleted_on_requ
     assert all(status.state == "fresh" for status in real_plan(made).statuses.values())
 
 
+def test_a_stale_result_keeps_the_inputs_of_its_inputs(made: ExperimentFile) -> None:
+    before = real_plan(made)
+    plan = real_plan(made.edit("group: S3", "group: S3\n    shard_samples: 16"))
+    assert plan.work[DATA] != before.work[DATA]
+    for key in plan.nodes.keys() - {EVALUATION, "report"}:  # the evaluation still has the result of the former model
+        finish_with(plan, key, {})
+    garbage = {item.path for item in find_garbage(real_plan(made))}
+    assert not garbage & {work_of(before, key) for key in (FREE, UNROLLED, DATA)}
+
+
 def test_a_freed_job_is_done_and_whole_until_a_job_needs_its_files(
     capsys: pytest.CaptureFixture[str], made: ExperimentFile
 ) -> None:

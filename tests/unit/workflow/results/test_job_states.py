@@ -216,6 +216,22 @@ def test_a_process_that_lives_and_has_let_go_holds_nothing_and_jobs_do_not_inher
 
 
 @pytest.mark.parametrize(
+    ("owner", "other_device", "is_held"), [(708, False, True), (708, True, False), (7, True, True), (-1, False, True)]
+)
+def test_the_lock_of_a_file_with_this_inode_on_another_device_is_another_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, other_device: bool, is_held: bool
+) -> None:
+    lock, host = tmp_path / "lock", socket.gethostname()
+    lock.write_text(f"process 7 on {host}\n")
+    about = lock.stat()
+    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev) + other_device:02x}"
+    unnamed = "1: FLOCK  ADVISORY  WRITE 9 <none>:0 0 EOF\n"
+    (tmp_path / "locks").write_text(f"{unnamed}2: FLOCK  ADVISORY  WRITE {owner} {device}:{about.st_ino} 0 EOF\n")
+    monkeypatch.setattr(job_states, "LOCKS", tmp_path / "locks")
+    assert holder_of(lock) == Holder(7, host, is_held)
+
+
+@pytest.mark.parametrize(
     ("text", "holder"),
     [
         ("process 7 on elsewhere\n", Holder(7, "elsewhere", None)),

@@ -11,7 +11,15 @@ from pathlib import Path
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.manifest import MANIFEST
-from implicit_llm_contracts.runs.run_directory import COMMIT, FINGERPRINT_DIGITS, FREED, JOURNAL, WORK, run_directories
+from implicit_llm_contracts.runs.run_directory import (
+    COMMIT,
+    FINGERPRINT_DIGITS,
+    FREED,
+    JOURNAL,
+    WORK,
+    find_committed,
+    run_directories,
+)
 from implicit_llm_workflow.planning.code_digest import STAGES
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import PAGES, payload, pointed_to, readers
@@ -37,14 +45,14 @@ class Garbage:
 def find_garbage(plan: Plan) -> list[Garbage]:
     """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
-    A fingerprint is in use if a job's present manifest names it as its own or as an input, so a stale result keeps its
-    lineage. Run directories in which a process works are left out. A process on another machine counts as working until
-    SILENT_S after its last write.
+    A fingerprint is in use if a job's present manifest names it as its own or as an input, or if the manifest of a work
+    folder in use does, so a stale result keeps its lineage. Run directories in which a process works are left out. A
+    process on another machine counts as working until SILENT_S after its last write.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
     used.update(*({manifest.fingerprint, *manifest.upstream.values()} for manifest in recorded))
-    names = {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used}
+    names = _with_inputs(plan, {fingerprint[:FINGERPRINT_DIGITS] for fingerprint in used})
     known = {plan.run_dir(node) for node in plan.nodes.values()}
     found = []
     for run_dir in chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES):
@@ -54,6 +62,19 @@ def find_garbage(plan: Plan) -> list[Garbage]:
             former = [(path, FORMER) for path in works if path.name.partition(".")[0] not in names]
             paths = former if run_dir in known else [(run_dir, UNKNOWN)]
             found += [Garbage(path, why, _size(path)) for path, why in paths]
+    return found
+
+
+def _with_inputs(plan: Plan, names: set[str]) -> set[str]:
+    """Add the first digits of the inputs of former results, and of the inputs of these."""
+    run_dirs = chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES)
+    works = [path for run_dir in run_dirs for path in (run_dir / WORK).glob("*")]
+    found, new = set(names), set(names)
+    while new:
+        manifests = [find_committed(path) for path in works if path.name.partition(".")[0] in new]
+        inputs = {value[:FINGERPRINT_DIGITS] for one in manifests if one for value in one.upstream.values()}
+        new = inputs - found
+        found |= new
     return found
 
 

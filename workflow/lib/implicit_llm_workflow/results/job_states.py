@@ -56,6 +56,8 @@ STARTING, NO_MESSAGE = "starting", "ended without a message"
 SILENT_S = 600  # a job on another machine counts as ended after it has written nothing for this long
 LOCKS = Path("/proc/locks")
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
+# A line is "1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF"; that of a waiting process has "->" before FLOCK.
+_LOCK = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.M)
 _HOLDER = re.compile(r"process (\d+) on (\S+)\s*")
 NEVER = Submitted("", "", "ended", "", "", "", 0.0, None, "", Path())  # for jobs that were never submitted
 
@@ -165,26 +167,30 @@ def holder_of(path: Path) -> Holder | None:
     """
     try:
         match = _HOLDER.fullmatch(path.read_text(encoding="utf-8", errors="replace"))
-        inode = path.stat().st_ino
+        about = path.stat()
     except OSError:
         return None
     if match is None:
         return None
     pid, host = int(match[1]), match[2]
-    return Holder(pid, host, _is_locked(pid, inode) if host == socket.gethostname() else None)
+    return Holder(pid, host, _is_locked(pid, about) if host == socket.gethostname() else None)
 
 
-def _is_locked(pid: int, inode: int) -> bool:
+def _is_locked(pid: int, file: os.stat_result) -> bool:
     """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
 
-    Without /proc/locks, return whether the process exists.
+    Files of other devices can have the same inode. The pid counts too, because some file systems, such as Btrfs, report
+    another device than the kernel lists. Without /proc/locks, return whether the process exists.
     """
     try:
-        lines = [line.split() for line in LOCKS.read_text(encoding="utf-8").splitlines()]
+        locks = _LOCK.findall(LOCKS.read_text(encoding="utf-8"))
     except OSError:
         return psutil.pid_exists(pid)
-    # A line is "1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF"; that of a waiting process has "->" before FLOCK.
-    return any(len(words) >= 6 and words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode for words in lines)
+    device = (os.major(file.st_dev), os.minor(file.st_dev))
+    return any(
+        int(inode) == file.st_ino and (int(owner) == pid or (int(major, 16), int(minor, 16)) == device)
+        for owner, major, minor, inode in locks
+    )
 
 
 @dataclass(frozen=True)
