@@ -258,6 +258,15 @@ def test_a_damaged_store_is_refused_and_rebuilt_as_it_was_once_it_is_away(
     assert Stored(tracked).content() == before
 
 
+def test_only_the_directory_of_all_results_is_rebuilt(tracked: Path) -> None:
+    (experiment,) = (path for path in tracked.iterdir() if path.is_dir() and any(path.rglob("journal.jsonl")))
+    before = sorted(tracked.parent.rglob("*"))
+    for folder in (experiment, experiment / "train", tracked.parent):
+        with pytest.raises(TrackingError, match=rf"^{folder}: .*; type --results {tracked}$"):
+            mlflow_writer.rebuild(folder)
+    assert sorted(tracked.parent.rglob("*")) == before
+
+
 def delete(stored: Stored, tracked: Path) -> None:
     stored.client.delete_run(stored.runs["train/s3-implicit-s3/free"].info.run_id)
     stored.client.delete_experiment(stored.experiment_ids[0])

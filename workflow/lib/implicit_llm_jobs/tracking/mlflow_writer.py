@@ -9,6 +9,7 @@ while they run. A job that reads such a run writes it to MLflow, or else the cal
 """
 
 import logging
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -129,8 +130,14 @@ def rebuild(results: Path) -> Rebuilt:
     if not results.is_dir():
         raise TrackingError(f"{results}: no such directory; give that of the results with --results")
     uri = default_uri(results)
+    works = works_below(results)
+    runs = list(in_order(works))
+    if elsewhere := next((run for run in runs if run.work in works and run.uri != uri), None):
+        folder = elsewhere.config_dir.parent
+        raise TrackingError(
+            f"{results}: is not the directory of the results; type --results {shlex.quote(str(folder))}"
+        )
     initialise(uri, is_deep=True)
-    runs = list(in_order(works_below(results)))
     failed = _bring(runs)
     return Rebuilt(uri, len(runs) - len(failed), failed)
 
