@@ -147,12 +147,15 @@ def test_of_two_experiments_the_one_that_ran_a_claim_has_it() -> None:
 
 
 @pytest.mark.parametrize(("origin", "words"), [("paper", "reproduced"), ("project", "holds")])
-def test_of_two_experiments_that_ran_a_claim_the_worst_verdict_counts_and_the_other_is_named(
+def test_of_two_experiments_that_ran_a_claim_one_decides_as_of_two_models_and_the_other_is_named(
     origin: str, words: str
 ) -> None:
     good, bad = (entry_of(of_seeds(*values), origin=origin) for values in ((0.95, 0.9), (0.1, 0.2)))
-    for experiments in ({"small": [good], "large": [bad]}, {"large": [bad], "small": [good]}):
-        (row,) = rows_of(merged(experiments))
+    for entries in ({"small": good, "large": bad}, {"large": bad, "small": good}):
+        (best,) = rows_of(merged({name: [entry] for name, entry in entries.items()}))  # one model that can is enough
+        assert (best.state, best.cut[0]) == ("reproduced", "small")
+        of_all = {name: [entry | {"is_best_of_them": False}] for name, entry in entries.items()}
+        (row,) = rows_of(merged(of_all))
         assert (row.state, row.here, row.cut[0]) == ("not reproduced", "15.0 % (10.0 to 20.0)", "large")
         assert row.elsewhere == (f"small: 92.5 % (90.0 to 95.0), {words}, 2 seeds",)
         assert markdown([row])[-1].endswith(f"; {row.elsewhere[0]} |")

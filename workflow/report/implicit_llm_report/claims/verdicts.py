@@ -17,7 +17,7 @@ RUN_OF_RELEASED = ", our one run of the released code"
 IN_WORDS = {True: {HOLDS: "new", BY_SEED: "new, depends on the seed", FAILS: "new, does not hold"}}
 LACKING = "not finished"  # the text for a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
-SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # of several experiments, the last of these verdicts decides
+SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # from the best verdict to the worst
 FEW_SAMPLES = 256  # below this number of test sequences, the short table shows their 95 % interval
 PROJECT, OWN = "project", "this project"  # the origin of new claims, and the place of those without a source
 
@@ -68,8 +68,9 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 def merged(experiments: Mapping[str, Iterable[Entry]]) -> list[Entry]:
     """Return one entry for each claim, that of the experiment with the worst verdict; of equal ones, the first.
 
-    experiments: the entries of each experiment, by a name for its models. The other experiments that ran the claim are
-    in `elsewhere`, and `models` names those of the verdict if there are others.
+    If the best model decides a claim, it is the experiment with the best verdict. experiments: the entries of each
+    experiment, by a name for its models. The other experiments that ran the claim are in `elsewhere`; then `models` has
+    the name for those of the verdict.
     """
     found: dict[str, dict[str, Entry]] = {}
     for name, entries in experiments.items():
@@ -82,8 +83,9 @@ def _decided(entries: dict[str, Entry]) -> Entry:
     run = {name: entry for name, entry in entries.items() if entry["verdict"] != NOT_RUN}
     if len(run) < 2:
         return next(iter((run or entries).values()))
-    worst = max(run, key=lambda name: SEVERITY.index(run[name]["verdict"]))
-    return {**run.pop(worst), "models": worst, "elsewhere": run}
+    is_possibility = next(iter(run.values()))["is_best_of_them"]
+    name = (min if is_possibility else max)(run, key=lambda name: SEVERITY.index(run[name]["verdict"]))
+    return {**run.pop(name), "models": name, "elsewhere": run}
 
 
 def counted(rows: Sequence[Row]) -> str:
