@@ -103,14 +103,16 @@ def test_wilsons_interval_of_64_of_64_begins_at_94_percent() -> None:
 
 def test_outcomes_have_each_claim_of_the_paper_by_where_it_is_made_and_no_other() -> None:
     late, early, own, not_run = (
-        entry_of(of_seeds(0.5, 0.95), id="late", where="Theorem 1", statement="A layer solves S5."),
+        entry_of(of_seeds(0.5, 0.95), id="late", where="Theorem 1", short="It solves S5"),
         entry_of(of_seeds(1.0, 0.95), id="early"),
         entry_of(of_seeds(1.0, 0.95), id="own", origin="project"),
-        entry_of(of_seeds(1.0, 0.95), scale="paper", id="not-run", where="abstract", statement="All is parallel."),
+        entry_of(
+            of_seeds(1.0, 0.95), scale="paper", id="not-run", where="abstract", short="", statement="All is parallel."
+        ),
     )
     assert outcomes(rows_of([late, early, own, not_run]))[2:] == [
-        "| Fig. 3 | A layer solves A5 | 97.5 % (95.0 to 100.0), **reproduced** |",
-        "| Theorem 1 | A layer solves S5 | 72.5 % (50.0 to 95.0), **depends on the seed** |",
+        "| Fig. 3 | It solves A5 | 97.5 % (95.0 to 100.0), **reproduced** |",
+        "| Theorem 1 | It solves S5 | 72.5 % (50.0 to 95.0), **depends on the seed** |",
         "| abstract | All is parallel | not run |",
     ]
 

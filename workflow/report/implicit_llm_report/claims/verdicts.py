@@ -35,7 +35,6 @@ class Row:
 
     id: str
     claim: str
-    statement: str
     where: str
     paper: str
     here: str
@@ -135,7 +134,7 @@ def outcomes(rows: Iterable[Row]) -> list[str]:
     """Return a table of the paper's claims by their place in the paper, each with its number and verdict."""
     mine = sorted((row for row in rows if not row.is_new), key=lambda row: row.where)
     ends = (f"{row.here}, **{row.verdict}**" if row.is_run else row.here for row in mine)
-    lines = ((row.where, row.statement, end) for row, end in zip(mine, ends, strict=True))
+    lines = ((row.where, row.claim, end) for row, end in zip(mine, ends, strict=True))
     return table("in the paper | claim | outcome", lines)
 
 
@@ -155,7 +154,6 @@ def _row(entry: Entry) -> Row:
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
-        statement=entry["statement"].rstrip("."),
         where=entry["where"],
         paper=_paper(entry),
         here=_here(entry) if is_run else "not run",
