@@ -205,7 +205,10 @@ class ImplicitLM(HFLM):
 
 @dataclass
 class RequestCost:
-    """The number of evaluated requests, the number without a finite result, and the solver's work on their tokens."""
+    """The number of evaluated log-likelihood requests, how many had no finite result, and the solver's work.
+
+    The work is that of forward passes that did not diverge. Generation is not counted.
+    """
 
     num_requests: int = 0
     num_nonfinite: int = 0

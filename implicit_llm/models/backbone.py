@@ -141,8 +141,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
         """Return a function that evaluates f(z, x) faster on one token of one sequence, or None if there is none.
 
-        The function supports no gradient, dropout or padding, and requires a prefix before the token.
-        weights: the `weights` of its argument x.
+        The function is for fp32 without autocast, gradient, dropout or padding. Its StackInput must have a prefix; that
+        of an attention has room for the token (`Prefix.position`), whose key and value the function writes into it.
+        weights: the layers' weights, as in the StackInput.
         """
         return None
 

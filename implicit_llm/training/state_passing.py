@@ -2,10 +2,11 @@
 
 A model that trains on short sequences thereby gets the states of long sequences. The cost is that of short sequences,
 because no gradient flows into the previous sequence. Each batch element has one chain of sequences. The chains restart
-from the empty state after different numbers of sequences, so that each step has states of all ages. With
-`restart_when_wrong`, a chain also restarts after a wrong last prediction. Such a state has lost the product, and an
-implicit model that is trained to continue from this state forgets what it has learned. A model at chance therefore
-hardly ever carries a state; the metric carried_share is the share of sequences that start from a carried state.
+from the empty state after different numbers of sequences, so that most steps have states of several ages. After every
+`state_passing` steps all restart together. With `restart_when_wrong`, a chain also restarts after a wrong last
+prediction. The state after a wrong prediction has lost the product, and an implicit model that is trained to continue
+from it forgets what it has learned. A model at chance therefore hardly ever carries a state; the metric carried_share
+is the share of sequences that start from a carried state.
 
 Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782); the rules for restarts are new here.
 Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of group x monoid.

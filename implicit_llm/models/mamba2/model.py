@@ -189,7 +189,10 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Return the gated norm of SSD of the convolution (B, L, I) and, with `return_state`, the state after it."""
+        """Apply the causal convolution, SSD and the gated norm.
+
+        Return the result (B, L, I), and the layer's state after the last token (None without `return_state`).
+        """
         batch, length, _ = projected_BLE.shape
         gate, xBC, dt_BLH = projected_BLE.split([self.inner, self.conv_channels, self.heads], dim=-1)
         dt_BLH = F.softplus(_wide(dt_BLH) + self.dt_bias)

@@ -125,7 +125,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         launched.report_failure(error)
         if is_debug:
             traceback.print_exc()
-            end(EXIT_FAILURE)
         end(_tell(error, words))
     end(code if isinstance(code, int) else 0)
 

@@ -198,7 +198,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(tiny: ExperimentFile, caps
     tiny.edit("group: S3", "group: Q3")
     for words in (["--debug", "status"], ["status", "--debug"]):
         code, _, err = run(capsys, *words, "--config", str(tiny.path))
-        assert (code, "Traceback" in err, "is no group" in err) == (1, True, True)
+        assert (code, "Traceback" in err, "is no group" in err.splitlines()[-1]) == (2, True, True)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,8 @@ def test_the_exit_code_says_what_kind_of_error_it_was(
 
     monkeypatch.setattr(console, "app", fail)
     assert run(capsys, "status") == (code, "", message)
+    found, _, err = run(capsys, "status", "--debug")  # a preempted job is started again in either case
+    assert (found, err.startswith("Traceback"), err.endswith(message)) == (code, True, True)
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("0", "0")])

@@ -24,7 +24,7 @@ PERPLEXITY, LM_EVAL, DUALITY, JACOBIAN = "perplexity", "lm_eval", "duality", "ja
 _LENGTHS = "Lengths at which the test stream is cut; by default those of the data."
 _MAX_TOKENS = "Tokens of each test set, the first ones, at most."
 _PRECISION = "Precision of the model, fp32 (the default) or bf16 by autocast; losses are fp32 always."
-# The help of the options that set a field of all modes of a call; the block length is set for blockwise mode alone.
+# Help texts of the options of `implicit-llm evaluate` that set a field in each --mode; --block-len: in blockwise ones.
 MODE_SETTINGS = {
     "eval_max_iter": "f-evaluations allowed for one block, at least 2. All except the last are damped by the model's "
     "tau. By default as saved.",

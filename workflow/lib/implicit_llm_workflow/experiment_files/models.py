@@ -1,4 +1,4 @@
-"""Read model files and the library's configurations without importing the library, which would import torch."""
+"""Read workflow/config/models/*.yaml and the library's config.json files without the library, which imports torch."""
 
 import json
 from collections.abc import Mapping

@@ -227,7 +227,10 @@ class Plan:
         return shlex.join(self.snakemake(self.profile, map(self.target, nodes)))
 
     def target(self, node: Node) -> str:
-        """Return the node's target for Snakemake: its readable manifest, relative to Snakemake's working directory."""
+        """Return the node's target for Snakemake: results/<experiment>/<job>/manifest.json.
+
+        It is the copy in the run directory, not the manifest in work/, relative to Snakemake's working directory.
+        """
         return (RESULTS / self.root.name / node.key / MANIFEST).as_posix()
 
     def snakemake(self, profile: str, targets: Iterable[str]) -> list[str]:

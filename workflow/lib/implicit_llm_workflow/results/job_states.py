@@ -291,7 +291,8 @@ class _Job:
         """Return the view of a job that has a result."""
         work = work_directory(self.run_dir, recorded.fingerprint)
         finished = _modified(committed(work) or work)
-        with suppress(KeyError, ValueError, TypeError):  # better: copying a file changes its modification time
+        # The recorded time is preferred, because copying a file changes its modification time.
+        with suppress(KeyError, ValueError, TypeError):
             finished = unix_s(read_object(work / PROVENANCE)["finished"])
         phase, metrics = recorded.config.get("phase") or {}, recorded.summary.get("metrics") or {}
         return JobView(

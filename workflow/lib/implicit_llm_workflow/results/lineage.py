@@ -177,9 +177,10 @@ def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def _record_of(artifact: Path, run: Result) -> str | None:
-    """Return the path that the manifest records for the artifact; for a copy of a declared file, that of the original.
+    """Return the artifact's path in the manifest, or None for a folder or a manifest.
 
-    Return None for a folder or a manifest. Raises: NoLineage if the file is not recorded.
+    If the artifact is the run directory's copy of a file in work/<digits>/declared/, return the path of that file.
+    Raises: NoLineage if the file is not recorded.
     """
     if artifact.is_dir() or artifact.name in (COMMIT, MANIFEST):
         return None

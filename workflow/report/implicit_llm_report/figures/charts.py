@@ -1,6 +1,8 @@
-"""Draw panels of lines over the frame, with their axes: a thin line for every seed, and the median of the seeds.
+"""Draw panels of lines from the metrics of a DataFrame, with their axes.
 
-A mean can be far from every seed: it is 66 % for seeds at 99, 1 and 99 %.
+A line is the median of the seeds, because their mean can be far from each: it is 66 % for seeds at 99, 1 and 99 %.
+Thin lines show the seeds if each point has equally many. Marks, and the levels of models without a place on the axis,
+are means.
 """
 
 import os

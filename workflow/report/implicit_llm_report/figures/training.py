@@ -115,9 +115,9 @@ def _implicit_kinds(given: Given) -> dict[str, list[TrainingRun]]:
 
 
 def _measured(charts: list[Chart]) -> list[Chart]:
-    """Return the charts without lines that lack numbers, such as the residual of unrolled phases.
+    """Remove lines that have no points, such as the residual of unrolled phases, then charts that have no lines.
 
-    A chart without any line left is removed, unless this is true of all charts.
+    If no chart would be left, return all of them unchanged.
     """
     kept = [replace(chart, lines=[line for line in chart.lines if line.points]) for chart in charts]
     return [chart for chart in kept if chart.lines] or charts

@@ -1,7 +1,7 @@
 """Draw accuracy on word problems by length, position, mode and share of hard tokens, and the layers for a length.
 
-Models that were tested only at their training length show how many layers a length needs. The figures by length omit
-them if other models of the task were tested at longer lengths.
+The figure of layers uses all tests at the training length. The figures by length, position and mode omit models that
+were tested only at their training length, if other models of the task were tested at another length.
 """
 
 from collections import Counter

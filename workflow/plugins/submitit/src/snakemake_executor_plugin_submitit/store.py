@@ -2,7 +2,7 @@
 
 The driver writes a job's record before it submits the job, and again with the job's id. From the records, the next
 driver sees which jobs are pending, running or finished, and does not submit them again. You can delete all files when
-no job runs.
+no driver is active and no job is pending or running.
 """
 
 import fcntl

@@ -198,7 +198,10 @@ class Dispatcher:
                 )
 
     def _free_gpus(self, job: Job) -> list[int]:
-        """Return GPUs of this machine that no other job uses, or shared ones if there are too few."""
+        """Return as many GPUs of this machine as the job requests, or all if it has fewer.
+
+        They are those that no other job of this driver uses; if too few are free, the first ones are shared.
+        """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
         every = visible_gpus() or list(range(count))
