@@ -182,6 +182,7 @@ def test_what_the_pages_say_of_damped_training_is_in_the_kept_results() -> None:
     assert f"right there in {worst[0]} instead of {worst[1]}, at worst" in page
     assert f"the damped models take {damped} iterations and the others {plain}" in notes
     assert f"is right in {worst[0]} of the last ten tokens, the worst of the others in {worst[1]}" in notes
+    assert f"{damped} iterations damped, {plain} plain" in read("docs/library.md")
     comment = " ".join(read("workflow/config/state-tracking.yaml").replace("#", " ").split())
     assert f"training takes {damped} iterations instead of {plain}." in comment
 
