@@ -177,7 +177,7 @@ def lineage(
         implicit-llm lineage demo train/a5-implicit-s1/free --json
         implicit-llm lineage results/demo/data/a5-train --forward
     """
-    _, rest = options.split(words)
+    _, rest = options.split(words, results)
     if len(rest) != 1:
         raise options.OptionError(
             f"ARTIFACT: give one, not {len(rest)}; for example `implicit-llm lineage demo report`"
