@@ -46,7 +46,9 @@ def _checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("accept train/* --why x", "type `implicit-llm accept EXPERIMENT TARGET`, there are demo, "),
         ("status demo paper", "paper: demo is named already; give one experiment"),
         ("status demo --config paper", "paper: demo is named already; give one experiment"),
-        ("estimate demo train/x", "train/x: is no experiment; "),
+        ("report demo train/x", "train/x: is no experiment; "),
+        ("estimate demo train/x", "train/x: experiment demo has no such job; "),
+        ("prefetch demo figure_4", "figure_4: experiment demo has no such job; "),
     ],
 )
 def test_a_guess_is_answered_by_the_command_to_type(
