@@ -13,7 +13,6 @@ from implicit_llm_workflow.commands.jobs import run_job
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results import compare as results_of
 from implicit_llm_workflow.results import lineage as lineage_of
-from implicit_llm_workflow.results.job_states import how_to_make, state_text
 from implicit_llm_workflow.results.verify import (
     Broken,
     RecordedFile,
@@ -55,7 +54,7 @@ def report(
         return
     lacking = sum(plan.statuses[key].state != "fresh" for key in page.upstream.values())
     typer.echo(f"{lacking} of the report's {len(page.upstream)} results are missing or stale")
-    typer.echo(f"the report is not there; {how_to_make(plan, [page])}")
+    typer.echo(f"the report is not there; {results_of.how_to_make(plan, [page])}")
     typer.echo(f"without them: implicit-llm missing {plan.argument} --report")
     raise typer.Exit(EXIT_MISSING)
 
@@ -82,6 +81,7 @@ def missing(
         implicit-llm missing miniature --report
         implicit-llm missing paper figure_1_right --report
     """
+    from implicit_llm_workflow.results.job_states import state_text
     from implicit_llm_workflow.results.missing import find_missing, report_with_missing
 
     plan, targets = options.choose(words, config, results)
@@ -99,14 +99,14 @@ def missing(
         options.show(plain_table("missing result", "state", "why", rows=rows, whole=("state",)))
     if make:
         if len(found) == len(page.upstream):
-            raise options.OptionError(f"--report: no result is fresh; {how_to_make(plan, [page])}")
+            raise options.OptionError(f"--report: no result is fresh; {results_of.how_to_make(plan, [page])}")
         wanted, inputs = report_with_missing(plan, page, found)
         folder = plan.run_dir(page).with_name(wanted.name)
         run_job(folder, wanted.to_json(inputs), None, {})
         typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
         typer.echo(str(folder / "index.html"))
     elif found:
-        typer.echo(f"they are not there; {how_to_make(plan, [page])}")
+        typer.echo(f"they are not there; {results_of.how_to_make(plan, [page])}")
         raise typer.Exit(EXIT_MISSING)
     else:
         typer.echo("nothing is missing")
@@ -192,7 +192,7 @@ def lineage(
         node = plan.find(artifact)
         recorded = plan.recorded(node)
         if recorded is None:
-            raise lineage_of.NoLineage(f"{node.key}: has not finished; {how_to_make(plan, [node])}")
+            raise lineage_of.NoLineage(f"{node.key}: has not finished; {results_of.how_to_make(plan, [node])}")
         path = recorded
     found = lineage_of.trace(path, is_forward=forward)
     if as_json:

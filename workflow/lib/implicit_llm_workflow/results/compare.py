@@ -27,7 +27,6 @@ from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
-from implicit_llm_workflow.results.job_states import how_to_make
 from implicit_llm_workflow.results.lineage import Lineage, Result, trace
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, spread_text
 
@@ -112,6 +111,16 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
         label = f"{label} ({len(finished)} of {len(keys)} seeds)"
     evaluated = [key for key, node in plan.nodes.items() if node.upstream.get(MODEL_ROLE) in keys]
     return _marked(label, plan, [*keys, *evaluated]), [trace(path) for path in finished]
+
+
+def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
+    """Return the advice to type the command that makes these results; or, while a driver runs, how to follow it."""
+    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, which the library alone lacks
+
+    driver = holder_of(plan.driver_lock)
+    if driver is not None and driver.is_alive:
+        return f"snakemake is running (process {driver.pid}); to follow it, type: implicit-llm status {plan.argument}"
+    return f"type: {plan.command_for(nodes)}"
 
 
 def _marked(label: str, plan: Plan, keys: Iterable[str]) -> str:

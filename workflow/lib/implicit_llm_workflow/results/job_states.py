@@ -174,14 +174,6 @@ def holder_of(path: Path) -> Holder | None:
     return Holder(pid, host, _is_locked(pid, inode) if host == socket.gethostname() else None)
 
 
-def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
-    """Return the advice to type the command that makes these results; or, while a driver runs, how to follow it."""
-    driver = holder_of(plan.driver_lock)
-    if driver is not None and driver.is_alive:
-        return f"snakemake is running (process {driver.pid}); to follow it, type: implicit-llm status {plan.argument}"
-    return f"type: {plan.command_for(nodes)}"
-
-
 def _is_locked(pid: int, inode: int) -> bool:
     """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
 
