@@ -121,6 +121,11 @@ def short_count(count: float) -> str:
     return f"{count:g}"
 
 
+def count_words(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 seed" or "2,048 sequences"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Spread:
     """The measured values of a number over seeds, records or pairs of seeds. `num_missing`: how many have no value."""
@@ -148,8 +153,7 @@ class Spread:
 
 def seeds_words(spread: Spread) -> str:
     """Return the number of seeds as text, such as "3 seeds", and how many of them have no number."""
-    total = len(spread.values) + spread.num_missing
-    words = f"{total} seed{'' if total == 1 else 's'}"
+    words = count_words(len(spread.values) + spread.num_missing, "seed")
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
