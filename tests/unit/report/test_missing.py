@@ -134,16 +134,19 @@ def test_a_claim_whose_models_are_still_training_is_not_finished(
     tmp_path: Path, words: dict[str, Path], training: dict[str, Any], state: str, verdict: str
 ) -> None:
     there = {role: path for role, path in words.items() if "explicit-s0" in role}
+    modes = [{"name": mode, "eval_mode": mode, "eval_stop": "token"} for mode in ("simultaneous", "sequential")]
+    config = {"kind": "word_problem", "modes": modes}
     missing = [
-        {**missing_evaluation(role, is_implicit=True), "training": training}
+        {**missing_evaluation(role, is_implicit=True), "training": training, "config": config}
         for role in (f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1))
     ]
     made = make_report(tmp_path, there, missing, experiment="demo", figures=None, tables=None)
-    claim = claims_of(made)["implicit-solves-a5"]
-    assert (claim["verdict"], claim["is_asked"]) == (state, True)
-    for page in (page_of(made), (made / "index.html").read_text()):
-        assert f"</span> {verdict}</span>" in page.split("implicit-solves-a5")[1]
-        assert "</span> missing</span>" not in page
+    for name in ("implicit-solves-a5", "modes-agree"):
+        claim = claims_of(made)[name]
+        assert (claim["verdict"], claim["is_asked"]) == (state, True), name
+        for page in (page_of(made), (made / "index.html").read_text()):
+            assert f"</span> {verdict}</span>" in page.split(f"claim-{name}")[1]
+            assert "</span> missing</span>" not in page
 
 
 def test_a_report_without_any_result_says_so(tmp_path: Path, words: dict[str, Path]) -> None:

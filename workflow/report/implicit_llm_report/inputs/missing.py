@@ -86,8 +86,11 @@ def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
     if not is_implicit and settings.kind != DUALITY:
         return [{"mode": PARALLEL}]
     modes = swept_modes(settings.modes, settings.sweep) if is_implicit else ()
+    has_sequential = settings.kind == WORD_PROBLEM and any(mode.eval_mode == "sequential" for mode in modes)
     found = {
         mode.name: {
+            # The evaluation would compare this mode with the sequential one.
+            "lacks": ("token_match_sequential",) if has_sequential and mode.eval_mode != "sequential" else (),
             "mode": mode.name,
             "eval_mode": mode.eval_mode,
             "eval_stop": mode.eval_stop,
