@@ -72,6 +72,18 @@ def test_links_of_a_document_lead_to_files_of_the_project(document: str) -> None
     assert [link for link in links if "://" not in link and not (folder / link).exists()] == []
 
 
+def test_the_page_on_extensions_has_each_file_that_an_experiment_needs_for_them() -> None:
+    folder, page = ROOT / "examples/extending", read("docs/extending.md")
+    names = [path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.suffix in (".py", ".yaml")]
+    assert [name for name in names if f"](../{name})" not in page] == []
+    written = {
+        re.match("# (.*)\n", block)[1]: block for block in blocks_of("docs/extending.md", "yaml") if block[0] == "#"
+    }
+    assert len(written) == 1
+    for name, block in written.items():
+        assert yaml.safe_load(block) == read_yaml(folder / name)
+
+
 def test_messages_that_the_page_of_troubles_quotes_are_in_the_code() -> None:
     quoted = re.findall(r"^`([^`]+)`$", read("docs/troubleshooting.md"), re.MULTILINE)
     sources = [path for folder in ("implicit_llm", "workflow/lib") for path in (ROOT / folder).rglob("*.py")]

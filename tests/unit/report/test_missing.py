@@ -124,6 +124,31 @@ def test_missing_perplexities_and_answers_are_shown_as_missing(tmp_path: Path, l
     assert claims_of(declared)
 
 
+TRAINED = {"model_type": "implicit_mamba2", "num_layers": 1, "train_length": 16, "train_hard_fraction": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("training", "state", "verdict"), [(TRAINED, "missing", "not finished"), ({}, "not run", "not run")]
+)
+def test_a_claim_whose_models_are_still_training_is_not_finished(
+    tmp_path: Path, words: dict[str, Path], training: dict[str, Any], state: str, verdict: str
+) -> None:
+    there = {role: path for role, path in words.items() if "explicit-s0" in role}
+    modes = [{"name": mode, "eval_mode": mode, "eval_stop": "token"} for mode in ("simultaneous", "sequential")]
+    config = {"kind": "word_problem", "modes": modes}
+    missing = [
+        {**missing_evaluation(role, is_implicit=True), "training": training, "config": config}
+        for role in (f"evaluate:a5-implicit-s{seed}/free/word-problem" for seed in (0, 1))
+    ]
+    made = make_report(tmp_path, there, missing, experiment="demo", figures=None, tables=None)
+    for name in ("implicit-solves-a5", "modes-agree"):
+        claim = claims_of(made)[name]
+        assert (claim["verdict"], claim["is_asked"]) == (state, True), name
+        for page in (page_of(made), (made / "index.html").read_text()):
+            assert f"</span> {verdict}</span>" in page.split(f"claim-{name}")[1]
+            assert "</span> missing</span>" not in page
+
+
 def test_a_report_without_any_result_says_so(tmp_path: Path, words: dict[str, Path]) -> None:
     one = {role: path for role, path in words.items() if role == "train:a5-explicit-s0/explicit"}
     missing = [missing_evaluation("evaluate:a5-explicit-s0/explicit/word-problem", is_implicit=False)]

@@ -133,6 +133,24 @@ def test_training_time_is_that_of_all_processes_together_and_by_run_with_their_n
     assert '<td class="num">0.5<small>2 × cpu</small></td>' in page_of(made)
 
 
+def test_a_count_of_one_has_a_noun_in_the_singular(tmp_path: Path) -> None:
+    alone = SampleRun("a5-explicit", "A5", False, 0.2, (0.2,), steps=200, lengths=(16,))
+    made = demo_report(tmp_path, (alone,), change=lambda record: record | {"num_samples": 1})
+    front = (made / "index.html").read_text(encoding="utf-8")
+    assert "1 training job, 1 minute ·" in front
+    for page in (front, page_of(made)):
+        words = re.sub("<[^>]*>", " ", page)
+        assert re.findall(r"(?<![\d.,])\b1 (?:training |more |published )?\w+s\b", words) == []
+
+
+def test_chance_has_no_range_because_it_has_no_seeds(made: Path) -> None:
+    front = (made / "index.html").read_text(encoding="utf-8")
+    (row,) = re.findall("chance: the best constant answer</th>(.*?)</tr>", front, re.DOTALL)
+    assert re.findall(r">(\d+\.\d)<", row)
+    assert " to " not in row
+    assert " to " in front.split(row)[0].rpartition("<table")[2]
+
+
 def test_provenance_of_every_run_is_on_the_page(made: Path) -> None:
     text, name = page_of(made), "evaluate/a5-implicit-s0/free/word-problem"
     manifest = json.loads((made.parents[1] / "results" / name / "manifest.json").read_text())

@@ -4,7 +4,7 @@ The throughputs come from workflow/config/estimate/hardware.yaml, which describe
 estimates of an experiment's training jobs are a table for people and JSON for programs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -320,11 +320,11 @@ class JobEstimate:
     is_bound: bool
 
 
-def training_estimates(plan: Plan, costs: CostModel) -> list[JobEstimate]:
-    """Return the estimates of all training jobs, in the order of the plan."""
+def training_estimates(plan: Plan, costs: CostModel, keys: Collection[str] | None = None) -> list[JobEstimate]:
+    """Return the estimates of the training jobs among `keys`, or of all training jobs, in the order of the plan."""
     found = []
     for node in plan.nodes.values():
-        if node.stage == "train":
+        if node.stage == "train" and (keys is None or node.key in keys):
             work, solver, (card, gpus) = costs.work(node), node.config["phase"]["solver"], costs.place(node)
             is_fixed = solver is None or solver.get("mode") == "unrolled"
             is_bound = not is_fixed and work.f_evaluations == max_evaluations(solver)

@@ -8,7 +8,7 @@ network is not used again.
 import glob
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,9 +171,10 @@ class EvaluationDataFile:
 Need = BabiArchive | OnHub | LocalFile | EvaluationData
 
 
-def needs_of(plan: Plan) -> list[Need]:
-    """Return each need of the plan's jobs once, in the order of the jobs."""
-    return list(dict.fromkeys(need for node in plan.nodes.values() for need in _needs(node)))
+def needs_of(plan: Plan, keys: Collection[str] | None = None) -> list[Need]:
+    """Return each need of the jobs with these keys, or of all jobs of the plan, once, in the order of the jobs."""
+    nodes = (node for key, node in plan.nodes.items() if keys is None or key in keys)
+    return list(dict.fromkeys(need for node in nodes for need in _needs(node)))
 
 
 def satisfy(need: Need, downloads: Path) -> Outcome:

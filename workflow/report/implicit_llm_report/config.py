@@ -47,8 +47,10 @@ class MinimumLayersConfig:
 class MissingResult:
     """A missing result. `state`: the state of its job in `implicit-llm status`; `command`: the command that makes it.
 
-    `config`, `data` and `is_implicit` are only for an evaluation: its settings, those of its data sets by role, and
-    whether its model is implicit. `is_implicit` is None if this is not known before a model is imported.
+    `config`, `data`, `is_implicit` and `training` are only for an evaluation: its settings, those of its data sets by
+    role, whether its model is implicit, and those fields of its records that follow from the training settings.
+    `is_implicit` is None if this is not known before a model is imported. `training` is empty unless the evaluation is
+    in progress.
     """
 
     job: str
@@ -59,6 +61,7 @@ class MissingResult:
     config: dict[str, Any] = field(default_factory=dict)
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     is_implicit: bool | None = None
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

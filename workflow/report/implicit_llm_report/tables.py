@@ -19,6 +19,7 @@ from implicit_llm_report.inputs.frame import (
     Group,
     Metrics,
     Spread,
+    count_words,
     groups,
     in_order,
     kind_of,
@@ -47,7 +48,8 @@ TASK_NAMES = (  # tasks of CatbAbI: Weston et al. 2015, Table 1
     "agent's motivations",
 )  # fmt: skip
 COUNTS = {
-    "num_parameters": "parameters", "num_samples": "samples", "num_tokens": "tokens read", "num_documents": "documents",
+    "num_parameters": ("parameter", ""), "num_samples": ("sample", ""), "num_tokens": ("token", " read"),
+    "num_documents": ("document", ""),
 }  # fmt: skip
 PROTOCOL_WORDS = {"windowed": "every row from an empty state", "carried": "state carried over all stories"}
 
@@ -159,7 +161,11 @@ def _head(model: Group, metric: str) -> Head:
     notes = [
         mode,
         None if set(by_seed) == {None} else seeds_words(Spread.of(by_seed.values())),
-        *(f"{count:,} {words}" for name, words in COUNTS.items() if (count := getattr(model, name)) is not None),
+        *(
+            count_words(count, noun) + rest
+            for name, (noun, rest) in COUNTS.items()
+            if (count := getattr(model, name)) is not None
+        ),
         None if model.train_tokens is None else f"{short_count(model.train_tokens)} training tokens",
         None if model.is_hard is None else "hard tokens" if model.is_hard else "identity tokens",
         None if model.source is None else source_words(model.source),

@@ -46,7 +46,9 @@ def _checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("accept train/* --why x", "type `implicit-llm accept EXPERIMENT TARGET`, there are demo, "),
         ("status demo paper", "paper: demo is named already; give one experiment"),
         ("status demo --config paper", "paper: demo is named already; give one experiment"),
-        ("estimate demo train/x", "train/x: is no experiment; "),
+        ("report demo train/x", "train/x: is no experiment; "),
+        ("estimate demo train/x", "train/x: experiment demo has no such job; "),
+        ("prefetch demo figure_4", "figure_4: experiment demo has no such job; "),
     ],
 )
 def test_a_guess_is_answered_by_the_command_to_type(
@@ -80,6 +82,21 @@ def test_a_command_that_reads_takes_the_experiment_that_was_last_run_and_names_i
     assert (code, json.loads(out)["experiment"]) == (0, "miniature")
     assert err.startswith("experiment miniature (")
     assert output(capsys, "status", "demo").startswith("demo: ")
+
+
+def test_an_experiment_that_ran_is_named_by_its_name_wherever_its_file_is(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    mine = tiny.beside("mine/leaky.yaml", tiny.path.read_text().replace("name: tiny", "name: leaky"))
+    for name, file in (("leaky", mine), ("tiny", tiny.path)):
+        write_json(tiny.path.parent / "results" / name / DRIVER_RECORD, {"config": str(file)})
+    for words in (("leaky",), ("--config", "leaky")):
+        assert output(capsys, "status", *words).startswith("leaky: ")
+    assert json.loads(output(capsys, "explain", "leaky", "data/s3-train", "--json"))["experiment"] == "leaky"
+    assert "implicit: has not finished" in refusal(capsys, "compare", "leaky", "implicit", "explicit")
+    assert output(capsys, "gc", "leaky").startswith("nothing to delete")
+    mine.write_text(tiny.path.read_text().replace("name: tiny", "name: renamed"))
+    assert "leaky.yaml is called renamed by now" in refusal(capsys, "gc", "leaky", "--remove")
 
 
 def test_an_experiment_is_named_by_its_file_too(capsys: pytest.CaptureFixture[str], tiny: ExperimentFile) -> None:

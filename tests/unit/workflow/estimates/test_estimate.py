@@ -22,7 +22,7 @@ from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.site import RuleResources
 from implicit_llm_workflow.text import number_text
 from tests.pages import ROOT
-from tests.unit.workflow.experiments import ExperimentFile, finish_with, output, where, work_of
+from tests.unit.workflow.experiments import EXCERPTS, ExperimentFile, finish_with, output, where, work_of
 
 BENCHMARKS = PROJECT_DIR / "results" / "benchmarks"
 BOUNDED = {"mode": "fixed_point", "max_iter": 4, "tol": 0.05, "phantom_steps": 1, "tau": 0.8}
@@ -133,6 +133,18 @@ def test_passes_over_limited_tokens_are_told_with_the_tokens(
     assert (job.work.tokens, job.work.unique_tokens) == (1000 * 512 * 32, 640)
     shown = output(capsys, "estimate", str(language.path))
     assert "16.4M (each 2.56e+04 x 640)" in shown
+
+
+def test_a_target_takes_what_its_training_jobs_take(tiny: ExperimentFile, capsys: pytest.CaptureFixture[str]) -> None:
+    def estimated(*targets: str) -> dict[str, float]:
+        values = json.loads(output(capsys, "estimate", str(tiny.path), *targets, *where(tiny)[2:], "--json"))
+        assert values["totals"]["flops"] == pytest.approx(sum(job["work"]["flops"] for job in values["training"]))
+        return {job["key"]: job["work"]["flops"] for job in values["training"]}
+
+    tiny.add(EXCERPTS)
+    whole, free = estimated(), {"train/implicit-s0/unrolled", "train/implicit-s0/free"}
+    assert estimated("train/implicit-s0/free").keys() == free < whole.keys()
+    assert estimated("figure_training").items() == {(key, whole[key]) for key in ("train/explicit-s0/explicit",)}
 
 
 def test_an_earlier_run_counts_before_the_table_on_its_own_card(tiny: ExperimentFile) -> None:

@@ -37,7 +37,8 @@ from implicit_llm_workflow.prefetch import (
     needs_of,
     wanted_files,
 )
-from tests.unit.workflow.experiments import ExperimentFile, output
+from implicit_llm_workflow.results.explain import upstream_closure
+from tests.unit.workflow.experiments import PEER, ExperimentFile, output
 from tests.unit.workflow.prefetching.file_server import FileServer, serving
 
 MEMBERS = {"en-valid/qa1_train.txt": b"1 Mary sat.\n", "en-valid-10k/qa3_train.txt": b"1 John ran.\n"}
@@ -146,12 +147,24 @@ def test_an_experiment_without_needs_says_so(capsys: pytest.CaptureFixture[str],
     assert output(capsys, "prefetch", "--config", str(tiny.path)) == "tiny needs nothing from the network\n"
 
 
+def test_a_target_needs_what_its_jobs_and_those_before_them_read(
+    capsys: pytest.CaptureFixture[str], language: ExperimentFile
+) -> None:
+    language.edit("      families: [2, 1]\n      stories: {train: 8, valid: 4, test: 4}\n", "")
+    plan = language.edit("source: simulated", "source: archive").add(PEER).plan()
+    assert needs_of(plan) == [BabiArchive(()), OnHub(HubFiles("model", "owner/other", None), "other")]
+    assert needs_of(plan, upstream_closure(plan, ["evaluate/babi-s0/explicit/questions"])) == [BabiArchive(())]
+    said = output(capsys, "prefetch", str(language.path), "train/flat-s0/explicit", "train/trunk-*")
+    assert said == "train/flat-s0/explicit, train/trunk-* needs nothing from the network\n"
+    assert output(capsys, "prefetch", "paper", "figure_1_right") == "figure_1_right needs nothing from the network\n"
+
+
 def test_the_command_reports_every_need_and_fails_for_one_that_cannot_be_had(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny: ExperimentFile, tmp_path: Path
 ) -> None:
     (tmp_path / "here.json").touch()
     needs = [LocalFile("gone.json", "tokenizer.file"), LocalFile("here.json", "tokenizer.file")]
-    monkeypatch.setattr("implicit_llm_workflow.commands.experiments.needs_of", lambda _: needs)
+    monkeypatch.setattr("implicit_llm_workflow.commands.experiments.needs_of", lambda *_: needs)
     out = output(capsys, "prefetch", "--config", str(tiny.path), "--downloads", str(tmp_path), code=1)
     assert [line.split()[0] for line in out.splitlines()] == ["failed", "there", "1"]
 

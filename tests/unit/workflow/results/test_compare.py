@@ -22,10 +22,13 @@ from tests.unit.workflow.experiments import (
     ExperimentFile,
     event,
     finish_with,
+    held,
     metrics,
     output,
     real_plan,
+    run,
     where,
+    work_of,
     write_journal,
 )
 
@@ -89,6 +92,46 @@ def test_of_an_input_only_what_differs_in_it_is_shown(finished: ExperimentFile) 
     found = find_columns([str(old), str(plan.root / FREE)], None)
     assert shown(found) == {"data: num_samples": ("64", "48")}
     assert [column.label for column in found] == [str(old), str(plan.root / FREE)]
+
+
+def test_two_attempts_of_one_job_are_told_apart_by_their_fingerprints(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile
+) -> None:
+    works = [work_of(real_plan(finished), FREE)]
+    finished.edit("tol: 0.1", "tol: 0.2")
+    finish_all(real_plan(finished))
+    works.append(work_of(real_plan(finished), FREE))
+    other = finished.path.parent / "elsewhere" / FREE
+    shutil.copytree(works[0].parents[1], other)
+    values = json.loads(output(capsys, "compare", *map(str, [*works, other]), "--json"))
+    assert list(values["columns"]) == [*(f"implicit-s0/free {work.name}" for work in works), str(other)]
+    assert values["differences"][0]["values"] == ["0.1", "0.2", "0.2"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("tol: 0.1", "tol: 0.2"), ("eval_block_len: 4", "eval_block_len: 2")])
+def test_a_column_of_former_settings_is_marked(
+    capsys: pytest.CaptureFixture[str], finished: ExperimentFile, old: str, new: str
+) -> None:
+    assert "(stale)" not in output(capsys, "compare", "implicit-s0", "implicit-s0/unrolled", *where(finished))
+    finished.edit(old, new)
+    labels = [column.label for column in compared(finished, "implicit-s0", "implicit", "implicit-s0/unrolled")]
+    assert labels == ["implicit-s0/free (stale)", "implicit/free (stale)", "implicit-s0/unrolled"]
+
+
+def test_while_a_driver_runs_nobody_is_told_to_start_another(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    plan = real_plan(tiny)
+    finish_with(plan, "data/s3-train", {})
+    calls = (("compare", "implicit-s0", "explicit"), ("lineage", "report"), ("report",), ("missing",))
+    told = [run(capsys, *call, *where(tiny)) for call in calls]
+    assert all("; type: snakemake " in out + err for _, out, err in told)
+    with held(plan.driver_lock) as pid:
+        followed = [run(capsys, *call, *where(tiny)) for call in calls]
+        numbers = output(capsys, "report", "--numbers", *where(tiny))
+    said = f"; snakemake is running (process {pid}); to follow it, type: implicit-llm status {plan.argument}\n"
+    assert all(said in text for text in (numbers, *(out + err for _, out, err in followed)))
+    assert [code for code, _, _ in followed] == [code for code, _, _ in told]
 
 
 def test_a_solver_that_only_one_has_is_no_difference_of_null(finished: ExperimentFile) -> None:

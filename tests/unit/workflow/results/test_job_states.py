@@ -7,6 +7,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.processes import start_ticks
 from snakemake_executor_plugin_submitit.store import JobFiles, write_json
 from tests.unit.workflow.experiments import (
+    EVALUATIONS,
     PEER,
     START_S,
     TEST_SETS,
@@ -410,6 +412,27 @@ def test_the_points_of_an_attempt_are_those_since_its_start(tmp_path: Path) -> N
     assert steps_in(path) == [10]  # nothing else is known yet
     open_journal.metrics(20, {"loss": 1.0})
     assert steps_in(path) == [20]
+
+
+def test_an_evaluation_that_is_in_progress_says_what_its_model_was_trained_on(tiny: ExperimentFile) -> None:
+    plan = tiny.plan()
+
+    def known() -> dict[str, dict[str, Any]]:
+        return {it.job: it.training for it in find_missing(plan, plan.nodes["report"]) if it.job in EVALUATIONS}
+
+    assert list(known().values()) == [{}, {}, {}]
+    with held(plan.driver_lock):
+        found = known()
+    assert set(found) == EVALUATIONS
+    explicit = found["evaluate/explicit-s0/explicit/word-problem"]
+    assert explicit.pop("num_parameters") > 10_000
+    assert explicit == {
+        "model_type": "implicit_mamba2",
+        "num_layers": 1,
+        "train_length": 8,
+        "train_hard_fraction": [0.5, 1],
+        "train_tokens": 10 * 8 * 8,
+    }
 
 
 def test_missing_results_say_what_is_in_the_way_and_what_makes_them(language: ExperimentFile) -> None:

@@ -34,7 +34,7 @@ from implicit_llm_workflow.commands.jobs import EVALUATION, MACHINE_PANEL, JobRu
 from implicit_llm_workflow.commands.options import OptionError
 from implicit_llm_workflow.experiment_files.evaluations import completed_settings
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
-from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
+from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
 from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.code_digest import job_code, job_digest
@@ -236,9 +236,8 @@ def _run_of(model: Path) -> tuple[Plan, str] | None:
         name, run, results = parts[at - 1], "/".join(parts[at:]), Path(*parts[: at - 1])
     else:
         return None
-    if name not in experiment_names():
-        return None
-    return Plan(load_experiment(experiment_path(name)), results), run
+    file = options.experiments(results).get(name)
+    return None if file is None else (Plan(load_experiment(experiment_path(file)), results), run)
 
 
 def _make(plan: Plan, node: Node) -> None:

@@ -15,6 +15,7 @@ from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_workflow import estimates
 from implicit_llm_workflow.commands import options
+from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, FORCED
 from implicit_llm_workflow.prefetch import needs_of, satisfy
 from implicit_llm_workflow.project_dirs import (
@@ -267,8 +268,20 @@ def explain(
         typer.echo(f"To keep what was forced: `implicit-llm accept {plan.argument} '*' --forced`")
 
 
+def _keys(plan: Plan, targets: list[str]) -> list[str] | None:
+    """Return the keys of the targets and of all jobs before them, or None without targets."""
+    from implicit_llm_workflow.results.explain import upstream_closure
+
+    return upstream_closure(plan, chosen_jobs(plan, targets)) if targets else None
+
+
 def estimate(
-    words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
+    words: Annotated[
+        list[str] | None,
+        options.words(
+            "TARGET: a job, a pattern or a figure such as figure_1_right; the whole experiment if none is given."
+        ),
+    ] = None,
     config: options.Config = None,
     results: options.Results = options.RESULTS,
     hardware: Annotated[
@@ -289,11 +302,12 @@ def estimate(
     **Example**
 
         implicit-llm estimate paper
+        implicit-llm estimate paper figure_1_right --hardware h100
         implicit-llm estimate state-tracking --hardware h200 --gpus 1 --json
     """
-    plan, _ = options.choose(words, config, results, has_targets=False, to_stderr=as_json)
+    plan, targets = options.choose(words, config, results, to_stderr=as_json)
     costs = estimates.CostModel(plan, hardware, gpus)
-    jobs = estimates.training_estimates(plan, costs)
+    jobs = estimates.training_estimates(plan, costs, _keys(plan, targets))
     if as_json:
         options.print_json({"experiment": plan.experiment.name, **estimates.as_json(jobs, costs)})
         return
@@ -353,7 +367,12 @@ def accept(
 
 
 def prefetch(
-    words: Annotated[list[str] | None, options.words("", "[EXPERIMENT]")] = None,
+    words: Annotated[
+        list[str] | None,
+        options.words(
+            "TARGET: a job, a pattern or a figure such as figure_1_right; the whole experiment if none is given."
+        ),
+    ] = None,
     config: options.Config = None,
     downloads: Annotated[
         Path | None,
@@ -368,17 +387,18 @@ def prefetch(
     **Example**
 
         implicit-llm prefetch paper --downloads /scratch/downloads
+        implicit-llm prefetch paper figure_catbabi
         snakemake prefetch --profile profiles/local \\
             --configfile workflow/config/paper.yaml
     """
-    plan, _ = options.choose(words, config, options.RESULTS, has_targets=False)
-    folder, needs, failed = downloads_folder(downloads), needs_of(plan), 0
+    plan, targets = options.choose(words, config, options.RESULTS)
+    folder, needs, failed = downloads_folder(downloads), needs_of(plan, _keys(plan, targets)), 0
     for need in needs:
         state, what = satisfy(need, folder)
         failed += state == "failed"
         typer.echo(f"{typer.style(state, 'red' if state == 'failed' else 'green')} {what}")
     if not needs:
-        typer.echo(f"{plan.experiment.name} needs nothing from the network")
+        typer.echo(f"{', '.join(targets) or plan.experiment.name} needs nothing from the network")
     if failed:
         typer.echo(f"{failed} of {len(needs)} could not be fetched; the rest is in {folder}")
         raise typer.Exit(EXIT_FAILED)

@@ -152,13 +152,13 @@ def choose(
     and its name is printed. to_stderr: print this name to stderr because programs read stdout.
     Raises: OptionError, also for a target if not `has_targets`; all exceptions of `make_plan`.
     """
-    named, rest = split(given or ())
+    named, rest = split(given or (), results)
     named += [] if config is None else [config]
     if len(named) > 1:
         raise OptionError(f"{named[1]}: {named[0]} is named already; give one experiment")
     if not named and must_name:
         raise OptionError(
-            f"the experiment is missing; type `{must_name}`, there are {', '.join(sorted(experiment_names()))}"
+            f"the experiment is missing; type `{must_name}`, there are {', '.join(sorted(experiments(results)))}"
         )
     plan = make_plan(named[0] if named else last_experiment(results), results)
     if not named:
@@ -168,31 +168,45 @@ def choose(
             f"{named[0]}: is an experiment and a target of it; type --config {named[0]} for the experiment"
         )
     if rest and not has_targets:
-        raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiment_names())}")
+        raise OptionError(f"{rest[0]}: is no experiment; {nearest(rest[0], experiments(results))}")
     return plan, rest
 
 
-def split(given: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into experiments, which are names or YAML files, and all others."""
-    known, words = experiment_names(), list(given)
+def split(given: Iterable[str], results: Path) -> tuple[list[str], list[str]]:
+    """Split arguments into experiments, which are names of `experiments` or YAML files, and all others."""
+    known, words = experiments(results), list(given)
     named = [word for word in words if word in known or (word.endswith((".yaml", ".yml")) and not set(word) & _GLOB)]
     return named, [word for word in words if word not in named]
 
 
+def experiments(results: Path) -> dict[str, str]:
+    """Return the names in workflow/config/ and those of experiments that ran below `results`.
+
+    Each name has itself as its value, or the file of the experiment if only its results have this name.
+    """
+    return _files_run(results) | {name: name for name in experiment_names()}
+
+
+def _files_run(results: Path) -> dict[str, str]:
+    """Return the existing files of the experiments that ran below `results`, by name, the last one first."""
+    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: -path.stat().st_mtime)
+    files = {path.parent.name: read_object(path).get("config") for path in records}
+    return {name: file for name, file in files.items() if isinstance(file, str) and Path(file).is_file()}
+
+
 def last_experiment(results: Path) -> str:
     """Return the file of the experiment that was last run below `results`, else FIRST_EXPERIMENT."""
-    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: -path.stat().st_mtime)
-    files = (read_object(path).get("config") for path in records)
-    return next((file for file in files if isinstance(file, str) and Path(file).is_file()), FIRST_EXPERIMENT)
+    return next(iter(_files_run(results).values()), FIRST_EXPERIMENT)
 
 
 def complete(context: typer.Context, incomplete: str) -> list[str]:
     """Return the experiments, jobs and excerpts that begin with `incomplete`; no experiments if one is given."""
-    named, _ = split(context.params.get("words") or ())
-    known = [] if named else sorted(experiment_names())
     results = Path(context.params.get("results") or RESULTS)
+    named, _ = split(context.params.get("words") or (), results)
+    known = [] if named else sorted(experiments(results))
+    file = experiments(results).get(named[0], named[0]) if named else last_experiment(results)
     try:
-        plan = Plan(load_experiment(experiment_path(named[0] if named else last_experiment(results))), results)
+        plan = Plan(load_experiment(experiment_path(file)), results)
     except UserError:  # a completion cannot show an error
         return [name for name in known if name.startswith(incomplete)]
     return [name for name in (*known, *plan.nodes, *plan.experiment.excerpts) if name.startswith(incomplete)]
@@ -209,4 +223,8 @@ def make_plan(config: str, results: Path) -> Plan:
         raise OptionError(
             f"{results}: there is no such folder of results; {advice}, or name the folder by --results DIR"
         )
-    return Plan(load_experiment(experiment_path(config)), results)
+    file = experiments(results).get(config, config)
+    experiment = load_experiment(experiment_path(file))
+    if file != config and experiment.name != config:
+        raise OptionError(f"{config}: {file} is called {experiment.name} by now; name the file, or {experiment.name}")
+    return Plan(experiment, results)

@@ -53,8 +53,8 @@ def report(
         typer.echo(str(plan.run_dir(page) / "index.html"))
         return
     lacking = sum(plan.statuses[key].state != "fresh" for key in page.upstream.values())
-    typer.echo(f"the report is not there: {lacking} of its {len(page.upstream)} results are missing or stale")
-    typer.echo(f"to make it, type: {plan.command_for([page])}")
+    typer.echo(f"{lacking} of the report's {len(page.upstream)} results are missing or stale")
+    typer.echo(f"the report is not there; {results_of.how_to_make(plan, [page])}")
     typer.echo(f"without them: implicit-llm missing {plan.argument} --report")
     raise typer.Exit(EXIT_MISSING)
 
@@ -99,14 +99,14 @@ def missing(
         options.show(plain_table("missing result", "state", "why", rows=rows, whole=("state",)))
     if make:
         if len(found) == len(page.upstream):
-            raise options.OptionError(f"--report: no result is fresh; type: {plan.command_for([page])}")
+            raise options.OptionError(f"--report: no result is fresh; {results_of.how_to_make(plan, [page])}")
         wanted, inputs = report_with_missing(plan, page, found)
         folder = plan.run_dir(page).with_name(wanted.name)
         run_job(folder, wanted.to_json(inputs), None, {})
         typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
         typer.echo(str(folder / "index.html"))
     elif found:
-        typer.echo(f"to make them, type: {plan.command_for([page])}")
+        typer.echo(f"they are not there; {results_of.how_to_make(plan, [page])}")
         raise typer.Exit(EXIT_MISSING)
     else:
         typer.echo("nothing is missing")
@@ -128,7 +128,8 @@ def compare(
     """Compare finished runs: settings, code, inputs and metrics.
 
     It shows which settings, code and inputs (the phase before, the data) differ, and all metrics from the end of the
-    phase and from its evaluations. Several seeds have mean, lowest and highest. Curves are in MLflow and in the report.
+    phase and from its evaluations. Several seeds have mean, lowest and highest. A column is marked
+    as stale if its results were made from former settings or code. Curves are in MLflow and in the report.
 
     **Example**
 
@@ -177,7 +178,7 @@ def lineage(
         implicit-llm lineage demo train/a5-implicit-s1/free --json
         implicit-llm lineage results/demo/data/a5-train --forward
     """
-    _, rest = options.split(words)
+    _, rest = options.split(words, results)
     if len(rest) != 1:
         raise options.OptionError(
             f"ARTIFACT: give one, not {len(rest)}; for example `implicit-llm lineage demo report`"
@@ -191,7 +192,7 @@ def lineage(
         node = plan.find(artifact)
         recorded = plan.recorded(node)
         if recorded is None:
-            raise lineage_of.NoLineage(f"{node.key}: has not finished; type: {plan.command_for([node])}")
+            raise lineage_of.NoLineage(f"{node.key}: has not finished; {results_of.how_to_make(plan, [node])}")
         path = recorded
     found = lineage_of.trace(path, is_forward=forward)
     if as_json:

@@ -5,6 +5,7 @@ A comparison side by side also shows the differences in settings, code and input
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -21,6 +22,7 @@ from implicit_llm_contracts.runs.identity import canonical_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, committed_below, run_directories
+from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_jobs.tracking.mlflow_store import sqlite_uri
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.node import Node
@@ -79,11 +81,17 @@ class NumberRow:
 def find_columns(names: Sequence[str], plan: Plan | None) -> list[ComparedColumn]:
     """Return a column for each name; without a plan, each name must be a path. Raises: UserError."""
     found = [_find(name, plan) for name in names]
-    labels = [label for label, _ in found]
-    return [
-        ComparedColumn(results[0].top.run_dir.as_posix() if labels.count(label) > 1 else label, tuple(results))
-        for label, results in found
+    # A label that several columns have is replaced by the run directory, or else by the label with the fingerprint.
+    tops = [(label, results[0].top) for label, results in found]
+    choices = [
+        (label, top.run_dir.as_posix(), f"{label} {top.fingerprint[:FINGERPRINT_DIGITS]}") for label, top in tops
     ]
+    counts = [Counter(column) for column in zip(*choices, strict=True)]
+    labels = [
+        next((label for label, count in zip(item, counts, strict=True) if count[label] == 1), item[-1])
+        for item in choices
+    ]
+    return [ComparedColumn(label, tuple(results)) for label, (_, results) in zip(labels, found, strict=True)]
 
 
 def is_folder(name: str) -> bool:
@@ -98,10 +106,26 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
     label, keys = find_model(name, plan)
     finished = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
     if not finished:
-        raise NotComparable(f"{name}: has not finished; type: {plan.command_for([plan.nodes[keys[0]]])}")
+        raise NotComparable(f"{name}: has not finished; {how_to_make(plan, [plan.nodes[keys[0]]])}")
     if len(finished) < len(keys):
         label = f"{label} ({len(finished)} of {len(keys)} seeds)"
-    return label, [trace(path) for path in finished]
+    evaluated = [key for key, node in plan.nodes.items() if node.upstream.get(MODEL_ROLE) in keys]
+    return _marked(label, plan, [*keys, *evaluated]), [trace(path) for path in finished]
+
+
+def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
+    """Return the advice to type the command that makes these results; or, while a driver runs, how to follow it."""
+    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, which the library alone lacks
+
+    driver = holder_of(plan.driver_lock)
+    if driver is not None and driver.is_alive:
+        return f"snakemake is running (process {driver.pid}); to follow it, type: implicit-llm status {plan.argument}"
+    return f"type: {plan.command_for(nodes)}"
+
+
+def _marked(label: str, plan: Plan, keys: Iterable[str]) -> str:
+    """Return the label, with a mark if the result of any of these jobs is stale."""
+    return f"{label} (stale)" if any(plan.statuses[key].state == "stale" for key in keys) else label
 
 
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
@@ -286,20 +310,20 @@ def main_numbers(plan: Plan) -> Iterator[Table]:
 
 def _finished(plan: Plan, run: Run) -> Iterator[ComparedColumn]:
     """Yield a column of the finished seeds for each final phase; the label shows whether a job of the run is stale."""
-    states = {plan.statuses[key].state for key, node in plan.nodes.items() if node.run == run.name}
+    jobs = [key for key, node in plan.nodes.items() if node.run == run.name]
     for phase in run.final_phases:
         keys = [f"train/{run.name}-s{seed}/{phase.name}" for seed in run.seeds]
         paths = [path for key in keys if (path := plan.recorded(plan.nodes[key])) is not None]
         if paths:
-            label = f"{run.name}/{phase.name}{' (stale)' if 'stale' in states else ''}"
+            label = _marked(f"{run.name}/{phase.name}", plan, jobs)
             yield ComparedColumn(label, tuple(Lineage(Result.read(path), None, {}) for path in paths))
 
 
 def where_to_look(plan: Plan) -> Iterator[str]:
     """Yield the report's path or the command that makes it, then the URI of MLflow or the command that opens it."""
     page = plan.root / "report/index.html"
-    make = plan.command_for([plan.nodes["report"]])
-    yield f"report: {page}" if page.is_file() else f"report: not made yet; type: {make}"
+    make = how_to_make(plan, [plan.nodes["report"]])
+    yield f"report: {page}" if page.is_file() else f"report: not made yet; {make}"
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     store = shlex.quote(sqlite_uri(plan.root.parent / "mlflow.db"))
     yield f"MLflow: {without_password(uri)}" if uri else f"MLflow: mlflow ui --backend-store-uri {store}"

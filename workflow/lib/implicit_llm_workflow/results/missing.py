@@ -1,9 +1,11 @@
 """List the results that a report lacks, why they are missing and the commands that make them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from implicit_llm_contracts.config.flops import UncountedModel, num_parameters
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_report.config import MissingResult
@@ -13,6 +15,7 @@ from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.results.job_states import JobView, observe
 
 WITH_MISSING = "-with-missing"
+IN_PROGRESS = ("running", "queued")
 
 
 def find_missing(plan: Plan, page: Node) -> list[MissingResult]:
@@ -44,8 +47,31 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
         phase = plan.nodes[node.upstream[MODEL_ROLE]].config.get("phase")
         is_implicit = None if phase is None else phase["solver"] is not None  # not known before the import
         about = {"config": dict(node.config), "data": read, "is_implicit": is_implicit}
+        if any(one.state in IN_PROGRESS for one in (job, *_missing_before(jobs, job))):
+            about["training"] = _training(plan, plan.nodes[node.upstream[MODEL_ROLE]])
     why = job.why or _waits_for(jobs, job) or job.result.why
     return MissingResult(node.key, role, job.state, why, plan.command_for([node]), **about)
+
+
+def _training(plan: Plan, node: Node) -> dict[str, Any]:
+    """Return the fields of evaluation records that the settings of a training job determine; {} for an import.
+
+    With them a claim finds the model before its training ends, and counts as not finished instead of not run.
+    """
+    if node.stage != "train":
+        return {}
+    model, data = node.config["model"], plan.nodes[node.upstream["data"]].config
+    about = {
+        "model_type": model.get("model_type"),
+        "num_layers": model.get("num_hidden_layers"),
+        "train_length": data.get("length"),
+        "train_hard_fraction": data.get("hard_fraction"),
+    }
+    if "length" in data:  # the data set of a plugin may have none
+        about["train_tokens"] = node.config["phase"]["end_step"] * node.config["batch_size"] * data["length"]
+    with suppress(UncountedModel):
+        about["num_parameters"] = num_parameters(model)
+    return about
 
 
 def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:

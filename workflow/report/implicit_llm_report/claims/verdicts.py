@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED
-from implicit_llm_report.inputs.frame import short_count
+from implicit_llm_report.inputs.frame import count_words, short_count
 
 Entry = Mapping[str, Any]
 FROM_NOTE = "†"
@@ -149,7 +149,7 @@ def _row(entry: Entry) -> Row:
     state, is_new = entry["verdict"], entry["origin"] == PROJECT
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
-    lacking = (f"{lost} of {lost + entry['num_seeds']} seeds missing",) if lost else ()
+    lacking = (f"{lost} of {count_words(lost + entry['num_seeds'], 'seed')} missing",) if lost else ()
     cut = (*_bound(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry)) if is_run else ()
     return Row(
         id=entry["id"],
@@ -215,8 +215,8 @@ def _tested(entry: Entry) -> tuple[str, ...]:
     words = (
         entry.get("models", ""),
         f"{entry['run']}",
-        f"{number} seed{'' if number == 1 else 's'}",
-        f"{samples:,} sequences" if samples else "",
+        count_words(number, "seed"),
+        count_words(samples, "sequence") if samples else "",
         f"{of}; the others {_range(min(others), max(others), entry['form'])}" if others else "",
         f"not finished: {' and '.join(lacking)}" if lacking else "",
     )
@@ -237,7 +237,9 @@ def _bound(entry: Entry) -> tuple[str, ...]:
 def _few(entry: Entry) -> tuple[str, ...]:
     """Return the interval if there are few test sequences."""
     samples = entry["num_samples"]
-    return (f"{samples} sequences (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
+    return (
+        (f"{count_words(samples, 'sequence')} (95 %: {_interval(entry)})",) if samples and samples < FEW_SAMPLES else ()
+    )
 
 
 def _unequal(entry: Entry) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
 solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
-missing. A missing number is None or NaN in its own row, never zero; only a missing number of EXTRAS has no row. A
-column that does not apply to a kind is None. Curves and other details are in `detail`, a mapping by name. All columns
-have the type object: pandas then stores them as one array, and filters and slices this array much faster.
+missing. A missing number is None or NaN in its own row, never zero; a missing number of EXTRAS has a row only if the
+record `lacks` it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a mapping
+by name. All columns have the type object: pandas then stores them as one array, and filters and slices this array much
+faster.
 """
 
 from __future__ import annotations
@@ -121,6 +122,11 @@ def short_count(count: float) -> str:
     return f"{count:g}"
 
 
+def count_words(count: int, noun: str) -> str:
+    """Return a count with its noun, such as "1 seed" or "2,048 sequences"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Spread:
     """The measured values of a number over seeds, records or pairs of seeds. `num_missing`: how many have no value."""
@@ -148,8 +154,7 @@ class Spread:
 
 def seeds_words(spread: Spread) -> str:
     """Return the number of seeds as text, such as "3 seeds", and how many of them have no number."""
-    total = len(spread.values) + spread.num_missing
-    words = f"{total} seed{'' if total == 1 else 's'}"
+    words = count_words(len(spread.values) + spread.num_missing, "seed")
     return words + (f", {spread.num_missing} missing" if spread.num_missing else "")
 
 
@@ -227,6 +232,7 @@ def _numbers(
         **{name: record.get(name) for name in metrics},
         **(record.get("metrics") or {}),  # an lm_eval record: the numbers of its task
         **{name: record.get(name) for name in COSTS},
+        **dict.fromkeys(record.get("lacks", ())),
         **{name: record[name] for name in EXTRAS if record.get(name) is not None},
     }
     if kind == "word_problem":

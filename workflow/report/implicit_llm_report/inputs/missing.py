@@ -14,7 +14,8 @@ from implicit_llm_report.inputs.suites import load_suites
 
 CHECKPOINT_PHASE = "checkpoint"
 KINDS = (WORD_PROBLEM, PERPLEXITY, CATBABI, LM_EVAL, DUALITY, JACOBIAN)
-# The fields that other records of the same run, phase or data set supply; OF_TEST comes from `MissingResult.data`.
+# The fields that other records of the same run, phase or data set supply, or else `MissingResult.training`; OF_TEST
+# comes from `MissingResult.data`.
 OF_RUN = ("num_layers", "num_parameters", "model_type", "train_length", "train_hard_fraction")
 OF_PHASE = ("train_tokens", "train_flops")
 OF_DATA = ("chance_last10", "chance_per_position")
@@ -36,6 +37,7 @@ def missing_records(config: ReportConfig, known: Sequence[Record]) -> Iterator[t
         about: Record = {
             **{"role": item.role, "run": job.run, "phase": job.phase, "kind": kind, "seed": job.seed},
             **{"source": {} if job.phase == CHECKPOINT_PHASE else None, "is_implicit": bool(item.is_implicit)},
+            **item.training,
             **_shared(known, OF_RUN, run=job.run),
             **_shared(known, OF_PHASE, run=job.run, phase=job.phase),
         }
@@ -84,8 +86,11 @@ def _modes(settings: Any, *, is_implicit: bool) -> list[Record]:
     if not is_implicit and settings.kind != DUALITY:
         return [{"mode": PARALLEL}]
     modes = swept_modes(settings.modes, settings.sweep) if is_implicit else ()
+    has_sequential = settings.kind == WORD_PROBLEM and any(mode.eval_mode == "sequential" for mode in modes)
     found = {
         mode.name: {
+            # The evaluation would compare this mode with the sequential one.
+            "lacks": ("token_match_sequential",) if has_sequential and mode.eval_mode != "sequential" else (),
             "mode": mode.name,
             "eval_mode": mode.eval_mode,
             "eval_stop": mode.eval_stop,

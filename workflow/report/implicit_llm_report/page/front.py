@@ -9,7 +9,7 @@ import pandas as pd
 
 from implicit_llm_report.config import MOST_FIGURES
 from implicit_llm_report.figures.svg import Drawn, drawn
-from implicit_llm_report.inputs.frame import SHARES, Group, groups, headlines
+from implicit_llm_report.inputs.frame import SHARES, Group, count_words, groups, headlines
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
@@ -95,12 +95,12 @@ def facts_of(given: Given) -> Sequence[str]:
     )
     commits = [(one.provenance.get("git") or {}).get("commit") for one in sources]
     known = list(dict.fromkeys(commit[:10] for commit in commits if commit))
-    took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else f"{max(1, busy_s / 60):.0f} minutes"
+    took = f"{busy_s / 3600:.1f} hours" if busy_s >= 3600 else count_words(max(1, round(busy_s / 60)), "minute")
     lost = commits.count(None)
     facts = {
         ", ".join(devices): devices,
-        f"{len(trained)} training jobs, {took}": busy_s,
+        f"{count_words(len(trained), 'training job')}, {took}": busy_s,
         f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}": known,
-        f"commit not recorded by {lost} of {len(commits)} jobs": lost,
+        f"commit not recorded by {lost} of {count_words(len(commits), 'job')}": lost,
     }
     return [words for words, is_known in facts.items() if is_known]

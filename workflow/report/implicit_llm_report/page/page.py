@@ -14,7 +14,7 @@ from markupsafe import Markup
 from implicit_llm_contracts.plugins import Kinds
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, METRICS
 from implicit_llm_report.claims.claims import BY_SEED, FAILS, HOLDS, MISSING, NOT_RUN, UNDECIDED, Judgement, Verdict
-from implicit_llm_report.claims.verdicts import FROM_NOTE, MARKS, counted, counted_new, rows_of, shown
+from implicit_llm_report.claims.verdicts import FROM_NOTE, LACKING, MARKS, counted, counted_new, rows_of, shown
 from implicit_llm_report.config import FOLDER
 from implicit_llm_report.figures.svg import Drawn, theme_css
 from implicit_llm_report.inputs.frame import (
@@ -22,6 +22,7 @@ from implicit_llm_report.inputs.frame import (
     PERPLEXITY,
     SHARES,
     Spread,
+    count_words,
     groups,
     headlines,
     seeds_words,
@@ -47,7 +48,7 @@ TITLES = {
 PROTOCOL = ("eval_mode", "eval_block_len", "eval_stop", "eval_tol", "eval_max_iter")
 WHOLE = "a sequence is solved as a whole"
 AT_A_TIME = {
-    "blockwise": "{} tokens are solved at a time",
+    "blockwise": "{} solved at a time",
     "sequential": "one token is solved at a time",
 }
 CRITERIA = {
@@ -82,6 +83,7 @@ def render(content: PageContent) -> dict[str, str]:
         "protocol": protocol_of(given),
         "entries": registry().tables,
         "symbols": SYMBOLS,
+        "lacking": LACKING,
         "sources_of": partial(sources_of, given.sources),
         "git": git_words,
     }
@@ -131,12 +133,16 @@ def protocol_of(given: Given) -> list[str]:
     rows = headlines(given.measured[given.measured["is_implicit"].astype(bool)])
     found = groups(rows[rows["kind"].isin(TITLES) & rows["eval_mode"].notna()], ("kind", *PROTOCOL))
     return [
-        f"{TITLES[one.kind]}: {AT_A_TIME.get(one.eval_mode, WHOLE).format(one.eval_block_len)}, "
+        f"{TITLES[one.kind]}: {AT_A_TIME.get(one.eval_mode, WHOLE).format(_tokens_are(one.eval_block_len))}, "
         f"until {CRITERIA.get(one.eval_stop, one.eval_stop)} is below {one.eval_tol:g}, "
-        f"in at most {one.eval_max_iter} iterations."
+        f"in at most {count_words(one.eval_max_iter, 'iteration')}."
         for one in found
         if one.eval_tol is not None
     ]
+
+
+def _tokens_are(count: int | None) -> str:
+    return "" if count is None else f"{count_words(count, 'token')} {'is' if count == 1 else 'are'}"
 
 
 def _environment(given: Given) -> jinja2.Environment:
@@ -153,6 +159,7 @@ def _environment(given: Given) -> jinja2.Environment:
         "minus": minus,
         "spread": spread_words,
         "seeds": seeds_words,
+        "count": count_words,
         "notes": partial(notes, published=given.published),
         "words": cell_words,
         "brief": brief,
@@ -197,7 +204,7 @@ def brief(cell: Cell) -> Markup:
         return MISSING_WORD
     ends = [shown(end, form) for end in (spread.low, spread.high) if end is not None]
     lost = f' <span class="missing">{spread.num_missing} missing</span>' if spread.num_missing else ""
-    between = f" <small>({ends[0]} to {ends[1]})</small>" if len(spread.values) > 1 else ""
+    between = f" <small>({ends[0]} to {ends[1]})</small>" if len(spread.values) > 1 and cell.over == "seed" else ""
     return Markup(f"{shown(spread.mean, form)}{between}{lost}")
 
 
