@@ -179,10 +179,9 @@ def _paper(entry: Entry) -> str:
 
 
 def _elsewhere(models: str, entry: Entry) -> str:
-    number = entry["num_seeds"]
     new = {HOLDS: "holds", FAILS: "does not hold"} if entry["origin"] == PROJECT else {}
     verdict = ({MISSING: LACKING} | new).get(entry["verdict"], entry["verdict"])
-    return f"{models}: {_here(entry)}, {verdict}, {number} seed{'' if number == 1 else 's'}"
+    return f"{models}: {_here(entry)}, {verdict}, {count_words(entry['num_seeds'], 'seed')}"
 
 
 def _here(entry: Entry) -> str:
