@@ -169,7 +169,7 @@ def draw_state_passing() -> str:
         ("blue", "implicit, without state passing", "s5-single-words"),
         ("orange", "LSTM, with it, 1e-3", "s5-passing-lstm-rate0.001"),
         ("grey", "LSTM, with it, 3e-3", "s5-passing-lstm-rate0.003"),
-        ("green", "implicit, with it", "s5-state-passing(-damped)?"),  # seeds 0 to 4, and 5 to 9
+        ("green", "implicit, with it (5 of 10 damped)", "s5-state-passing(-damped)?"),
     ]
     read = frame[frame["mode"].isin([PROTOCOL, "parallel"])]
     lines = [

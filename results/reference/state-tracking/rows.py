@@ -28,8 +28,8 @@ A5 = [
 ]
 A5_WHOLE = [f"a5m-published/free-{bound}" for bound in (8, 16, 32)]  # the released recipe to its last step
 OTHER_TRAINING = {
-    "a5m-state-passing": " (10 % hard)",
-    "a5m-state-passing-mixed": " (10 and 50 % hard)",
+    "a5m-state-passing": " (32 tokens, 10 % hard, damped)",
+    "a5m-state-passing-mixed": " (32 tokens, 10 and 50 % hard, damped)",
     "a5m-explicit": " (a third of the steps)",
 }
 A5_PASSING = ["a5m-state-passing/free", "a5m-state-passing-mixed/free"]

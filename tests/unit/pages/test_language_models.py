@@ -163,7 +163,7 @@ def test_the_share_of_the_advantage_that_a_single_pass_has_is_the_measured_one()
     assert "already has 91 % of the advantage of the implicit Llama" in FINDINGS
     assert "It has 77 % of that of Mamba2" in FINDINGS
     four, free = (-ROWS["gain"](LARGE, of, "single").mean() for of in ("bounded", "free"))
-    gains = f"four iterations lower the loss by {four:.3f} and free ones by {free:.3f}. One seed was run"
+    gains = f"four iterations lower the loss by {four:.3f} and free ones by {free:.3f}. It had 200M tokens."
     assert f"a single pass has 75 % of Llama's advantage, {gains}" in FINDINGS
 
 

@@ -150,7 +150,11 @@ def _row(entry: Entry) -> Row:
     is_run = state != NOT_RUN
     lost = entry["num_missing"]
     lacking = (f"{lost} of {count_words(lost + entry['num_seeds'], 'seed')} missing",) if lost else ()
-    cut = (*_bound(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry)) if is_run else ()
+    cut = (
+        (*_of_several(entry), *_bound(entry), *lacking, *_unequal(entry), *_training(entry), *_controls(entry))
+        if is_run
+        else ()
+    )
     return Row(
         id=entry["id"],
         claim=entry["short"] or entry["statement"].rstrip("."),
@@ -181,7 +185,8 @@ def _paper(entry: Entry) -> str:
 def _elsewhere(models: str, entry: Entry) -> str:
     new = {HOLDS: "holds", FAILS: "does not hold"} if entry["origin"] == PROJECT else {}
     verdict = ({MISSING: LACKING} | new).get(entry["verdict"], entry["verdict"])
-    return f"{models}: {_here(entry)}, {verdict}, {count_words(entry['num_seeds'], 'seed')}"
+    limits = (count_words(entry["num_seeds"], "seed"), *_training(entry), *_controls(entry))
+    return f"{models}: {_here(entry)}, {verdict} ({', '.join(limits)})"
 
 
 def _here(entry: Entry) -> str:
@@ -189,7 +194,9 @@ def _here(entry: Entry) -> str:
     if measured["mean"] is None:
         return LACKING
     ends = "" if entry["num_seeds"] < 2 else f" ({shown(entry['worst'], form)} to {shown(entry['best'], form)})"
-    return f"{shown(measured['mean'], form)}{UNITS[form]}{ends}"
+    unit = f"{UNITS[form]} above chance" if entry["metric"] == "above_chance" else UNITS[form]
+    models = f"{entry['models']}: " if "models" in entry else ""
+    return f"{models}{shown(measured['mean'], form)}{unit}{ends}"
 
 
 UNITS = {"percent": " %", "points": " points", "ratio": " times", "number": ""}
@@ -209,17 +216,22 @@ def _tested(entry: Entry) -> tuple[str, ...]:
     """Return the run, its seeds and test sequences, and the range of the other models, with those not finished."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     others = [value for value in entry["others"].values() if value is not None]
-    of = f"the {'best' if entry['is_best_of_them'] else 'worst'} of {len(others) + 1} models"
     lacking = [name for name, value in entry["others"].items() if value is None]
     words = (
-        entry.get("models", ""),
         f"{entry['run']}",
         count_words(number, "seed"),
         count_words(samples, "sequence") if samples else "",
-        f"{of}; the others {_range(min(others), max(others), entry['form'])}" if others else "",
+        f"the others {_range(min(others), max(others), entry['form'])}" if others else "",
         f"not finished: {' and '.join(lacking)}" if lacking else "",
     )
     return tuple(filter(None, words))
+
+
+def _of_several(entry: Entry) -> tuple[str, ...]:
+    """Return of how many measured models this is the best or worst, if there are several."""
+    number = sum(value is not None for value in (entry["measured"]["mean"], *entry["others"].values()))
+    is_one_of_several = number > 1 and entry["measured"]["mean"] is not None
+    return (f"{'best' if entry['is_best_of_them'] else 'worst'} of {number} models",) if is_one_of_several else ()
 
 
 def _range(low: float, high: float, form: str) -> str:
