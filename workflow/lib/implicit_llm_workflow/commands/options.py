@@ -202,7 +202,7 @@ def make_plan(config: str, results: Path) -> Plan:
     """Return the plan of an experiment. Raises: UserError, also if `results` does not exist and is perhaps mistyped."""
     # Before the first run, the folder need not exist if it would be beside a Snakefile.
     is_before_first_run = results.name == RESULTS.name and (results.parent / SNAKEFILE).is_file()
-    if not (results.is_dir() or is_before_first_run):
+    if not (os.path.isdir(results) or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())
         command = None if root is None else f"type `cd {shlex.quote(str(root))}` and leave out --results"
         advice = command or "work in the folder of the Snakefile"
