@@ -6,6 +6,7 @@ Rows 37, 40, 47, 58 and 61 of tests/fault/README.md.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -89,6 +90,19 @@ def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project
     said = r"^error: tiny\.yaml: data: num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"
     assert re.search(said, fresh.snakemake(code=2), re.MULTILINE)
     assert not list(fresh.results.glob("data/*"))
+
+
+@pytest.mark.parametrize("option", ["--cores", "--jobs"])
+def test_no_core_and_no_job_at_a_time_are_refused(built: Project, option: str) -> None:
+    said = built.snakemake(option, "0", "--dry-run", code=2)
+    assert f"error: command line: {option}: with 0 no job could start; give a whole number of at least 1" in said
+
+
+def test_results_that_are_a_file_are_refused_also_by_a_dry_run(fresh: Project) -> None:
+    shutil.rmtree(fresh.results.parent)
+    fresh.results.parent.touch()
+    for arguments in ((), ("--dry-run",)):
+        assert "error: results: is a file, or a link to a folder" in fresh.snakemake(*arguments, code=2)
 
 
 def test_a_checkout_that_would_run_the_code_of_another_one_is_refused(built: Project) -> None:

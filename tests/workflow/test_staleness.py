@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,16 @@ def test_comments_plumbing_machine_facts_and_touched_or_copied_files_rerun_nothi
     assert NOTHING in project.snakemake()
     shutil.rmtree(project.dir / ".snakemake")
     assert NOTHING in project.copy_to(tmp_path / "again", keeps_times=False).snakemake()
+
+
+def test_results_from_the_future_stop_no_job_that_reads_them(project: Project) -> None:
+    future = time.time() + 86400
+    for path in sorted(project.results.rglob("*"), reverse=True):
+        os.utime(path, (future, future))
+    assert NOTHING in project.snakemake()
+    shutil.rmtree(project.results / "train" / "explicit-s0")
+    project.snakemake()
+    assert NOTHING in project.snakemake()
 
 
 def test_a_deleted_snakemake_folder_hides_no_change(project: Project) -> None:

@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,6 +30,8 @@ from implicit_llm_workflow.experiment_files.yaml_files import (
     experiment_path,
     read_yaml,
 )
+from implicit_llm_workflow.planning.graph import build_graph
+from implicit_llm_workflow.planning.staleness import EXCERPT
 from tests.pages import PAGES, ROOT, commands_of
 from tests.unit.checkpoint.foreign import mamba2_config, write_original_mamba2
 from tests.unit.pages.page_texts import (
@@ -207,6 +210,24 @@ def test_a_misspelt_command_is_noticed(command: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     with pytest.raises((Exception, SystemExit)):
         check(shlex.split(command))
+
+
+def test_the_shown_numbers_of_jobs_of_the_demo_are_those_of_its_plan() -> None:
+    nodes = build_graph(load_experiment(experiment_path("demo")))
+    stages = Counter(node.stage for node in nodes.values() if node.stage != EXCERPT)  # made by name only
+    page = read("docs/inspect.md")
+    rows = re.findall(r"^(\w+) +━* +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", page, re.MULTILINE)
+    assert {stage: int(of) for stage, _, of, *_ in rows} == stages
+    assert all(int(of) == sum(map(int, (done, *others))) for _, done, of, *others in rows)
+    (head,) = re.findall(
+        r"^demo: (\d+) of (\d+) jobs done, (\d+) running, (\d+) failed, (\d+) waiting", page, re.MULTILINE
+    )
+    totals = [sum(int(row[column]) for row in rows) for column in range(1, 6)]
+    assert list(map(int, head)) == totals
+    (runs,) = re.findall(r"^(\d+) runs, .*: none broken$", page, re.MULTILINE)
+    (rerun,) = re.findall(r"^demo: (\d+ of \d+) jobs done, 3 stale", read("docs/reruns.md"), re.MULTILINE)
+    assert int(runs) == stages.total()
+    assert rerun == f"{stages.total() - 3} of {stages.total()}"
 
 
 def test_the_lists_of_commands_and_keys_are_those_of_the_program() -> None:

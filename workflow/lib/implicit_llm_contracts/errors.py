@@ -33,11 +33,17 @@ class Preempted(Exception):
     failure_class = "preempted"
 
 
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of an accelerator or of the machine ran out."""
+    is_torchs = type(error).__name__ == "OutOfMemoryError"  # without an import of torch
+    return is_torchs or isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
 def failure_class_of(error: BaseException) -> str | None:
     """Return the class of a failure, which decides about a retry; None for an interrupt or an exit other than 75."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's class, without an import
+    if _is_out_of_memory(error):
         return "oom"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return "quota"

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -84,6 +85,25 @@ def test_a_folder_without_results_is_named_and_so_is_that_of_the_checkout(
     monkeypatch.chdir(checkout)
     (checkout / "results").rmdir()  # as before the first run
     output(capsys, "status", "--config", str(tiny.path))
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("gone")])
+def test_results_that_are_a_file_or_a_link_to_nothing_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    checkout = tiny.path.parent
+    (checkout / "Snakefile").touch()
+    (checkout / "results").rmdir()
+    make(checkout / "results")
+    monkeypatch.chdir(checkout)
+    assert "results: is a file, or a link to a folder that is not there" in refusal(capsys, "status", str(tiny.path))
+
+
+def test_a_folder_of_results_with_a_name_that_is_too_long_is_not_there(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile
+) -> None:
+    err = refusal(capsys, "status", str(tiny.path), "--results", "a" * 300)
+    assert "there is no such folder of results" in err
 
 
 def test_a_command_in_a_checkout_that_is_not_the_installed_one_is_refused(

@@ -33,6 +33,24 @@ TINY_CASES = [
     ("length: 8", "length: 8.5", "data.s3.train.length: expected an integer, found 8.5"),
     ("length: 8, ", "", "data.s3.train: the key 'length' is missing"),
     ("kind: word_problem\n    group", "kind: words\n    group", "data.s3.kind: there is no 'words'; valid: catbabi"),
+    (
+        "kind: word_problem\n    group",
+        "kind: [words]\n    group",
+        "data.s3.kind: there is no ['words']; valid: catbabi",
+    ),
+    ("kind: word_problem\n    modes", "kind: {a: 1}\n    modes", "evaluations.word-problem.kind: there is no {'a': 1}"),
+    (
+        "length: 8",
+        "length: 010",
+        "own.yaml:7: is not valid YAML: 010 would not be read as a decimal number; write that",
+    ),
+    ("batch_size: 8", "batch_size: 1:30", "1:30 would not be read as a decimal number; write that, or quote it"),
+    ("length: 8", "length: 2026-01-01", "data.s3.train.length: 2026-01-01 is read as a date; quote it if it is a text"),
+    ("group: S3", 'group: "S\\n3"', r"data.s3.group: 'S\n3' is no group"),
+    ("length: 8", 'length: "8\\n"', r"data.s3.train.length: expected an integer, found the text '8\n'"),
+    ("mamba2-implicit", LONG, "runs.implicit.model: there is no models/aaa"),
+    ("task: word-problem", f"task: {LONG}", "runs.implicit.task: there is no tasks/aaa"),
+    ("hidden_size: 16", "hidden_size: null", "model.hidden_size: None is not allowed; give an integer of at least 1"),
     ("data: s3", "data: s33", "runs.implicit.data: no data set 's33' in this file; did you mean 's3'?"),
     ("task: word-problem", "task: word-problems", "runs.implicit.task: there is no tasks/word-problems.yaml; did you"),
     ("mamba2-implicit", "mamba3", "runs.implicit.model: there is no models/mamba3.yaml"),
@@ -119,6 +137,9 @@ TINY_CASES = [
         "curriculum: explicit",
         "override.curriculum: unknown key 'unrolled'; valid: explicit",
     ),
+    ("name: blockwise", "name: ''", "modes[0].name: '' is not allowed; give letters, digits"),
+    ("name: blockwise", 'name: "a\\nb"', r"modes[0].name: 'a\nb' is not allowed; give letters"),
+    ("name: blockwise", f"name: {LONG}", "is not allowed; give letters, digits, spaces, dots, hyphens"),
     (
         "eval_mode: blockwise",
         "eval_mode: block",
@@ -354,6 +375,12 @@ def test_a_mistake_is_named_in_one_line_with_its_file_and_key(
 HUB = "pretrained: some/model\nrevision: "
 A_COMMIT = "revision: expected a commit in 40 lower-case"
 BESIDE_CASES = [
+    ("curricula/explicit.yaml", "phases: [{steps: rest}]", r"phases\[0\]: the key 'name' is missing; add it"),
+    (
+        "curricula/explicit.yaml",
+        "phases: [{name: explicit, steps: rest, solver: null, after: ''}]",
+        r"phases\[0\].after: expected a text that is not empty or null, found the text ''",
+    ),
     (
         "tasks/language-model.yaml",
         "task: language_model\nlabels: shifted",
@@ -362,6 +389,7 @@ BESIDE_CASES = [
     *(
         ("models/llama3-130m-explicit.yaml", text, message)
         for text, message in (
+            (f"config: {LONG}", "the library has no configuration 'aaa"),
             ("config: llama3-130m-explicid", "did you mean 'llama3-130m-explicit'"),
             ("config: {model_type: implicit_llama3, hiden_size: 8}", "config: unknown key 'hiden_size'; did you mean"),
             ("config: {model_type: implicit_mamba2, expand: 2}", "config: the key 'is_implicit' is missing; add it"),

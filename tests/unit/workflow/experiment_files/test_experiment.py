@@ -119,6 +119,10 @@ def test_text_that_is_quoted_or_only_looks_like_a_number_stays_text(tmp_path: Pa
     assert read_yaml(tmp_path / "file.yaml") == {"value": [text.strip("\"'")]}
 
 
+# Each list has eight times as many values as the one before: 8 ** 9 in all.
+_ALIASES = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 9)).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -128,6 +132,21 @@ def test_text_that_is_quoted_or_only_looks_like_a_number_stays_text(tmp_path: Pa
         (b"a: 1\nb: 2\na: 3\n", r"file\.yaml:3: .*'a' occurs twice"),
         (b"\xff\xfe\x00", "is not valid YAML: 'utf-8' codec can't decode byte 0xff"),
         (b"a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        (b"a: &a [*a]", r"file\.yaml:1: .* more than 100 levels, or an alias of itself"),
+        (b"a: &a {b: *a}", r"file\.yaml:1: .* more than 100 levels, or an alias of itself"),
+        (b"a: " + b"[" * 200 + b"]" * 200, r"file\.yaml:1: .* more than 100 levels"),
+        (
+            b"a0: &a0 [x, x, x, x, x, x, x, x]\n" + _ALIASES,
+            r"file\.yaml:1: .* more than 1,000,000 values; remove aliases",
+        ),
+        (b"b: 1\n? [a, b]\n: 1\n", r"file\.yaml:2: .* a key is a list or a mapping; give a text"),
+        (b"b: 1\na: 2020-99-99\n", r"file\.yaml:2: .* month must be in"),
+        (b"a: " + b"1" * 5000, r"file\.yaml:1: .* integer string conversion"),
+        (b"a: {b: [1, 2020-01-01]}", r"file\.yaml: a\.b\[1\]: 2020-01-01 is read as a date; quote it"),
+        (b"a: !!binary aGk=", r"file\.yaml: a: .* is read as a bytes; quote it"),
+        (b"a: !!set {b, c}", r"file\.yaml: a: .* is read as a set; quote it"),
+        (b"b: 1\na: -012\n", r"file\.yaml:2: .* -012 would not be read as a decimal number"),
+        (b"a: 1:30.5\n", r"file\.yaml:1: .* 1:30.5 would not be read as a decimal number"),
     ],
 )
 def test_what_is_no_mapping_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 from implicit_llm_contracts.config.fill import AsGiven, Only
 from implicit_llm_contracts.config.solver import AS_TRAINED, STOPS, EvalMode, SolverConfig
-from implicit_llm_contracts.config.values import DISTINCT, SOME, BatchSize, Count, Iterations, Names, Number, Share
+from implicit_llm_contracts.config.values import (
+    DISTINCT,
+    SOME,
+    BatchSize,
+    Count,
+    Iterations,
+    ModeName,
+    Names,
+    Number,
+    Share,
+)
 from implicit_llm_contracts.errors import UserError, refuse_if
 from implicit_llm_contracts.hints import nearest
 
@@ -50,7 +60,7 @@ class ModeConfig(AsGiven):
     runtime setting.
     """
 
-    name: str
+    name: ModeName
     eval_mode: EvalMode
     eval_max_iter: Iterations | None = None
     eval_tol: Share | None = None

@@ -239,7 +239,7 @@ def _described(wanted: Any) -> str:
         of_type, *rules = get_args(wanted)
         return next((rule.allowed for rule in rules if isinstance(rule, Only)), _described(of_type))
     if kind is types.UnionType:
-        return " or ".join(_described(member) for member in get_args(wanted))
+        return " or ".join(dict.fromkeys(map(_described, get_args(wanted))))
     if kind is Literal:
         return "one of " + ", ".join(map(str, get_args(wanted)))
     return "a mapping" if is_dataclass(kind) else _NAMES.get(kind, getattr(wanted, "__name__", str(wanted)))
@@ -248,4 +248,4 @@ def _described(wanted: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return "a mapping" if isinstance(value, Mapping) else "a list"
-    return f"the text '{value:.60}'" if isinstance(value, str) else f"{json.dumps(value, default=repr):.60}"
+    return f"the text {value!r:.60}" if isinstance(value, str) else f"{json.dumps(value, default=repr):.60}"

@@ -26,6 +26,13 @@ RunName = Annotated[
         r"[a-z][a-z0-9.-]{0,199}", "lower-case letters, digits, hyphens and dots, beginning with a letter, at most 200"
     ),
 ]
+ModeName = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}",
+        "letters, digits, spaces, dots, hyphens and underscores, beginning with a letter or digit, at most 100",
+    ),
+]
 Digest = Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in 64 hexadecimal digits")]
 COMMIT = matching(r"[0-9a-f]{40}", "a commit in 40 lower-case hexadecimal digits")
 Commit = Annotated[str, COMMIT]

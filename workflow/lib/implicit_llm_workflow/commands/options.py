@@ -19,7 +19,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, RESULTS, Plan, check_results
 from implicit_llm_workflow.project_dirs import SNAKEFILE, nearest_with
 
 Config = Annotated[
@@ -214,9 +214,10 @@ def complete(context: typer.Context, incomplete: str) -> list[str]:
 
 def make_plan(config: str, results: Path) -> Plan:
     """Return the plan of an experiment. Raises: UserError, also if `results` does not exist and is perhaps mistyped."""
+    check_results(results)
     # Before the first run, the folder need not exist if it would be beside a Snakefile.
     is_before_first_run = results.name == RESULTS.name and (results.parent / SNAKEFILE).is_file()
-    if not (results.is_dir() or is_before_first_run):
+    if not (os.path.isdir(results) or is_before_first_run):
         root = nearest_with(SNAKEFILE, Path.cwd())
         command = None if root is None else f"type `cd {shlex.quote(str(root))}` and leave out --results"
         advice = command or "work in the folder of the Snakefile"

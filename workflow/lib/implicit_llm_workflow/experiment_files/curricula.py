@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from implicit_llm_contracts.config.fill import Only, fill
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import PhaseConfig
-from implicit_llm_contracts.config.values import SOME, Count, Name
+from implicit_llm_contracts.config.values import SOME, Count, Name, Text
 from implicit_llm_contracts.errors import ConfigError, refuse_if
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
@@ -45,7 +45,7 @@ class PhaseEntry:
     name: Name
     steps: Steps
     solver: SolverConfig | None
-    after: str | None = None
+    after: Text | None = None
     start: Step | None = None
     keep: tuple[Step, ...] = ()
     state_passing: Count | None = None

@@ -1,6 +1,7 @@
 """Read workflow/config/models/*.yaml and the library's config.json files without the library, which imports torch."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ def model_fields(name: str, where: str) -> dict[str, Any]:
     """
     configs_dir = package_dir() / "configs"
     path = configs_dir / name / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):  # false also for a name that is too long for any file
         names = [item.parent.name for item in configs_dir.glob("*/config.json")]
         raise ConfigError(f"{where}: the library has no configuration {name!r}; {nearest(name, names)}")
     try:
@@ -126,9 +127,11 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """
     if fields["model_type"] not in _FAMILIES:
         return
+    sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1])
     for key, value in fields.items():
-        if type(value) is int and value < 1 and not key.endswith("_token_id"):
-            raise ConfigError(f"{where}.{key}: {value} is not allowed; give an integer of at least 1")
+        is_size = type(value) is int and not key.endswith("_token_id")
+        if (is_size and value < 1) or (key in sizes and not is_size):
+            raise ConfigError(f"{where}.{key}: {value!r:.60} is not allowed; give an integer of at least 1")
     if fields["model_type"] == "implicit_mamba2":
         width, divisor = fields["expand"] * fields["hidden_size"], fields["head_dim"]
         if width % divisor:

@@ -227,7 +227,11 @@ class RunBuilder:
         """Return name, unchanged values and place of each phase in the curriculum's file."""
         values, path = self.files.read("curricula", item.curriculum, f"{where}.curriculum")
         phases = fill(CurriculumFile, values, path).phases
-        return [(str(phase.get("name")), phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
+        found = [(phase, f"{path}: phases[{index}]") for index, phase in enumerate(phases)]
+        for phase, at in found:
+            if "name" not in phase:
+                raise ConfigError(f"{at}: the key 'name' is missing; add it")
+        return [(str(phase["name"]), phase, at) for phase, at in found]
 
 
 _Placed = tuple[Mapping[str, Any], str]  # values, or changes of values, with their place for messages

@@ -4,6 +4,8 @@ Models, tasks and curricula are in folders of these names beside the experiment 
 """
 
 import math
+import os
+import re
 from collections.abc import Hashable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,28 +22,67 @@ from implicit_llm_workflow.project_dirs import CONFIG_DIR
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_MAX_DEPTH, _MAX_VALUES = 100, 1_000_000  # more than any experiment has
+
+
 class _Loader(_SafeLoader):
-    """A loader that refuses a key that occurs twice; YAML itself would keep the last value."""
+    """A loader that refuses what YAML would read as something else than its author meant.
+
+    YAML keeps the last value of a key that occurs twice, 010 is eight and 1:30 is ninety.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the file as a tree. Raises: ConstructorError for an endless or huge tree, which aliases can make."""
+        root = super().get_single_node()
+        waiting = [] if root is None else [(root, 1)]
+        for _ in range(_MAX_VALUES):
+            if not waiting:
+                return root
+            node, depth = waiting.pop()
+            if depth > _MAX_DEPTH:
+                raise _refusal(node, f"has more than {_MAX_DEPTH} levels, or an alias of itself; remove some")
+            inside = node.value if isinstance(node, yaml.CollectionNode) else ()
+            waiting += [(item, depth + 1) for one in inside for item in (one if isinstance(one, tuple) else (one,))]
+        raise _refusal(root, f"has more than {_MAX_VALUES:,} values; remove aliases")
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode) and _MISREAD.fullmatch(node.value) and node.tag in _NUMBER_TAGS:
+            raise _refusal(node, f"{node.value} would not be read as a decimal number; write that, or quote it as text")
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # an impossible date, an integer of thousands of digits
+            raise _refusal(node, str(error)) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _refusal(key_node, "a key is a list or a mapping; give a text")
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} occurs twice; remove one", key_node.start_mark
-                )
+                raise _refusal(key_node, f"key {key!r} occurs twice; remove one")
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MISREAD = re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9]+)+([.][0-9_]*)?)")  # octal, and numbers with the base 60
+
+
+def _refusal(node: Any, problem: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("-+.0123456789"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping. Raises: ConfigError if it is unreadable, no mapping, or has NaN or infinity."""
+    """Return a YAML file's mapping of values that JSON has.
+
+    Raises: ConfigError if the file is unreadable or no mapping, or has a date, binary data, a set, NaN or infinity.
+    """
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
     except OSError as error:
@@ -53,15 +94,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{place}: is not valid YAML: {reason}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values at its top level")
-    _check_finite(value, str(path))
+    _check_plain(value, str(path))
     return value
 
 
-def _check_finite(value: Any, where: str) -> None:
-    """Raise ConfigError, which names the key, for the first number below `value` that is not finite."""
+def _check_plain(value: Any, where: str) -> None:
+    """Raise ConfigError, which names the key, for the first value below `value` that JSON does not have."""
     if isinstance(value, Mapping | list):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            _check_finite(item, f"{where}[{key}]" if isinstance(value, list) else below(where, key))
+            _check_plain(item, f"{where}[{key}]" if isinstance(value, list) else below(where, key))
+    elif not isinstance(value, str | int | float | bool | None):
+        raise ConfigError(f"{where}: {value!s:.60} is read as a {type(value).__name__}; quote it if it is a text")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where}: {value} is not allowed; give a finite number")
 
@@ -87,7 +130,8 @@ class ConfigFiles:
         key = f"{folder}/{name}"
         if key not in self.known:
             folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]
-            found = next((path for item in folders if (path := item / f"{name}.yaml").is_file()), None)
+            # Unlike Path.is_file, this also accepts a name that is too long for any file.
+            found = next((path for item in folders if os.path.isfile(path := item / f"{name}.yaml")), None)
             if found is None:
                 names = {path.stem for item in folders for path in item.glob("*.yaml")}
                 raise ConfigError(f"{where}: there is no {folder}/{name}.yaml; {nearest(name, names)}")
@@ -103,10 +147,10 @@ def experiment_path(name_or_path: str) -> Path:
     Raises: ConfigError.
     """
     path = Path(name_or_path)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     for named in (folder / f"{name_or_path}.yaml" for folder in _FOLDERS):
-        if named.is_file():
+        if os.path.isfile(named):
             return shown_path(named)
     raise ConfigError(f"{name_or_path}: no such config file; {nearest(path.stem, experiment_names())}")
 
@@ -137,7 +181,7 @@ def selected(choices: Mapping[str, T], key: str, item: Mapping[str, Any], at: st
     """Return the choice that an entry selects with `key`. Raises: ConfigError that names the nearest valid value."""
     if not isinstance(item, Mapping) or key not in item:
         raise ConfigError(f"{at}: the key {key!r} is missing; add it, one of {', '.join(choices)}")
-    if item[key] not in choices:
+    if item[key] not in list(choices):  # a list, because the value may be one that cannot be hashed
         raise ConfigError(f"{below(at, key)}: there is no {item[key]!r}; {nearest(str(item[key]), choices)}")
     return choices[item[key]]
 

@@ -44,6 +44,14 @@ class UnknownTarget(UserError):
     """The experiment has no job or target of the requested name, or an option does not accept this form of it."""
 
 
+def check_results(folder: Path) -> None:
+    """Raise UserError if the folder of the results is a file, or a link that leads to no folder."""
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise UserError(
+            f"{folder}: is a file, or a link to a folder that is not there; restore the folder, or move it away"
+        )
+
+
 class Plan:
     """The plan of an experiment. All paths are below `results` / <experiment>; identities are computed on first use."""
 

@@ -42,7 +42,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        say(f"error: {error}")
+        say(f"error: {' '.join(str(error).split())}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         say("interrupted before the first job")

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.atomic import storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.places import PROJECT_DIR
@@ -38,7 +39,7 @@ from implicit_llm_contracts.runs.run_directory import (
 from implicit_llm_jobs.tracking.mlflow_store import default_uri, sqlite_path
 from implicit_llm_jobs.tracking.tracked_run import VARIABLE
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names, experiment_path
-from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD, Plan, UnknownTarget, check_results
 from implicit_llm_workflow.rules.before_snakemake import check_rule_settings, errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_internals import (
     command_line,
@@ -82,6 +83,8 @@ class Driver:
         """
         with errors_in_one_line(self._logger.error):
             plan, does_run = self._plan, does_run_jobs(self._workflow, self._call)
+            check_results(plan.root.parent)
+            check_cores(self._call)
             check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
             if does_run:
@@ -108,6 +111,7 @@ class Driver:
         check_disk(plan)
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
+        bring_to_present(plan)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # a background process ignores SIGINT
             signal.signal(signal.SIGINT, _interrupt)
 
@@ -254,6 +258,25 @@ def check_cost(call: argparse.Namespace, plan: Plan) -> None:
             f"machine; type `implicit-llm run demo` for the small one, or `snakemake {name}` with your other options "
             "for this one"
         )
+
+
+def check_cores(call: argparse.Namespace) -> None:
+    """Raise ConfigError for `--cores 0` or `--jobs 0`, with which Snakemake would wait forever."""
+    for option, value in (("--cores", call.cores), ("--jobs", call.jobs)):
+        if value is not None and str(value) == "0":
+            raise ConfigError(f"command line: {option}: with 0 no job could start; give a whole number of at least 1")
+
+
+def bring_to_present(plan: Plan) -> None:
+    """Give manifests from the future, which a clock that was wrong leaves behind, the present time.
+
+    Snakemake declares a job failed whose output is older than its inputs, although their order decides nothing here.
+    """
+    present = time.time()
+    for path in map(plan.manifest, plan.nodes.values()):
+        with suppress(FileNotFoundError), storage_errors(Path(path)):
+            if os.stat(path).st_mtime > present:
+                os.utime(path)
 
 
 def check_disk(plan: Plan) -> None:
