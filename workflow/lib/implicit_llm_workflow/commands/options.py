@@ -189,9 +189,10 @@ def experiments(results: Path) -> dict[str, str]:
 
 def _files_run(results: Path) -> dict[str, str]:
     """Return the existing files of the experiments that ran below `results`, by name, the last one first."""
-    records = sorted(results.glob(f"*/{DRIVER_RECORD}"), key=lambda path: -path.stat().st_mtime)
+    found = results.glob(f"*/{DRIVER_RECORD}") if os.path.isdir(results) else ()  # glob raises for too long a name
+    records = sorted(found, key=lambda path: -path.stat().st_mtime)
     files = {path.parent.name: read_object(path).get("config") for path in records}
-    return {name: file for name, file in files.items() if isinstance(file, str) and Path(file).is_file()}
+    return {name: file for name, file in files.items() if isinstance(file, str) and os.path.isfile(file)}
 
 
 def last_experiment(results: Path) -> str:
