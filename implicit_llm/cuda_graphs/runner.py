@@ -57,7 +57,7 @@ class Decoder:
 class GraphRunner(Runner):
     """A runner that replays single tokens and evaluation in blocks; with `replays_training` also training passes.
 
-    If a capture fails, the model gets a plain `Runner` instead.
+    If a capture fails, the model gets a plain `Runner` instead; with a reducer only if it fails in a training step.
     step: the graph of the newest whole training step. sequences: the graphs that solve blocks, in training (True) and
     in evaluation (False). decoders: the graphs for single tokens, by cache. token_graph: the newest graph for single
     tokens, which serves another cache once its own cache is deleted.
@@ -126,12 +126,14 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`. If a capture fails, return None and give the model a plain runner."""
+        """Return the result of `replay`. If a capture fails, return None and perhaps give the model a plain runner."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
             _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
-            model.runner = Runner()
+            # With a reducer all ranks need the same runner, and a training step alone fails on all of them.
+            if self.reducer is None or replay == self._replay_step:
+                model.runner = Runner()
             return None
 
     def _can_step(self, model: ImplicitForCausalLM, ids_BL: Tensor, cache: ConvergedStateCache | None) -> bool:

@@ -373,3 +373,18 @@ def test_a_capture_that_fails_is_said_once_and_the_work_done_without(failing, mo
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) == pytest.approx(losses[2], rel=1e-6)
     assert caplog.text.count("CUDA graphs cannot be captured here (out of memory)") == 1
     assert type(model.base.runner) is Runner
+
+
+@pytest.mark.parametrize("has_reducer", [False, True])
+def test_a_capture_that_fails_in_evaluation_keeps_the_runner_that_all_ranks_have(
+    has_reducer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory = Mock(**{"capture.side_effect": CaptureFailed("out of memory")})
+    monkeypatch.setattr(blocks, "Recorder", lambda autocast: no_memory)
+    model, graphs = _model(MAMBA, **FREE, eval_block_len=4).eval(), GraphRunner(replays_training=True)
+    graphs.reducer = Mock() if has_reducer else None
+    with torch.no_grad():
+        plain, captured = _by_each_runner(model, lambda: model(torch.arange(16)[None]).logits, graphs)
+    torch.testing.assert_close(captured, plain)
+    assert no_memory.capture.called
+    assert (model.base.runner is graphs) == has_reducer
