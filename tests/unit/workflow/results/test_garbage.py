@@ -147,7 +147,7 @@ def test_a_pattern_leaves_out_what_cannot_be_freed(capsys: pytest.CaptureFixture
     plan = real_plan(tiny)
     make_all(plan, without=(EVALUATION,))
     said = gc(capsys, tiny, "--payload", "train/implicit-s0/*")
-    assert "1 jobs freed" in said
+    assert "jobs freed: 1;" in said
     assert names(plan, UNROLLED) == {*KEPT, "freed.json"}
     assert "model/model.safetensors" in names(plan, FREE)
 

@@ -103,7 +103,7 @@ Mode = Annotated[
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        help="Run each mode once for each value, such as max-iter=1,2 or tol=0.2,0.05. Repeatable.",
+        help="Run each mode once for each value, such as max-iter=4,8 or tol=0.2,0.05. Repeatable.",
         metavar="KEY=VALUES",
         rich_help_panel=MODES_PANEL,
     ),
@@ -168,7 +168,7 @@ def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _swept(option: str) -> tuple[str, list[Any]]:
-    """Return a swept field and its values: ("eval_max_iter", [1, 2]) for "max-iter=1,2"."""
+    """Return a swept field and its values: ("eval_max_iter", [4, 8]) for "max-iter=4,8"."""
     fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:

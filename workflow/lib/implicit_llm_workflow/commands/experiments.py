@@ -448,7 +448,7 @@ def gc(
                 number, size = garbage.free(plan, key)
                 took = costs.recorded(plan.nodes[key]).text
                 typer.echo(f"freed: {key}, {number} files, {size_text(size)} (it took {took})")
-            typer.echo(f"{len(freed)} jobs freed; they count as done until a job needs their files")
+            typer.echo(f"jobs freed: {len(freed)}; each counts as done until a job needs its files")
             return
         found = garbage.find_garbage(plan)
         for item in found:

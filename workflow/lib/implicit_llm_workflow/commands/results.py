@@ -106,7 +106,7 @@ def missing(
         typer.echo(f"{len(found)} of {len(page.upstream)} results are not in it")
         typer.echo(str(folder / "index.html"))
     elif found:
-        typer.echo(f"they are not there; {results_of.how_to_make(plan, [page])}")
+        typer.echo(f"the report lacks them; {results_of.how_to_make(plan, [page])}")
         raise typer.Exit(EXIT_MISSING)
     else:
         typer.echo("nothing is missing")
