@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow import console
+from implicit_llm_workflow.planning.plan import DRIVER_RECORD
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.experiments import (
     START_S,
@@ -97,6 +98,16 @@ def test_results_that_are_a_file_or_a_link_to_nothing_are_refused(
     make(checkout / "results")
     monkeypatch.chdir(checkout)
     assert "results: is a file, or a link to a folder that is not there" in refusal(capsys, "status", str(tiny.path))
+
+
+def test_the_results_of_one_experiment_are_not_taken_for_all_results(
+    capsys: pytest.CaptureFixture[str], tiny: ExperimentFile, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results" / "tiny"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DRIVER_RECORD).write_text("{}")
+    err = refusal(capsys, "status", str(tiny.path), "--results", str(folder))
+    assert f"is the folder of one experiment; give that of all results, --results {folder.parent}" in err
 
 
 def test_a_folder_of_results_with_a_name_that_is_too_long_is_not_there(

@@ -45,10 +45,15 @@ class UnknownTarget(UserError):
 
 
 def check_results(folder: Path) -> None:
-    """Raise UserError if the folder of the results is a file, or a link that leads to no folder."""
+    """Raise UserError if the folder of all results is a file, a link to no folder, or the folder of one experiment."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise UserError(
             f"{folder}: is a file, or a link to a folder that is not there; restore the folder, or move it away"
+        )
+    if os.path.isfile(folder / DRIVER_RECORD):
+        raise UserError(
+            f"{folder}: is the folder of one experiment; give that of all results, "
+            f"--results {shlex.quote(str(folder.parent))}"
         )
 
 
