@@ -268,6 +268,12 @@ def explain(
         typer.echo(f"To keep what was forced: `implicit-llm accept {plan.argument} '*' --forced`")
 
 
+JobsOf = Annotated[
+    list[str] | None,
+    options.words("TARGET: a job, a pattern or a figure such as figure_1_right; the whole experiment without one."),
+]
+
+
 def _keys(plan: Plan, targets: list[str]) -> list[str] | None:
     """Return the keys of the targets and of all jobs before them, or None without targets."""
     from implicit_llm_workflow.results.explain import upstream_closure
@@ -276,12 +282,7 @@ def _keys(plan: Plan, targets: list[str]) -> list[str] | None:
 
 
 def estimate(
-    words: Annotated[
-        list[str] | None,
-        options.words(
-            "TARGET: a job, a pattern or a figure such as figure_1_right; the whole experiment if none is given."
-        ),
-    ] = None,
+    words: JobsOf = None,
     config: options.Config = None,
     results: options.Results = options.RESULTS,
     hardware: Annotated[
@@ -367,12 +368,7 @@ def accept(
 
 
 def prefetch(
-    words: Annotated[
-        list[str] | None,
-        options.words(
-            "TARGET: a job, a pattern or a figure such as figure_1_right; the whole experiment if none is given."
-        ),
-    ] = None,
+    words: JobsOf = None,
     config: options.Config = None,
     downloads: Annotated[
         Path | None,
