@@ -131,8 +131,8 @@ def rebuild(results: Path) -> Rebuilt:
         raise TrackingError(f"{results}: no such directory; give that of the results with --results")
     uri = default_uri(results)
     works = works_below(results)
-    runs = list(in_order(works))
-    if elsewhere := next((run for run in runs if run.work in works and run.uri != uri), None):
+    runs, below = list(in_order(works)), set(works)
+    if elsewhere := next((run for run in runs if run.work in below and run.uri != uri), None):
         folder = elsewhere.config_dir.parent
         raise TrackingError(
             f"{results}: is not the directory of the results; type --results {shlex.quote(str(folder))}"
