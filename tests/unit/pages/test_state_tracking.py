@@ -183,7 +183,7 @@ def test_what_the_pages_say_of_damped_training_is_in_the_kept_results() -> None:
     assert f"the damped models take {damped} iterations and the others {plain}" in notes
     assert f"is right in {worst[0]} of the last ten tokens, the worst of the others in {worst[1]}" in notes
     comment = " ".join(read("workflow/config/state-tracking.yaml").replace("#", " ").split())
-    assert f"training takes {damped} iterations instead of {plain}." in comment
+    assert f"other seeds take {damped} iterations at the end of training, those five {plain}." in comment
 
     frame = pd.read_csv(STATE_TRACKING / "accuracy.csv").sort_values("seed")
     frame = frame[frame.run.isin(runs)].set_index(["run", "length"])
