@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 import implicit_llm
@@ -54,7 +55,7 @@ def load(name: str) -> Any:
 def exact_matches(model: Any, ids_BL: torch.Tensor, labels_BL: torch.Tensor, precision: str) -> dict[str, Any]:
     """Return the exact matches at lengths that double, and where the errors are."""
     start_s, cache, wrong = time.perf_counter(), ConvergedStateCache(), []
-    for ids, labels in zip(ids_BL.split(PIECE, 1), labels_BL.split(PIECE, 1), strict=True):
+    for ids, labels in tqdm([*zip(ids_BL.split(PIECE, 1), labels_BL.split(PIECE, 1), strict=True)], unit="piece"):
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
             out = model(input_ids=ids.to(DEVICE), past_key_values=cache)
         wrong.append(out.logits.argmax(-1) != labels.to(DEVICE))

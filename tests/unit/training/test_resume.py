@@ -255,6 +255,15 @@ def test_keeping_checkpoints_changes_nothing_else(tmp_path: Path, data: Path, tr
     assert read_checkpoint(work_of(other) / "checkpoint").global_step == STEPS
 
 
+def test_a_phase_with_state_passing_keeps_checkpoints_where_all_chains_restart(
+    tmp_path: Path, data: Path, undisturbed: Undisturbed
+) -> None:
+    config = train_config(phase={**CARRIED, "keep": [2, 6]})
+    train(tmp_path / "a" / "run", config, data, save_steps=3)
+    assert kept(tmp_path / "a" / "run") == ["step-00000002", "step-00000006"]
+    assert outcome(tmp_path / "a" / "run")[1:] == undisturbed.of(train_config(phase=CARRIED))[1:]
+
+
 @pytest.mark.parametrize("step", KEEP)
 def test_a_branch_with_the_solver_of_the_trunk_ends_like_the_trunk_bit_for_bit(
     tmp_path: Path, data: Path, trunk: Path, step: int

@@ -241,7 +241,8 @@ CASES: list[tuple[list[dict[str, Any]], str]] = [
     ([{"steps": "rest"}, {"steps": "rest"}], "b.steps: the phase would be steps 1000 to 1000"),
     ([{"steps": "rest"}, {"steps": 10}], "b.steps: the phase would be steps 1000 to 1010"),
     ([{"steps": "rest", "restart_when_wrong": False}], "a.restart_when_wrong: without state_passing no word starts in"),
-    ([{"steps": "rest", "keep": [9], "state_passing": 4}], "a.keep: a phase with state_passing keeps no checkpoints"),
+    ([{"steps": "rest", "keep": [8, 9], "state_passing": 4}], "a.keep: at step 9 some sequences continue a carried"),
+    ([{"steps": 2}, {"steps": "rest", "keep": [6, 8], "state_passing": 4}], "b.keep: at step 8 some sequences"),
     (
         [{"steps": 900, "keep": [700]}, {"start": 700, "steps": "rest"}],
         "the phases up to 'a' have 900 steps, the task has total_steps 1000",

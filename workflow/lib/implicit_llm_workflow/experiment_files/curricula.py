@@ -38,8 +38,9 @@ class PhaseEntry:
     `start`: the step at which it resumes, by default the end of that earlier phase, which must keep this checkpoint.
     `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the training
     run. `state_passing`: the number of sequences in the longest chains. In a chain, each sequence starts in the final
-    state of the one before it; by default every sequence starts in the empty state. `restart_when_wrong`: whether a
-    chain also restarts from the empty state after a wrong last prediction; the published chains do not.
+    state of the one before it; by default every sequence starts in the empty state. All chains restart after as many
+    steps, and only such steps can be kept. `restart_when_wrong`: whether a chain also restarts from the empty state
+    after a wrong last prediction; the published chains do not.
     """
 
     name: Name
@@ -123,11 +124,17 @@ def _place(
             f"{at}.keep: step {outside} is not between the phase's start {start} and end {end} (the end is kept "
             "anyway); remove it"
         )
-    if keep and entry.state_passing is not None:
-        raise ConfigError(f"{at}.keep: a phase with state_passing keeps no checkpoints on its way; remove the key")
+    passing = entry.state_passing
+    amid = next((step for step in keep if passing is not None and (step - start) % passing), None)
+    if amid is not None:
+        raise ConfigError(
+            f"{at}.keep: at step {amid} some sequences continue a carried state, which a checkpoint lacks; all restart "
+            f"after every {passing} steps of the phase: give one of these steps"
+        )
     index = before.index + 1 if before is not None else 0
-    passing = entry.state_passing, entry.restart_when_wrong
-    return PhaseConfig(entry.name, index, start, end, entry.solver, tuple(keep), *passing)
+    return PhaseConfig(
+        entry.name, index, start, end, entry.solver, tuple(keep), entry.state_passing, entry.restart_when_wrong
+    )
 
 
 def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
