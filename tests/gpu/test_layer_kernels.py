@@ -164,8 +164,8 @@ def make_state(sizes: tuple[int, int, int], dtype: torch.dtype) -> State:
 
 def plain(
     projected_BLE: Tensor, weights: ScanWeights, sizes: tuple[int, int, int], state: State | None = None
-) -> Tensor:
-    """Compute the formula position by position, in the dtype of its inputs."""
+) -> tuple[Tensor, Tensor]:
+    """Compute the formula position by position, in the dtype of its inputs, and the last SSM state."""
     width, groups, size = sizes
     inner, bc = NUM_HEADS * width, groups * size
     gate, xBC, dt = projected_BLE.split([inner, inner + 2 * bc, NUM_HEADS], dim=-1)
@@ -174,19 +174,24 @@ def plain(
     x, B, C = convolved.split([inner, bc, bc], dim=-1)
     x_BLHP, (B_BLGN, C_BLGN) = x.unflatten(-1, (NUM_HEADS, width)), (t.unflatten(-1, (groups, size)) for t in (B, C))
     dt_BLH = F.softplus(dt + weights.dt_bias_H)
-    y_BLHP, _ = sequential_ssd(ScanInputs(x_BLHP, dt_BLH, weights.A_H, B_BLGN, C_BLGN, ssm_BHPN))
-    return (y_BLHP + weights.D_H[:, None] * x_BLHP).flatten(2) * F.silu(gate)
+    y_BLHP, ssm_BHPN = sequential_ssd(ScanInputs(x_BLHP, dt_BLH, weights.A_H, B_BLGN, C_BLGN, ssm_BHPN))
+    return (y_BLHP + weights.D_H[:, None] * x_BLHP).flatten(2) * F.silu(gate), ssm_BHPN
 
 
-def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int], state: State | None = None) -> dict[str, Tensor]:
-    """Return the output and gradients by name, with a separate gradient for each part of the projection."""
+def results(
+    inputs: tuple[Tensor, ...], sizes: tuple[int, int, int], state: State | None = None, *, return_state: bool = False
+) -> dict[str, Tensor]:
+    """Return the output and gradients by name, with a separate gradient for each part of the projection.
+
+    With `return_state` also the last SSM state, which has no gradient if a kernel computes it.
+    """
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     weights = ScanWeights(*leaves[1:])
     is_exact = leaves[0].dtype == torch.float64
-    y = (
+    y, last = (
         plain(leaves[0], weights, sizes, state)
         if is_exact
-        else gated_scan(leaves[0], None, weights, sizes, state, return_state=False)[0]
+        else gated_scan(leaves[0], None, weights, sizes, state, return_state=return_state)
     )
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y)
     gradients = torch.autograd.grad(y, leaves, dy)
@@ -194,7 +199,11 @@ def results(inputs: tuple[Tensor, ...], sizes: tuple[int, int, int], state: Stat
     columns = dict(
         zip(("gate", "x", "B", "C", "dt"), gradients[0].split([inner, inner, bc, bc, NUM_HEADS], -1), strict=True)
     )
-    return {"y": y.detach()} | columns | dict(zip(ScanWeights._fields, gradients[1:], strict=True))
+    found = {"y": y.detach()} | columns | dict(zip(ScanWeights._fields, gradients[1:], strict=True))
+    if return_state:
+        assert last.requires_grad == is_exact
+        found["last"] = last.detach()
+    return found
 
 
 def assert_close(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
@@ -223,9 +232,11 @@ def test_a_mixer_after_a_carried_state_and_its_gradients_equal_the_formula(
     length: int, sizes: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     inputs, state = make_inputs(length, sizes, dtype), make_state(sizes, dtype)
-    ours = results(inputs, sizes, state)
-    assert_close(ours, results(tuple(t.double() for t in inputs), sizes, state))
+    ours = results(inputs, sizes, state, return_state=True)
+    assert_close(ours, results(tuple(t.double() for t in inputs), sizes, state, return_state=True))
     assert relative_error(ours["y"], results(inputs, sizes)["y"]) > 0.1  # the state matters
+    alone = results(inputs, sizes, state)
+    assert all(torch.equal(alone[name], ours[name]) for name in alone)
 
 
 def test_gradients_are_the_same_every_time() -> None:
@@ -244,9 +255,9 @@ def test_narrower_convolutions_equal_the_formula(taps: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("length", [32, 256, 600])
+@pytest.mark.parametrize(("length", "is_carried"), [(32, False), (32, True), (256, False), (600, False), (600, True)])
 def test_a_training_step_goes_through_it_and_equals_the_plain_one(
-    length: int, bf16: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, is_carried: bool, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     config = ImplicitMamba2Config(
@@ -258,7 +269,9 @@ def test_a_training_step_goes_through_it_and_equals_the_plain_one(
     def gradients() -> dict[str, Tensor]:
         model.zero_grad()
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=bf16):
-            model(input_ids=tokens, labels=tokens).loss.backward()
+            with torch.no_grad():
+                before = model(input_ids=tokens, use_cache=True).past_key_values if is_carried else None
+            model(input_ids=tokens, labels=tokens, past_key_values=before).loss.backward()
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     calls: list[bool] = []

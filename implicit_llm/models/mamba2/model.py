@@ -171,8 +171,8 @@ class Mamba2Mixer(nn.Module):
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
         valid_BL = x.valid_BL if return_state else None  # padding is at the end, so it affects only the state
         if torch.is_grad_enabled():
-            is_whole = not return_state and not any(t.requires_grad for t in state or ())
-            is_fused = is_whole and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
+            starts_fixed = not any(t.requires_grad for t in state or ())
+            is_fused = starts_fixed and trained_scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         else:
             is_fused = scan_runs_on_triton(projected_BLE, valid_BL, sizes, taps)
         if is_fused:
@@ -227,7 +227,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply `_mix` to projected + injection, without padding; the given state gets no gradient."""
+        """Apply `_mix` to projected + injection, without padding; no gradient flows into either state."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
@@ -245,7 +245,7 @@ class Mamba2Mixer(nn.Module):
         xBC = projected_BLE[:, -kept:, columns]
         if injection_BLE is not None:
             xBC = xBC + injection_BLE[:, -kept:, columns]
-        return y_BLI, (ssm_state, last_inputs(xBC, None if state is None else state[1], kept))
+        return y_BLI, (ssm_state, last_inputs(xBC.detach(), None if state is None else state[1], kept))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -152,7 +152,7 @@ def gated_scan(
     """Return silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection, computed by Triton kernels.
 
     `scan_runs_on_triton` must be true. If gradients are enabled, `trained_scan_runs_on_triton` must be true instead,
-    the injection None and `return_state` false, and the state gets no gradient.
+    the injection None; neither the given state nor the returned one then has a gradient.
     Args: projected holds gate (H P), the convolved channels (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence,
         None if it is empty.
@@ -168,8 +168,7 @@ def gated_scan(
         from implicit_llm.models.mamba2.triton.scan_backward import gated_mix
 
         assert injection_BLE is None
-        assert not return_state
-        return gated_mix(mixer, state), None
+        return gated_mix(mixer, state, return_state)
     from implicit_llm.models.mamba2.triton import scan as triton_scan
 
     if projected_BLE.shape[1] == 1 and state is not None:

@@ -34,15 +34,19 @@ def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: boo
     return _scan(mixer, mixer_inputs(mixer, before_BKC), before_BHPN, last_BHPN), last_BHPN
 
 
-def gated_scan_for_gradient(mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None) -> tuple[Tensor, Tensor]:
+def gated_scan_for_gradient(
+    mixer: Mixer, inputs: MixerInputs, before_BHPN: Tensor | None, return_state: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run `gated_scan` from the SSM state `before_BHPN`, and also return the states between chunks.
 
-    Returns: (B, L, I), and the states (B, S, H, P, N) in the dtype of `projected_BLE`, which is that of the products.
+    Returns: (B, L, I), the states (B, S, H, P, N) in the dtype of `projected_BLE`, which is that of the products, and
+        the last SSM state in fp32 if requested.
     """
     batch, chunks, heads, _ = inputs.dt_BSHQ.shape
     width, _, size = mixer.sizes
     kept_BSHPN = mixer.projected_BLE.new_empty(batch, chunks - 1, heads, width, size)
-    return _scan(mixer, inputs, before_BHPN, kept_BSHPN=kept_BSHPN), kept_BSHPN
+    last_BHPN = _new_state(mixer) if return_state else None
+    return _scan(mixer, inputs, before_BHPN, last_BHPN, kept_BSHPN), kept_BSHPN, last_BHPN
 
 
 def _scan(

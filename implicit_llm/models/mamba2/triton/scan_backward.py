@@ -45,24 +45,27 @@ SWEEP_WARPS, HEAD_WARPS, GROUP_WARPS, DT_WARPS = 4, 4, 8, 4
 SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
-def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None) -> Tensor:
-    """Return silu(gate) * (SSD(silu(convolution)) + D x), (B, L, I), without injection; `state` gets no gradient."""
-    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, *(state or (None, None)))
+def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Run `scan.gated_scan` without injection; neither `state` nor the returned SSM state has a gradient."""
+    return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, return_state, *(state or (None, None)))
 
 
 class _GatedMix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, projected_BLE: Tensor, *others: Any) -> Tensor:
-        *weights, ctx.sizes, before_BHPN, before_BKC = others
+    def forward(ctx: Any, projected_BLE: Tensor, *others: Any) -> tuple[Tensor, Tensor | None]:
+        *weights, ctx.sizes, return_state, before_BHPN, before_BKC = others
         mixer = Mixer(projected_BLE, None, ScanWeights(*weights), ctx.sizes)
         inputs = mixer_inputs(mixer, before_BKC)
-        out_BLI, kept_BSHPN = gated_scan_for_gradient(mixer, inputs, before_BHPN)
+        out_BLI, kept_BSHPN, last_BHPN = gated_scan_for_gradient(mixer, inputs, before_BHPN, return_state)
         ctx.save_for_backward(projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *inputs, *weights)
-        return out_BLI
+        ctx.set_materialize_grads(False)
+        if last_BHPN is not None:
+            ctx.mark_non_differentiable(last_BHPN)
+        return out_BLI, last_BHPN
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dout_BLI: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout_BLI: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         projected_BLE, kept_BSHPN, before_BHPN, before_BKC, *others = ctx.saved_tensors
         inputs, weights = MixerInputs(*others[:3]), ScanWeights(*others[3:])
         mixer, dprojected_BLE = Mixer(projected_BLE, None, weights, ctx.sizes), torch.empty_like(projected_BLE)
@@ -70,7 +73,7 @@ class _GatedMix(torch.autograd.Function):
         dconvolved_BLC, dper_head = gated_scan_gradient(mixer, inputs, states, dout_BLI, dprojected_BLE)
         dweights = (*convolution_gradient(mixer, before_BKC, dconvolved_BLC, dprojected_BLE), *dper_head)
         of_weights = (gradient.to(t.dtype) for gradient, t in zip(dweights, weights, strict=True))
-        return dprojected_BLE, *of_weights, None, None, None
+        return dprojected_BLE, *of_weights, None, None, None, None
 
 
 def gated_scan_gradient(
