@@ -156,6 +156,7 @@ PASSED = {
     "s5-state-passing-damped/free": "implicit, with it, damped training",
     "s5-passing-lstm-rate0.001/explicit": "LSTM, rate 1e-3, with it",
     "s5-passing-lstm-rate0.003/explicit": "LSTM, rate 3e-3, with it",
+    "s5-passing-explicit-layers16/explicit": "explicit, 16 layers, with it",
 }
 CONTROLS = {
     "s5-passing-lstm-rate0.001/explicit": "LSTM, rate 1e-3",
@@ -164,6 +165,9 @@ CONTROLS = {
     "s5-passing-lstm-no-restart-rate0.003/explicit": "LSTM, rate 3e-3, no restart",
     "s5-passing-explicit-layers1/explicit": "explicit Mamba2, 1 layer",
     "s5-passing-explicit-layers4/explicit": "explicit Mamba2, 4 layers",
+    "s5-passing-explicit-layers16/explicit": "explicit Mamba2, 16 layers",
+    "s5-passing-explicit-no-restart-layers1/explicit": "explicit Mamba2, 1 layer, no restart",
+    "s5-passing-explicit-no-restart-layers4/explicit": "explicit Mamba2, 4 layers, no restart",
     "s5-passing-no-restart/free": "implicit, no restart, only seed 0 planned",
 }
 
