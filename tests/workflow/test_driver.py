@@ -122,9 +122,10 @@ FREE = "results/tiny/train/implicit-s0/free/manifest.json"
         ([FREE.replace("free", "fre")], rf"\S+/fre/manifest\.json: no target .*; did you mean '{FREE}'"),
         (
             ["demo"],
-            "demo: is an experiment of its own, and this call is of tiny.yaml; "
+            "demo: belongs to the experiment demo, and this call is of tiny.yaml; "
             "type `snakemake --configfile workflow/config/demo.yaml` with your other options",
         ),
+        (["results/demo/report/manifest.json"], r"\S+: belongs to the experiment demo, .* workflow/config/demo\.yaml`"),
         (["--configfile", "tiny.yaml", FREE], rf"{FREE}: is a target, and --configfile takes every word"),
     ],
 )

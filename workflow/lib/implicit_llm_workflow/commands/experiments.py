@@ -46,6 +46,7 @@ rule everything:
         lambda wildcards: plan.target_manifests,
 
 
+# Write rules of your own above this line, which checks the targets.
 include: str(PROJECT_DIR / "Snakefile")
 """
 README_TEXT = """\

@@ -26,7 +26,6 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
-from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     COMMIT,
@@ -220,24 +219,24 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
         path = os.path.normpath(target)
         if path in readable:
             found[target] = readable[path]
-        elif not (workflow.is_rule(target) or path in declared or _is_made_elsewhere(workflow, path, plan)):
+        elif not (workflow.is_rule(target) or path in declared or _is_made_otherwise(workflow, path)):
             raise _unknown(workflow, target, plan, readable)
     return found
 
 
-def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Return whether this file is no result, and a rule makes it or a Snakefile that includes ours may make it."""
+def _is_made_otherwise(workflow: Any, path: str) -> bool:
+    """Return whether this file is no result, and a rule makes it: ours, or one above the `include` of our Snakefile."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
-    is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
-    return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
+    return not is_result and any(rule.is_producer(path) for rule in workflow.rules)
 
 
 def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) -> UnknownTarget:
     source = plan.experiment.source
-    if target in experiment_names():
+    other = os.path.normpath(target).removeprefix(f"{plan.root.parent}/").partition("/")[0]
+    if other in experiment_names() - {plan.experiment.name}:
         return UnknownTarget(
-            f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
-            f"{shlex.quote(str(experiment_path(target)))}` with your other options"
+            f"{target}: belongs to the experiment {other}, and this call is of {source}; type `snakemake --configfile "
+            f"{shlex.quote(str(experiment_path(other)))}` with your other options"
         )
     names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
     hint = nearest(target, [*names, *readable], f"`{plan.list_command}` lists its jobs")
