@@ -160,7 +160,8 @@ def test_a_store_of_mlflow_that_cannot_be_made_stops_nothing_and_leaves_no_passw
 
 def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
     with hold_lock(built.results / ".driver.lock"):
-        assert "\nerror: results/tiny/.driver.lock: another Snakemake" in built.snakemake(code=2)
+        said = built.snakemake(code=2)
+        assert "\nerror: results/tiny/.driver.lock: another snakemake, `implicit-llm gc` or `accept` (process " in said
         assert NOTHING in built.snakemake("--dry-run")
 
 

@@ -62,7 +62,7 @@ class TooCostly(UserError):
 
 
 class DriverRunning(UserError):
-    """Another Snakemake process already runs this experiment."""
+    """Another process runs this experiment, deletes its results, or accepts them."""
 
 
 class Driver:
@@ -311,7 +311,8 @@ def hold_lock(path: Path) -> AbstractContextManager[None]:
     return locked(
         path,
         lambda holder: DriverRunning(
-            f"{path}: another Snakemake ({holder}) works on this experiment; wait for it or stop it"
+            f"{path}: another snakemake, `implicit-llm gc` or `accept` ({holder}) works on this experiment; "
+            "wait for it or stop it"
         ),
     )
 
