@@ -126,6 +126,9 @@ FREE = "results/tiny/train/implicit-s0/free/manifest.json"
             "type `snakemake --configfile workflow/config/demo.yaml` with your other options",
         ),
         (["results/demo/report/manifest.json"], r"\S+: belongs to the experiment demo, .* workflow/config/demo\.yaml`"),
+        (["train_word_problem"], r"train_word_problem: no target of tiny\.yaml, by name there are "),
+        (["-O", "trian"], r"trian: no target of tiny\.yaml, .*; did you mean 'train'"),
+        (["--forcerun", "train_word_problm"], r"train_word_problm: no target .*; did you mean 'train_word_problem'"),
         (["--configfile", "tiny.yaml", FREE], rf"{FREE}: is a target, and --configfile takes every word"),
     ],
 )
