@@ -16,7 +16,10 @@ REQUIREMENT = "snakemake-executor-plugin-submitit>=0.2,<0.3"
 
 class PluginHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if os.environ.get("IMPLICIT_LLM_PLUGIN") == "separate":
+        wanted = os.environ.get("IMPLICIT_LLM_PLUGIN")
+        if wanted not in (None, "separate"):
+            raise ValueError(f"IMPLICIT_LLM_PLUGIN: {wanted!r} is not allowed; write separate, or unset it")
+        if wanted == "separate":
             build_data["dependencies"].append(REQUIREMENT)
         elif version != "editable":  # then the source folder itself is on the path
             build_data["force_include"][SOURCE] = NAME

@@ -60,6 +60,9 @@ class ImplicitConfig(PreTrainedConfig):
             self.solver = self.solver or {}
         if not 0 <= self.dropout < 1:
             raise ModelConfigError(f"dropout: {self.dropout!r} is not in [0, 1)")
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
+            if getattr(self, key) < 1:
+                raise ModelConfigError(f"{key}: {getattr(self, key)} is not allowed; give an integer of at least 1")
         own = [field.name for field in fields(self)]
         for key in kwargs:  # transformers stores unknown keys as attributes, so a misspelt field would have no effect
             if close := get_close_matches(key, own, n=1, cutoff=0.85):

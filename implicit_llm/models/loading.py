@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.models.errors import ModelConfigError
@@ -67,6 +67,7 @@ def load_foreign(
         "ignore_mismatched_sizes": True,
     }
     with load_errors():
+        _check_sizes(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **how)
     model, loading = loaded
     lost = sorted({*loading["missing_keys"], *(name for name, *_ in loading.get("mismatched_keys") or ())})
@@ -77,6 +78,15 @@ def load_foreign(
             "give a whole checkpoint of a causal language model"
         )
     return model
+
+
+def _check_sizes(config: PreTrainedConfig) -> None:
+    """Refuse sizes below 1: transformers would load a model without layers, or fail with a traceback."""
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        value = getattr(config.get_text_config(), key, None)
+        if isinstance(value, int) and value < 1:
+            name = config.attribute_map.get(key, key)
+            raise ModelConfigError(f"config.json: {name}: {value} is not allowed; give an integer of at least 1")
 
 
 @torch.no_grad()

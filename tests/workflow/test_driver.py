@@ -122,9 +122,13 @@ FREE = "results/tiny/train/implicit-s0/free/manifest.json"
         ([FREE.replace("free", "fre")], rf"\S+/fre/manifest\.json: no target .*; did you mean '{FREE}'"),
         (
             ["demo"],
-            "demo: is an experiment of its own, and this call is of tiny.yaml; "
+            "demo: belongs to the experiment demo, and this call is of tiny.yaml; "
             "type `snakemake --configfile workflow/config/demo.yaml` with your other options",
         ),
+        (["results/demo/report/manifest.json"], r"\S+: belongs to the experiment demo, .* workflow/config/demo\.yaml`"),
+        (["train_word_problem"], r"train_word_problem: no target of tiny\.yaml, by name there are "),
+        (["-O", "trian"], r"trian: no target of tiny\.yaml, .*; did you mean 'train'"),
+        (["--forcerun", "train_word_problm"], r"train_word_problm: no target .*; did you mean 'train_word_problem'"),
         (["--configfile", "tiny.yaml", FREE], rf"{FREE}: is a target, and --configfile takes every word"),
     ],
 )
@@ -159,7 +163,8 @@ def test_a_store_of_mlflow_that_cannot_be_made_stops_nothing_and_leaves_no_passw
 
 def test_a_second_driver_is_refused_but_may_look(built: Project) -> None:
     with hold_lock(built.results / ".driver.lock"):
-        assert "\nerror: results/tiny/.driver.lock: another Snakemake" in built.snakemake(code=2)
+        said = built.snakemake(code=2)
+        assert "\nerror: results/tiny/.driver.lock: another snakemake, `implicit-llm gc` or `accept` (process " in said
         assert NOTHING in built.snakemake("--dry-run")
 
 

@@ -44,6 +44,9 @@ def test_a_switch_makes_the_wheel_that_depends_on_the_executor_plugin(site: Path
     assert not [name for name in names if name.startswith("snakemake_executor_plugin_submitit")]
     (metadata,) = [name for name in names if name.endswith("METADATA")]
     assert "Requires-Dist: snakemake-executor-plugin-submitit" in wheel.read(metadata).decode()
+    wrong = {**os.environ, "IMPLICIT_LLM_PLUGIN": "seperate"}
+    done = subprocess.run(build, cwd=PROJECT_DIR, env=wrong, capture_output=True, text=True, check=False)
+    assert "IMPLICIT_LLM_PLUGIN: 'seperate' is not allowed; write separate, or unset it" in done.stderr + done.stdout
 
 
 def command(folder: Path, site: Path, *words: str) -> str:

@@ -18,7 +18,7 @@ from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
-from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, where
+from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, run, where
 from tests.workflow.tiny_project import ALL, DEADLINE_S, NOTHING, Project
 
 FREE, EXPLICIT = "train/implicit-s0/free", "evaluate/explicit-s0/explicit/word-problem"
@@ -241,6 +241,27 @@ def test_every_file_behind_a_result_is_verified_and_one_that_is_gone_is_broken(p
     assert "model: not found" in text_of(found)
     assert [entry["role"] for entry in as_json(found)["not_found"]] == ["model"]
     assert "found none" in broken_in(found)[0].why
+
+
+def test_a_result_that_was_moved_has_its_lineage_with_its_experiment_and_says_so_without(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = where(ExperimentFile(project.config))
+    table, moved = project.results / "report" / "tables" / "accuracy.csv", project.dir / "moved"
+    _, tree, err = run(capsys, "lineage", str(table))
+    assert err == ""
+    shutil.copytree(project.results / FREE, project.dir / "alone" / "free")
+    code, _, err = run(capsys, "lineage", str(project.dir / "alone" / "free"))
+    assert (code, err.count("\n")) == (0, 1)
+    assert re.match(
+        rf"2 of its inputs are not below {project.dir}/alone: .* or the result was moved without them; move the whole",
+        err,
+    )
+    project.results.rename(moved)
+    assert run(capsys, "lineage", str(moved / "report" / "tables" / "accuracy.csv")) == (0, tree, "")
+    assert "no file has this path either, so name a moved one by its new path" in refusal(
+        capsys, "lineage", str(table), *options
+    )
 
 
 def test_an_accepted_exception_is_part_of_the_lineage(project: Project) -> None:

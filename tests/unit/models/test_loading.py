@@ -56,6 +56,19 @@ def test_a_model_is_loaded_in_fp32_however_it_was_saved(tmp_path: Path) -> None:
         assert {parameter.dtype for parameter in load_foreign(folder).parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [("llama", "num_hidden_layers", 0), ("llama", "hidden_size", -64), ("gpt2", "n_layer", -1)],
+)
+def test_a_checkpoint_needs_sizes_of_at_least_one(tmp_path: Path, model_type: str, key: str, value: int) -> None:
+    save_foreign("llama", tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text()) if model_type == "llama" else {}
+    path.write_text(json.dumps({**saved, "model_type": model_type, key: value}))
+    with pytest.raises(ModelConfigError, match=rf"^config\.json: {key}: {value} is not allowed; give an integer of at"):
+        load_foreign(tmp_path)
+
+
 def test_code_beside_a_model_is_not_run_whatever_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     save_foreign("gpt_neox", tmp_path)

@@ -220,6 +220,13 @@ def test_a_misspelt_field_of_a_configuration_names_the_nearest(family: str, tmp_
     assert config.from_pretrained(tmp_path).task_specific_params == {"any": 1}
 
 
+@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 0), ("hidden_size", -768), ("vocab_size", 0)])
+@pytest.mark.parametrize("name", ["mamba2-130m-implicit", "llama3-130m-explicit"])
+def test_a_configuration_needs_sizes_of_at_least_one(name: str, key: str, value: int) -> None:
+    with pytest.raises(ModelConfigError, match=rf"^{key}: {value} is not allowed; give an integer of at least 1$"):
+        implicit_llm.load_config(name, **{key: value})
+
+
 def test_loading_refuses_fields_that_contradict_what_was_saved(make_model, tmp_path) -> None:
     for kind in ("implicit", "explicit"):
         make_model("mamba2", kind, dtype=torch.float32).save_pretrained(tmp_path / kind)

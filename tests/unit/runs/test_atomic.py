@@ -249,6 +249,15 @@ def test_only_jobs_of_slurm_wait_unless_told_otherwise(
     assert default_wait_s() == wait_s
 
 
+@pytest.mark.parametrize("value", ["x", "-1", "nan", "inf", "1 min"])
+def test_a_wrong_time_to_wait_is_refused_before_a_file_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    monkeypatch.setenv(WAIT, value)
+    with refused(f"{WAIT}: '{value}' is not allowed; give a number of seconds of at least 0, such as 60, or unset it"):
+        wait_for_files([tmp_path])
+
+
 def write_one(context: StageContext) -> StageResult:
     (context.work / "out.txt").write_text("out")
     return StageResult(["out.txt"], {})

@@ -199,6 +199,29 @@ def test_a_bare_snakemake_on_this_machine_does_not_start_an_experiment_of_days(t
     assert not (folder / "results").exists()
 
 
+def test_a_folder_of_ones_own_knows_the_targets_of_its_experiment_and_of_rules_above_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    write_project(folder)
+    snakefile = folder / "Snakefile"
+    rule = 'rule mine:\n    output:\n        "mine.txt"\n\n\ninclude:'
+    snakefile.write_text(snakefile.read_text().replace("include:", rule))
+
+    def call(target: str) -> tuple[int, list[str]]:
+        words = ["snakemake", "-n", "--cores", "1", target, "--configfile", "workflow/config/demo.yaml"]
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+
+    other = "belongs to the experiment paper, and this call is of workflow/config/demo.yaml; type `snakemake "
+    for target in ("paper", "results/paper/report/index.html"):
+        code, (error,) = call(target)
+        assert (code, error.startswith(f"error: {target}: {other}")) == (2, True)
+    code, (error,) = call("figure_2")
+    assert (code, error.startswith("error: figure_2: no target of workflow/config/demo.yaml, by name")) == (2, True)
+    assert call("mine.txt") == (0, [])
+
+
 @pytest.mark.parametrize(
     ("words", "is_here"),
     [

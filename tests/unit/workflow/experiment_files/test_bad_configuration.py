@@ -410,6 +410,19 @@ BESIDE_CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [("gpt2", "n_layer", -1), ("llama", "num_hidden_layers", 0), ("llama", "hidden_size", -64), ("x", "n_head", 0)],
+)
+def test_a_model_of_hugging_face_needs_sizes_of_at_least_one(
+    tiny: ExperimentFile, model_type: str, key: str, value: int
+) -> None:
+    tiny.edit("model: mamba2-explicit", "model: other")
+    tiny.beside("models/other.yaml", f"config: {{model_type: {model_type}, sliding_window: 0, {key}: {value}}}\n")
+    with refused(re.escape(f"runs.explicit.model.{key}: {value} is not allowed; give an integer of at least 1")):
+        tiny.load()
+
+
 @pytest.mark.parametrize(("file", "text", "message"), BESIDE_CASES)
 def test_a_mistake_in_a_file_beside_the_experiment_is_named_with_that_file(
     language: ExperimentFile, monkeypatch: pytest.MonkeyPatch, file: str, text: str, message: str

@@ -20,6 +20,7 @@ from tests.unit.workflow.experiments import (
     output,
     real_plan,
     refusal,
+    run,
     where,
     work_of,
 )
@@ -82,6 +83,28 @@ def test_results_of_former_settings_and_of_no_job_are_listed_and_deleted_on_requ
     assert not any(path.exists() for path in removed)
     assert find_garbage(plan) == []
     assert all(status.state == "fresh" for status in real_plan(made).statuses.values())
+
+
+def test_a_former_result_that_was_deleted_in_part_is_no_result_when_its_settings_come_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: ExperimentFile
+) -> None:
+    before = real_plan(made)
+    make_all(real_plan(made.edit("tol: 0.1", "tol: 0.2")))
+    deleted = []
+
+    def interrupted(path: Path) -> None:
+        deleted.append(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", interrupted)
+        run(capsys, "gc", "--remove", *where(made))
+    assert [path.exists() for path in deleted] == [True]
+    (key,) = (key for key, node in before.nodes.items() if deleted[0].is_relative_to(before.run_dir(node)))
+    assert real_plan(made.edit("tol: 0.2", "tol: 0.1")).statuses[key].state == "stale"
+    made.edit("tol: 0.1", "tol: 0.2")
+    assert "deleted" in gc(capsys, made, "--remove")
+    assert not deleted[0].exists()
 
 
 def test_a_stale_result_keeps_the_inputs_of_its_inputs(made: ExperimentFile) -> None:

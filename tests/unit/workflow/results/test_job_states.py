@@ -158,6 +158,19 @@ def test_a_result_that_is_only_not_published_waits_for_the_next_driver(plan: Pla
     assert look(plan).state == "waiting"
 
 
+def test_a_forced_job_that_never_started_is_stale_unless_its_submission_failed(plan: Plan, slurm: Path) -> None:
+    finish(plan)
+    write_journal(plan, FREE, STARTED, event("stage_finished"))
+    (work_of(plan, FREE) / "again").touch()
+    assert (look(plan).state, look(plan).why) == ("stale", "forced, or made from what was forced")
+    files = submit(plan, FREE, is_open=False, submitted_unix_s=START_S - 1)
+    assert look(plan).state == "stale"
+    write_json(files.outcome(1), ENV)
+    assert look(plan).state == "stale"  # it was submitted before the attempt that finished
+    submit(plan, FREE, is_open=False, submitted_unix_s=START_S + 1)
+    assert (look(plan).state, look(plan).why) == ("failed", "no such venv")
+
+
 def test_what_failed_under_another_driver_is_queued_again_by_the_next(plan: Plan) -> None:
     finish_with(plan, UNROLLED, {})
     finish_with(plan, "data/s3-train", {})

@@ -9,6 +9,7 @@ On a network file system, files from another machine may become visible late; `w
 import errno
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -263,10 +264,10 @@ def wait_for_files(paths: Iterable[Path]) -> None:
     The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere; the environment
     variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
     """
+    end = time.monotonic() + default_wait_s()
     missing = [path for path in paths if not os.path.exists(path)]  # errors count as absence
     if not missing:
         return
-    end = time.monotonic() + default_wait_s()
     if time.monotonic() < end:
         log.info("waiting for %s to come into sight", missing[0])
     while missing and time.monotonic() < end:
@@ -278,9 +279,11 @@ def wait_for_files(paths: Iterable[Path]) -> None:
 
 
 def default_wait_s() -> float:
-    """Return the seconds to wait for a file from another machine."""
-    given = os.environ.get(WAIT)
-    try:
-        return float(given or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))
-    except ValueError as error:
-        raise UserError(f"{WAIT}={given}: is no number of seconds; correct or unset it") from error
+    """Return the seconds to wait for a file from another machine. Raises: UserError for a wrong value of WAIT."""
+    given = os.environ.get(WAIT) or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0)
+    with suppress(ValueError):
+        if 0 <= (wait_s := float(given)) < math.inf:
+            return wait_s
+    raise UserError(
+        f"{WAIT}: {given!r} is not allowed; give a number of seconds of at least 0, such as 60, or unset it"
+    )

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.atomic import temporary_name, write_json
 from implicit_llm_contracts.runs.places import downloads_folder
 from implicit_llm_workflow import estimates
 from implicit_llm_workflow.commands import options
@@ -46,6 +46,7 @@ rule everything:
         lambda wildcards: plan.target_manifests,
 
 
+# Write rules of your own above this line, which checks the targets.
 include: str(PROJECT_DIR / "Snakefile")
 """
 README_TEXT = """\
@@ -448,8 +449,8 @@ def gc(
             return
         found = garbage.find_garbage(plan)
         for item in found:
-            if remove:
-                shutil.rmtree(item.path)
+            if remove:  # under another name first, so that a kill during the deletion leaves no part of a result
+                shutil.rmtree(item.path.rename(temporary_name(item.path)))
             typer.echo(f"{item.path}: {item.why} ({size_text(item.size)})")
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
     end = "deleted" if remove else "type the same with --remove to delete them"

@@ -10,6 +10,7 @@ import typer
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.commands.jobs import run_job
+from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.planning.staleness import PAGES
 from implicit_llm_workflow.results import compare as results_of
 from implicit_llm_workflow.results import lineage as lineage_of
@@ -189,7 +190,12 @@ def lineage(
         path = lineage_of.of_mlflow_run(artifact, results)
     elif not path.exists():
         plan, _ = options.choose(words, config, results, to_stderr=as_json)
-        node = plan.find(artifact)
+        try:
+            node = plan.find(artifact)
+        except UnknownTarget as error:
+            raise lineage_of.NoLineage(
+                f"{error}; no file has this path either, so name a moved one by its new path"
+            ) from error
         recorded = plan.recorded(node)
         if recorded is None:
             raise lineage_of.NoLineage(f"{node.key}: has not finished; {results_of.how_to_make(plan, [node])}")
@@ -199,6 +205,8 @@ def lineage(
         options.print_json(lineage_of.as_json(found))
     else:
         options.show(lineage_of.tree_of(found))
+    if gap := found.gap():
+        typer.echo(gap, err=True)
     if verify and _check(f"{len(found.runs)} runs", *found.files(), to_stderr=as_json):
         raise typer.Exit(EXIT_BROKEN)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,18 +121,28 @@ def _check_family(fields: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: the key {key!r} is missing; add it, or name the configuration {config}")
 
 
+# The names of sizes in configurations of Hugging Face; their other integers may be 0 or -1.
+_SIZE = re.compile(
+    "(hidden|intermediate|ffn_hidden|state)_size|d_model|n_embd|emb_dim|head_dim|n_inner|n_positions|"
+    "max_position_embeddings|(n|num|num_hidden|decoder)_layers?|"
+    "(n|num|num_attention|num_key_value|decoder_attention)_heads?"
+)
+
+
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training starts.
 
-    Only models of the library are checked. Raises: ConfigError that starts with `where`.
+    Without a layer, training would not even fail. Heads are checked only for models of the library. Raises: ConfigError
+    that starts with `where`.
     """
-    if fields["model_type"] not in _FAMILIES:
-        return
-    sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1])
+    is_ours = fields["model_type"] in _FAMILIES
+    sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1]) if is_ours else ()
     for key, value in fields.items():
-        is_size = type(value) is int and not key.endswith("_token_id")
+        is_size = type(value) is int and (not key.endswith("_token_id") if is_ours else _SIZE.fullmatch(key))
         if (is_size and value < 1) or (key in sizes and not is_size):
             raise ConfigError(f"{where}.{key}: {value!r:.60} is not allowed; give an integer of at least 1")
+    if not is_ours:
+        return
     if fields["model_type"] == "implicit_mamba2":
         width, divisor = fields["expand"] * fields["hidden_size"], fields["head_dim"]
         if width % divisor:

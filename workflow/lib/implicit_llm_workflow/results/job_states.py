@@ -29,7 +29,6 @@ from implicit_llm_contracts.runs.run_directory import (
     PROVENANCE,
     WORK,
     committed,
-    is_done,
     work_directory,
 )
 from implicit_llm_workflow.estimates import UNKNOWN, Cost
@@ -325,7 +324,7 @@ class _Job:
             return "running", "", None
         if self.last.state is None and not tail.event:
             return "queued", f"{'Slurm' if self.last.cluster == 'slurm' else 'its machine'} gives no answer", None
-        ended = None if is_done(self.wanted) else self._how_it_ended(tail)  # the next job publishes a finished result
+        ended = self._how_it_ended(tail)
         # The driver started after the last attempt had ended, so it will still start the job.
         is_tried_again = self.ready_since > max(tail.unix_s, self.last.submitted_unix_s)
         if ended is not None and not is_tried_again:
@@ -347,8 +346,11 @@ class _Job:
         kind, message, event = last.failure_class, last.message, tail.event
         is_stop = kind in (None, "preempted")
         stopped: State = "stopped" if is_stop else "failed"
-        if event and last.submitted_unix_s > tail.unix_s:
-            return stopped, message or NO_MESSAGE, kind  # the journal is from an earlier submission
+        is_submitted_since = last.submitted_unix_s > tail.unix_s  # the journal is from an earlier submission
+        if committed(self.wanted) is not None and (is_stop or not is_submitted_since):
+            return None  # the attempt finished; the next job publishes its result, or computes a forced one again
+        if event and is_submitted_since:
+            return stopped, message or NO_MESSAGE, kind
         error = " ".join(str(event.get("error") or "").split())
         match event.get("name"):
             case "stage_failed":

@@ -108,6 +108,16 @@ class Lineage:
         inputs = [(run.key, *item) for run in self.runs.values() for item in self.next_to(run)]
         return [item for item in inputs if item[2] not in self.runs]
 
+    def gap(self) -> str:
+        """Return what happened if an input was not found, and what to type then; else ""."""
+        missing = self.missing()
+        if not missing:
+            return ""
+        return (
+            f"{len(missing)} of its inputs are not below {self.top.root}: they were deleted, or the result was moved "
+            "without them; move the whole folder of its experiment, and name the result there"
+        )
+
     def files(self) -> tuple[list[RecordedFile], list[Broken]]:
         """Return the files that the manifests record, and the missing inputs and damaged manifests."""
         files, damaged = recorded_files((run.key, run.path) for run in self.runs.values())

@@ -26,7 +26,6 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
-from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     COMMIT,
@@ -63,7 +62,7 @@ class TooCostly(UserError):
 
 
 class DriverRunning(UserError):
-    """Another Snakemake process already runs this experiment."""
+    """Another process runs this experiment, deletes its results, or accepts them."""
 
 
 class Driver:
@@ -201,10 +200,11 @@ def _mlflow(module: list[str], logger: logging.Logger) -> None:
 
 
 def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[str, str]:
-    """Check that a rule makes each requested target; Snakemake's own error message does not list the existing targets.
+    """Check that each requested target, and each word of an option, is made by a rule or is the name of one.
 
+    Snakemake's own error does not list the names that exist, and it ignores an unknown word of `--omit-from`.
     Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
-    target and all named targets; or, for an option that accepts no readable path, with the path to type.
+    target and all names; or, for an option that accepts no readable path, with the path to type.
     """
     forced = call.targets if call.force else ()
     options = {"-R": call.forcerun, "-U": call.until, "-O": call.omit_from, "-P": call.prioritize, "-f": forced}
@@ -216,32 +216,34 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
         for word in words:
             if path := readable.get(os.path.normpath(word)):
                 raise UnknownTarget(f"{word}: with {option}, type the path in the work folder: {path}")
-    for target in call.targets:
-        path = os.path.normpath(target)
+    rules = {rule.name for rule in workflow.rules}
+    named = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
+    wanted = [(word, named) for word in call.targets] + [(word, rules) for words in options.values() for word in words]
+    for word, names in wanted:
+        path = os.path.normpath(word)
         if path in readable:
-            found[target] = readable[path]
-        elif not (workflow.is_rule(target) or path in declared or _is_made_elsewhere(workflow, path, plan)):
-            raise _unknown(workflow, target, plan, readable)
+            found[word] = readable[path]
+        elif not (word in names or path in declared or _is_made_otherwise(workflow, path)):
+            raise _unknown(word, names, plan, readable)
     return found
 
 
-def _is_made_elsewhere(workflow: Any, path: str, plan: Plan) -> bool:
-    """Return whether this file is no result, and a rule makes it or a Snakefile that includes ours may make it."""
+def _is_made_otherwise(workflow: Any, path: str) -> bool:
+    """Return whether this file is no result, and a rule makes it: ours, or one above the `include` of our Snakefile."""
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
-    is_ours = Path(workflow.basedir).resolve() == PROJECT_DIR.resolve()
-    return not is_result and (not is_ours or any(rule.is_producer(path) for rule in workflow.rules))
+    return not is_result and any(rule.is_producer(path) for rule in workflow.rules)
 
 
-def _unknown(workflow: Any, target: str, plan: Plan, readable: Iterable[str]) -> UnknownTarget:
+def _unknown(word: str, names: Iterable[str], plan: Plan, readable: Iterable[str]) -> UnknownTarget:
     source = plan.experiment.source
-    if target in experiment_names():
+    other = os.path.normpath(word).removeprefix(f"{plan.root.parent}/").partition("/")[0]
+    if other in experiment_names() - {plan.experiment.name}:
         return UnknownTarget(
-            f"{target}: is an experiment of its own, and this call is of {source}; type `snakemake --configfile "
-            f"{shlex.quote(str(experiment_path(target)))}` with your other options"
+            f"{word}: belongs to the experiment {other}, and this call is of {source}; type `snakemake --configfile "
+            f"{shlex.quote(str(experiment_path(other)))}` with your other options"
         )
-    names = {rule.name for rule in workflow.rules if not rule.has_wildcards()}
-    hint = nearest(target, [*names, *readable], f"`{plan.list_command}` lists its jobs")
-    return UnknownTarget(f"{target}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
+    hint = nearest(word, [*names, *readable], f"`{plan.list_command}` lists its jobs")
+    return UnknownTarget(f"{word}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
 def check_cost(call: argparse.Namespace, plan: Plan) -> None:
@@ -312,7 +314,8 @@ def hold_lock(path: Path) -> AbstractContextManager[None]:
     return locked(
         path,
         lambda holder: DriverRunning(
-            f"{path}: another Snakemake ({holder}) works on this experiment; wait for it or stop it"
+            f"{path}: another snakemake, `implicit-llm gc` or `accept` ({holder}) works on this experiment; "
+            "wait for it or stop it"
         ),
     )
 
