@@ -1,7 +1,7 @@
 """Compute rotary positions, attention (also to preallocated keys) and SwiGLU, by Triton kernels or in plain PyTorch.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
-side; there may be fewer heads of keys and values than of queries.
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads (there may be fewer of keys and values than of queries), `P`
+head width, `E` query, key and value side by side, `M` MLP width.
 """
 
 from typing import Any, NamedTuple

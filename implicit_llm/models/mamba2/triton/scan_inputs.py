@@ -1,7 +1,7 @@
 """Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
 One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
-convolution. Each processes channels in the order of positions, four at a time, with the last inputs in registers.
+convolution. Each processes the positions of its channels in order, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: as in `scan`.
