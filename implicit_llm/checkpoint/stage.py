@@ -72,7 +72,10 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Return the layout of a checkpoint, which its config.json determines. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, which its config.json determines.
+
+    Raises: CheckpointError for an unknown model_type, and for a pickle in the layout of transformers.
+    """
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL
