@@ -4,7 +4,7 @@ The settings name a folder or a model of the hub:
 
 {"path": "models/pythia-70m"}                      in the downloads folder, or else in the working directory
 {"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision>/ of the downloads folder, where
-                                                   `implicit-llm prefetch` stores it; without revision in main/
+                                                   `implicit-llm prefetch` stores it; in main/ if revision is null
 """
 
 from __future__ import annotations

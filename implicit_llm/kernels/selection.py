@@ -344,7 +344,7 @@ def published_chunk(length: int) -> int:
 
 
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
-    """Return the size of the largest tensor in mamba_ssm's SSD or its gradient, and the number of programs on an axis.
+    """Return the largest number of entries of a tensor in mamba_ssm's SSD and its gradient, and of programs on an axis.
 
     SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
     in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.

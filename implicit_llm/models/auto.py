@@ -75,8 +75,8 @@ def list_configs() -> list[str]:
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
-    Raises: ModelConfigError for an unknown name or field, whose message names a similar one or explains how to find the
-        valid ones; ConfigError for invalid solver settings.
+    Raises: ModelConfigError for an unknown name or field (the message names a similar one, or how to find the valid
+        ones); ConfigError for invalid solver settings.
     """
     if name not in list_configs():
         hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")

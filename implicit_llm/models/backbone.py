@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 class ImplicitModelOutput(ModelOutput):
     """The output of a model without its head.
 
-    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. solver_stats: None for an
-    explicit model.
+    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. hidden_states: the input of
+    each layer and then the output, if requested. solver_stats: None for an explicit model.
     """
 
     last_hidden_state: Tensor | None = None

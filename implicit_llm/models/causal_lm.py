@@ -167,7 +167,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does, which needs the named parameter `inputs_embeds` to generate from embeddings.
+        """Prepare as transformers does; to generate from embeddings, it requires a parameter named `inputs_embeds`.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """

@@ -1,4 +1,4 @@
-"""Load causal language models of other packages, and convert explicit models to implicit ones."""
+"""Load causal language models from folders without running their code; convert explicit models to implicit ones."""
 
 import copy
 import importlib

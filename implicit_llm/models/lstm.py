@@ -1,4 +1,4 @@
-"""Define a plain LSTM as a Hugging Face causal model, which is the recurrent baseline of the word problems.
+"""Define a plain LSTM as a causal language model of Hugging Face: the recurrent baseline of the word problems.
 
 Shapes: `B` batch, `L` length, `D` model, `K` layers, `V` vocabulary.
 """

@@ -117,7 +117,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Raise for arguments that `forward` would ignore; None is accepted, as peft passes all arguments it knows.
+        """Raise for arguments that `forward` would ignore; accept None, because peft passes all arguments it knows.
 
         Raises: TypeError, whose message names a similar argument or the valid ones; ValueError for
             `output_attentions=True` and for packed documents.

@@ -91,7 +91,7 @@ class TokenProducts:
 def _cut(width: int, entries: int) -> dict[str, int]:
     """Return how programs cut rows of `width` entries, if each result needs `entries` entries of the weight.
 
-    A row consists of a power of two and the rest, which is padded to another power of two.
+    The first part of a row has a power of two entries; the rest of the row is padded to another power of two.
     """
     first, rows = triton.next_power_of_2(width) // 2, max(1, min(MAX_ROWS, ROW_ENTRIES // entries))
     rest = triton.next_power_of_2(width - first)

@@ -15,7 +15,7 @@ from implicit_llm.kernels import selection
 
 
 def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the pairs (i, i + P/2) of each head by their angle."""
+    """Rotate the pairs (i, i + P/2) of each head by the angles whose cosines and sines (1 or B, L, P/2) are `rope`."""
     cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
     first, second = t_BLHP.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)

@@ -80,7 +80,7 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
 def convolution_gradient(
     mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the convolved columns of `dprojected_BLE`, and return the gradients of weight and bias.
+    """Write the gradient of the convolved channels into `dprojected_BLE`; return the gradients of weight and bias.
 
     Args: `before_BKC` is that of `mixer_inputs`.
     """
