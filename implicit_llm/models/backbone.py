@@ -135,7 +135,6 @@ class ImplicitModel(ImplicitPreTrainedModel):
         """Solve and close all blocks of `width` tokens in one kernel.
 
         Return z, the state after the last block, and each block's statistics.
-
         Return None instead if no kernel can do this, or if a token became NaN or infinite; the caller then solves the
         blocks one after another.
         """
