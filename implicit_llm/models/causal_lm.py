@@ -79,8 +79,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on the labels at t (word
             problems) or, as usual in Hugging Face, on those at t+1. logits_to_keep: how many of the last positions are
             computed (0: all), or an index of positions; labels then belong to these positions. return_logits: False
-            saves the memory of the logits, which are then None (see `total_loss`). num_items_in_batch: the divisor of the
-            summed loss, by default the number of scored labels. All other arguments are those of the backbone.
+            saves the memory of the logits, which are then None (see `total_loss`). num_items_in_batch: the divisor of
+            the summed loss, by default the number of scored labels. All other arguments are those of the backbone.
         Raises: the errors of the backbone's `forward`.
         """
         self.refuse_unknown(kwargs)
