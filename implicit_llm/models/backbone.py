@@ -62,7 +62,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether `num_open` > 0 on any process; all processes must call f together, to gather sharded layers."""
+        """Return whether `num_open` > 0 on any process; all processes must call f together to gather sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
