@@ -4,7 +4,7 @@ The settings name a folder or a model of the hub:
 
 {"path": "models/pythia-70m"}                      in the downloads folder, or else in the working directory
 {"hub": "EleutherAI/pythia-70m", "revision": ...}  in models/<owner>/<name>/<revision>/ of the downloads folder, where
-                                                   `implicit-llm prefetch` stores it; without revision in main/
+                                                   `implicit-llm prefetch` stores it; in main/ if revision is null
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def run(context: StageContext) -> StageResult:
 
 
 def layout_of(checkpoint: CheckpointFiles) -> str:
-    """Return the layout of a checkpoint, which its config.json determines. Raises: CheckpointError."""
+    """Return the layout of a checkpoint, which its config.json determines.
+
+    Raises: CheckpointError for an unknown model_type, and for a pickle in the layout of transformers.
+    """
     config, path = checkpoint.config, checkpoint.folder / CONFIG_FILE
     if is_original_mamba2(config):
         return ORIGINAL

@@ -24,9 +24,9 @@ def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor,
     """Return the cross entropy in nats of `hidden @ weight.T`, summed over tokens, in fp32 (fp64 for fp64 products).
 
     Products are computed in autocast's dtype if autocast is on, otherwise in that of hidden; the softmax is computed in
-    that of the result.
-    Tokens with label `ignore_index` are skipped. The result can be differentiated once, with respect to hidden and
-    weight; with the `reference` kernels any number of times, with all logits in memory.
+    that of the result. Tokens with label `ignore_index` are skipped.
+    The result can be differentiated once, with respect to hidden and weight. The `reference` kernels store all logits,
+    and their result can be differentiated any number of times.
     """
     device = hidden_TD.device.type
     if torch.is_autocast_enabled(device):
@@ -80,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Any]:
-    """Return every token's loss in fp32 or wider and, if wanted, `scale` times its gradient in the logits' dtype.
+    """Return each token's loss in fp32 or wider and, if wanted, `scale` times its gradient (T, U) in the logits' dtype.
 
     This may overwrite the logits.
     """

@@ -1,4 +1,4 @@
-"""Compute RMS norms, plain, gated or of a sum, by Triton kernels or in plain PyTorch with an explicit gradient.
+"""Compute the RMS norm of a tensor, a gated tensor or a sum, by Triton kernels or in PyTorch with explicit gradients.
 
 Autograd would store five fp32 tensors per call. This code stores the inputs, or their sum, and at most one number per
 row, and needs half as many passes over memory.
@@ -35,7 +35,10 @@ def rms_norm(x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, dtype: 
 def add_and_norm(
     h: Tensor, branch: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return h + branch and the `rms_norm` of this sum; Triton needs one pass, also if branch has a narrower dtype."""
+    """Return h + branch and the `rms_norm` of this sum; a Triton kernel computes both in one pass over memory.
+
+    For that, the dtype of branch must not be wider than that of h.
+    """
     if h.dtype == torch.promote_types(h.dtype, branch.dtype) and selection.norm_runs_on_triton(h):
         from implicit_llm.kernels.triton import norm as triton_norm
 

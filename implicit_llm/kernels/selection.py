@@ -4,9 +4,9 @@
 autograd records every operation, as torch.func, forward mode and second derivatives require; it takes more time and
 memory. `triton` runs our own kernels, on NVIDIA GPUs from sm_80 up and on ROCm. Mamba2 mixers that they cannot serve
 use mamba_ssm's SSD and causal_conv1d's convolution if these packages are installed. `mamba_ssm` requires these packages
-and uses them for every mixer; otherwise it equals `triton`. One of the four is selected for the whole process
-(`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end of this file.
-Each reason that a rule passes to `_decide` is logged once.
+and uses them for every mixer that they can serve; otherwise it equals `triton`. One of the four is selected for the
+whole process (`selected_kernels`). A call that the selected kernels cannot serve uses `torch`, by the rules at the end
+of this file. Each reason that a rule passes to `_decide` is logged once.
 
 triton, mamba_ssm and causal_conv1d are imported only if the selected kernels need them and a GPU for them exists.
 """
@@ -56,7 +56,9 @@ def selected_kernels() -> Backend:
 
 
 def select_kernels(choice: KernelChoice = "auto") -> Backend:
-    """Select the kernels of the whole process; `auto` uses IMPLICIT_LLM_KERNELS if set, else what the machine supports.
+    """Select the kernels of the whole process.
+
+    `auto` uses IMPLICIT_LLM_KERNELS if it is set, else `triton` if it can run here, else `torch`.
 
     Raises: KernelsUnavailable for an unknown name, and if `triton` or `mamba_ssm` is requested and cannot run here.
     """
@@ -151,7 +153,7 @@ def missing_of_mamba_ssm() -> str | None:
 
 
 def is_reference() -> bool:
-    """Return whether all operations must be PyTorch's own, without custom autograd functions."""
+    """Return whether the `reference` kernels are selected, which are PyTorch's own operations without our gradients."""
     return selected_kernels() == "reference"
 
 
@@ -213,7 +215,7 @@ def norm_runs_on_triton(x_BLD: Tensor) -> bool:
 
 
 def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int) -> bool:
-    """Return whether the kernels of a whole mixer run; they support no gradient or padding. `sizes` are (P, G, N)."""
+    """Return whether the kernels of a whole mixer run without gradient and padding. `sizes` are (P, G, N)."""
     if selected_kernels() != "triton" or torch.is_grad_enabled() or valid_BL is not None:
         return False
     return _decide("mixer", _unfit_mixer(projected_BLE, sizes, taps, MAX_STATE_TILE))
@@ -222,7 +224,10 @@ def scan_runs_on_triton(projected_BLE: Tensor, valid_BL: Tensor | None, sizes: t
 def trained_scan_runs_on_triton(
     projected_BLE: Tensor, valid_BL: Tensor | None, sizes: tuple[int, int, int], taps: int
 ) -> bool:
-    """Return whether the kernels of a whole mixer run with gradients of all but the state before the sequence."""
+    """Return whether the kernels of a whole mixer run with gradients, but without padding.
+
+    The state before the sequence gets no gradient.
+    """
     if selected_kernels() != "triton" or valid_BL is not None:
         return False
     # In TF32 the gradients of dt's bias and of A would be wrong by up to 3 %; those of mamba_ssm are wrong by 0.2 %.
@@ -258,7 +263,7 @@ def search_runs_on_triton(
 
 
 def token_products_run_on_triton(*weights: Tensor) -> bool:
-    """Return whether `kernels.triton.token_products` can use these weights without gradient. This rule logs nothing."""
+    """Return whether `kernels.triton.token_products`, which has no gradient, can use these weights; log nothing."""
     return _uses_triton() and all(
         weight.dtype == torch.float32
         and _unfit(weight) is None
@@ -339,7 +344,7 @@ def published_chunk(length: int) -> int:
 
 
 def _published_sizes(x_BLHP: Tensor, B_BLGN: Tensor) -> tuple[int, int]:
-    """Return the entries of the largest tensor in mamba_ssm's SSD and its gradient, and the programs along an axis.
+    """Return the largest number of entries of a tensor in mamba_ssm's SSD and its gradient, and of programs on an axis.
 
     SSD reads x and B, writes as much, and forms scores (B, C, G, Q, Q), states (B, C, H, P, N) and gradients of decays
     in blocks of 32 rows (B, H, C, Q / 32, Q); C is the number of chunks and Q their length.
@@ -357,7 +362,7 @@ def _extent(x: Tensor) -> int:
 
 
 def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
-    """Return which limit is exceeded by the entries that an offset counts or by the programs along an axis, or None."""
+    """Return a message if an offset counts too many entries or an axis has too many programs, else None."""
     if entries <= MAX_OFFSET and programs <= MAX_GRID:
         return None
     limit = "offsets of 2^31 or more" if entries > MAX_OFFSET else f"more than {MAX_GRID} programs along an axis"
@@ -365,7 +370,7 @@ def _too_large(x: Tensor, entries: int, programs: int = 1) -> str | None:
 
 
 def _first(limits: Mapping[str, bool]) -> str | None:
-    """Return the first limit that is exceeded, or None."""
+    """Return the description of the first limit that is exceeded, or None."""
     return next((reason for reason, is_exceeded in limits.items() if is_exceeded), None)
 
 

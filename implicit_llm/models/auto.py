@@ -28,7 +28,10 @@ FAMILIES.update(
 
 
 def register_implicit_causal_lm() -> None:
-    """Register all families, also those of a user, and the baseline lstm with the Auto classes; idempotent."""
+    """Register all families, including users' families, and the baseline `lstm` with the Auto classes.
+
+    The LSTM has no `AutoModel`. Repeated calls change nothing.
+    """
     for config_class, model_class, causal_lm_class in filter(None, FAMILIES.values()):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         AutoModel.register(config_class, model_class, exist_ok=True)
@@ -38,11 +41,11 @@ def register_implicit_causal_lm() -> None:
 
 
 def register_family(name: str, config: type[ImplicitConfig], layer: type[RecurrentLayer]) -> type[RecurrentForCausalLM]:
-    """Register `name` with Hugging Face's Auto classes: explicit and implicit models with layers of the class `layer`.
+    """Register the family `name` with the Auto classes: explicit and implicit models with layers of the class `layer`.
 
     Everything else is the same as in the built-in families: embedding, injection, solver, loss, generation and saving.
     Call this function before you load such a model.
-    Args: config has `model_type = name` and the fields that `layer(config)` uses.
+    Args: config is a class with `model_type = name` and the fields that `layer(config)` uses.
     Returns: the class of the family's language models.
     Raises: NameTaken for a model type of this package or of transformers; InvalidEntry if a class has the wrong base or
         the layer has no `mix`; ModelConfigError if `config` has another `model_type`.
@@ -72,7 +75,8 @@ def list_configs() -> list[str]:
 def load_config(name: str, **overrides: Any) -> ImplicitConfig:
     """Return the configuration called `name` with `overrides`; a dict for `solver` changes only the settings it names.
 
-    Raises: ModelConfigError for an unknown name or field, with a similar one or a hint how to find those that exist.
+    Raises: ModelConfigError for an unknown name or field (the message names a similar one, or how to find the valid
+        ones); ConfigError for invalid solver settings.
     """
     if name not in list_configs():
         hint = nearest(name, list_configs(), "implicit_llm.list_configs() names them all")
@@ -92,7 +96,8 @@ def trained_model(name: str | Path) -> Path:
 
     name: a model of the package, such as "s5-state-passing-s0", or the directory of a finished run, such as
         "results/demo/train/a5-implicit-s1/free".
-    Raises: ModelConfigError for any other name, and for a finished run without a model.
+    Raises: ModelConfigError for any other name, and for a finished run without a model; ManifestError if the run's
+        manifest is damaged.
     """
     run = Path(name)
     if (run / MANIFEST).is_file():

@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 class ImplicitModelOutput(ModelOutput):
     """The output of a model without its head.
 
-    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. solver_stats: None for an
-    explicit model.
+    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. hidden_states: the input of
+    each layer and then the output, if requested. solver_stats: None for an explicit model.
     """
 
     last_hidden_state: Tensor | None = None
@@ -62,7 +62,7 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether `num_open` > 0 on any process; all must join each call of f, which gathers sharded layers."""
+        """Return whether `num_open` > 0 on any process; all processes must call f together to gather sharded layers."""
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -97,7 +97,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         setattr(self, self._final_norm, RMSNorm(width, eps))
         self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
         if config.is_implicit:
-            if config.injection_width == 1:  # PyTorch would silently broadcast it to every channel
+            if config.injection_width == 1:  # PyTorch would silently broadcast width 1 to every channel
                 raise ModelConfigError(
                     f"injection_width: 1 would be added to every channel alike; let {type(config).__name__} return the "
                     "width of what it is added to"
@@ -116,7 +116,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> tuple[Tensor, tuple[LayerState, ...]]:
         """Evaluate f once: apply all layers and the final norm; append each layer's input and then f(h) to `collect`.
 
-        Returns: f(h) and the layers' states after the block, which are an empty tuple without `return_states`.
+        Returns: f(h), and a tuple of the layers' states after the block, which is empty without `return_states`.
+        Raises: LostGradient; see `stack.refuse_lost_gradient`.
         """
         states, branch_BLD = [], None
         for index, layer in enumerate(self.layers):
@@ -131,18 +132,20 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return h_BLD, tuple(states) if return_states else ()
 
     def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
-        """Solve and close all blocks of `width` tokens in one kernel; return z, the last state, and all statistics.
+        """Solve and close all blocks of `width` tokens in one kernel.
 
-        Return None if no kernel can do this, or if a token became NaN or infinite; the caller then solves the blocks
-        one after another.
+        Return z, the state after the last block, and each block's statistics.
+        Return None instead if no kernel can do this, or if a token became NaN or infinite; the caller then solves the
+        blocks one after another.
         """
         return None
 
     def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
         """Return a function that evaluates f(z, x) faster on one token of one sequence, or None if there is none.
 
-        The function is for fp32 without autocast, gradient, dropout or padding. Its StackInput must have a prefix; that
-        of an attention has room for the token (`Prefix.position`), whose key and value the function writes into it.
+        The function is for implicit models in fp32 without autocast, gradient, dropout or padding. Its StackInput must
+        have a prefix. For attention layers, the prefix must have room for the token; the function writes the token's
+        key and value at `Prefix.position`.
         weights: the layers' weights, as in the StackInput.
         """
         return None
@@ -160,15 +163,17 @@ class ImplicitModel(ImplicitPreTrainedModel):
         eval_mode: EvalMode | None = None,
         **kwargs: Any,
     ) -> ImplicitModelOutput:
-        """Run the training or, in eval mode, the evaluation pass of `solver`; an explicit model runs its layers once.
+        """Run the training pass of `solver`, or its evaluation pass if the model is in evaluation mode.
+
+        An explicit model runs its layers once in either mode.
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D). attention_mask (B, past + L): 0 for padding, which may be
             anywhere in a sequence and never changes the results of the tokens. past_key_values: a cache of
-            converged states, which is advanced in place and passes no gradient. eval_mode: replaces the solver's
-            `eval_mode` for this call.
+            converged states, which is advanced in place and passes no gradient. output_hidden_states: only for explicit
+            models. eval_mode: replaces the solver's `eval_mode` for this call.
         Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
-            TypeError for unknown arguments; NonFiniteState, whose position does not count padding; NotImplementedError
-            if an implicit model is exported or traced.
+            TypeError for unknown arguments; NonFiniteState, whose position counts the tokens of a block without
+            padding; LostGradient; NotImplementedError if an implicit model is exported or traced.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))

@@ -10,10 +10,10 @@ from implicit_llm.models.stack import Prefix
 
 
 class ConvergedStateCache(Cache):
-    """The converged states after all tokens so far, for one batch, such as SSM states, or keys and values.
+    """The converged states (SSM states, or keys and values) of one batch of sequences after all its tokens so far.
 
     A model that gets the cache as `past_key_values` starts from these states and then advances the cache in place.
-    prefix: the states, None if there are none yet. made_by: names type and size of the model that computes the states.
+    prefix: the states; None if there are none yet. made_by: the type and size of the model that computes the states.
     is_growing: whether the states grow with the sequence.
     """
 
@@ -45,8 +45,9 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens, or keep only the first `tokens` if it is positive (transformers <= 5.20).
+        """Remove the last `-tokens` tokens, or nothing for 0.
 
+        If `tokens` is positive, as in transformers up to 5.20, keep only the first `tokens` tokens.
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """
         if self.prefix is None or tokens == 0:
@@ -65,7 +66,7 @@ class ConvergedStateCache(Cache):
         self.prefix = before.first(length)
 
     def join(self, model: str, batch: int, *, is_growing: bool) -> None:
-        """Prepare a forward pass of `model` over `batch` sequences: check the states or, without any, record the model.
+        """Check that the states are of `model` and of `batch` sequences; if there are no states, record `model`.
 
         Raises: ValueError for states of another model or of another number of sequences.
         """

@@ -1,4 +1,4 @@
-"""Define the language models of all families: backbone, tied head, loss and generation.
+"""Define the language models of all families: backbone, head, loss and generation.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
@@ -78,9 +78,10 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
 
         Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on the labels at t (word
             problems) or, as usual in Hugging Face, on those at t+1. logits_to_keep: how many of the last positions are
-            computed (0: all), or an index of positions; labels then belong to these positions. return_logits: if False,
-            logits are None, and the loss is computed as in `total_loss`. num_items_in_batch: the divisor of the summed
-            loss, by default the number of scored labels. All other arguments are those of the backbone.
+            computed (0: all), or an index of positions; labels then belong to these positions. return_logits: False
+            saves the memory of the logits, which are then None (see `total_loss`). num_items_in_batch: the divisor of
+            the summed loss, by default the number of scored labels. All other arguments are those of the backbone.
+        Raises: the errors of the backbone's `forward`.
         """
         self.refuse_unknown(kwargs)
         inputs: dict[str, Any] = {
@@ -121,7 +122,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
-        Without `return_logits`, the logits are None, and only the `reference` kernels store all of them at once.
+        Without `return_logits`, None replaces the logits, and only the `reference` kernels compute all logits at once.
         """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
@@ -166,7 +167,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does, which needs the named parameter `inputs_embeds` to generate from embeddings.
+        """Prepare as transformers does; to generate from embeddings, it requires a parameter named `inputs_embeds`.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
@@ -219,7 +220,8 @@ def sharing_weights(
 
     The weights have the same names in both. The configuration has the fields that TAKEN and `taken` name, copied from
     `model.config`, and the given `fields`.
-    Raises: ModelConfigError if `model.config` and `fixed` differ, because the layer would differ from ours.
+    Raises: ModelConfigError if a setting has another value in `model.config` than in `fixed`, because the layers of
+        `model` then differ from ours.
     """
     theirs = model.config
     for key, wanted in fixed.items():

@@ -1,6 +1,7 @@
-"""Define the base configuration of all families, whose flat, typed fields `AutoConfig` reads and writes.
+"""Define the base configuration of all families, whose config.json has a flat layout of typed fields.
 
-The published nested layout is translated when it is read (published.py), and is never written.
+A config.json in the nested layout of the published code is translated when it is read (published.py). That layout is
+never written.
 """
 
 import os
@@ -75,7 +76,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Return whether SHIM, the module saved with a model, has this class; it has none of a user's family."""
+        """Return whether SHIM, the module saved with a model, has this class; it lacks those of users' families."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -126,9 +127,10 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read the clean layout, or translate the published one; fields in `kwargs` replace the saved ones.
+        """Read our flat layout, or translate the published layout; fields in `kwargs` replace the saved ones.
 
-        Fields of this package are replaced before the configuration is created, so that its checks apply to them.
+        Fields of this package are replaced before the configuration is created, so that its checks apply to them. A
+        dict for `solver` changes only the settings that it names.
         """
         values = clean_config(config_dict) if is_published(config_dict) else config_dict
         own = {field.name for field in fields(cls)} - {field.name for field in fields(PreTrainedConfig)}

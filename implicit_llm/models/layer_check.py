@@ -20,11 +20,12 @@ TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wron
 
 
 def check_layer(config: ImplicitConfig) -> None:
-    """Check that the layer is causal, continues from its state, and ignores padding and other sequences of the batch.
+    """Check that a layer of `config` is causal, continues from its state, and ignores padding and other sequences.
 
-    The layer of an implicit model must also add its injection. The family must be registered. The check runs one layer
-    of this configuration with random weights on random input; the caller's random state does not change.
-    Raises: ModelConfigError, whose message describes what the layer does wrong.
+    The output must be finite, and the layer of an implicit model must add its injection. The check runs one layer with
+    random weights on random input; the caller's random state does not change.
+    Raises: ModelConfigError, whose message describes what the layer does wrong; UnknownName if the family is not
+        registered.
     """
     family = FAMILIES[config.model_type]
     config = copy.deepcopy(config)

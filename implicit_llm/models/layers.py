@@ -1,9 +1,9 @@
 """Define the building blocks of layers: normalised weights, projections, norms, the injection, and layer base classes.
 
 An implicit model applies the same weights dozens of times in one pass. Normalising them (and casting them under
-autocast) in every iteration would waste time, so our layers call `effective_weight()` once and pass the tensors to each
-iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise calls the
-modules. A layer of a user's family always calls its modules.
+autocast) in every iteration would waste time, so our layers call `effective_weight()` once per pass and use its result
+in each iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise
+calls the modules. A layer of a user's family always calls its modules.
 
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
@@ -23,7 +23,7 @@ from implicit_llm.models.stack import LayerState, Mixed, StackInput
 
 
 class RMSNorm(nn.Module):
-    """The root mean square normalisation with a learned scale, of x or, with a gate, of x silu(gate).
+    """The root mean square normalisation of x or, with a gate, of x silu(gate), with a learned scale.
 
     feeds_products: whether only products with weights use the output, which then has the dtype of `product_dtype`.
     """
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch, or h if there is no branch, and the norm of this; `add_and_norm` may compute both."""
+        """Return the sum h + branch, or h if there is no branch, and its norm; one kernel may compute both."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -61,8 +61,8 @@ class NormedWeight(nn.Module):
     """A weight of any shape, plain (`weight`) or weight-normalised (`g`, `v`) over all dimensions but the first.
 
     The parameters are not named weight_g and weight_v, because transformers would rename them when it loads a model.
-    Source: Salimans and Kingma 2016, w = g v / ||v||; the published models normalise every linear and convolution
-    weight.
+    Source: Salimans and Kingma 2016, w = g v / ||v||; the published implicit models normalise every linear and
+    convolution weight of layers and injection.
     """
 
     def __init__(
@@ -186,18 +186,20 @@ class Layer(nn.Module):
         """Return tensors computed from parameters alone, for a whole pass; None if `mixed` must call the modules."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
-        """Return the branch, mixed along the sequence from `state` on, and if `return_state` the state after the block.
+        """Return the branch, mixed along the sequence from `state` on, and the state after the block or None.
 
-        weights: this layer's entry in `x.weights`.
+        weights: this layer's entry in `x.weights`. return_state: whether to return the state after the block.
         """
         raise NotImplementedError
 
     def forward(
         self, h_BLD: Tensor, branch_BLD: Tensor | None, x: StackInput, index: int, return_state: bool
     ) -> tuple[Tensor, Tensor, LayerState | None]:
-        """Apply the layer to h + branch; return the stream before its last branch, this branch and the state or None.
+        """Apply the layer to h + branch, where branch is the last branch of the previous layer, or None.
 
         index: the index of this layer's weights, mask and state in x.
+        Returns: the residual stream without this layer's last branch, that branch, and the state after the block (None
+            without `return_state`).
         """
         before = None if x.prefix is None else x.prefix.layers[index]
         h_BLD, u_BLD = self.normed(h_BLD, branch_BLD)
@@ -217,7 +219,7 @@ class RecurrentLayer(Layer):
         state: LayerState | None,
         valid_BL: Tensor | None,
     ) -> tuple[Tensor, LayerState]:
-        """Return y (B, L, D), mixed along the sequence, and the state after it, a tuple of tensors (B, ...).
+        """Return y (B, L, D), mixed along the sequence, and a tuple of tensors (B, ...), the state after the tokens.
 
         Args: injection_BLE (width `config.injection_width`): must be added to the in-projection; None for an explicit
             model. state: the state after the previous tokens; None if there are none. valid_BL: False for padding,

@@ -1,4 +1,4 @@
-"""Load causal language models of other packages, and convert explicit models to implicit ones."""
+"""Load causal language models from folders without running their code; convert explicit models to implicit ones."""
 
 import copy
 import importlib
@@ -52,9 +52,9 @@ def load_errors() -> Iterator[None]:
 def load_foreign(
     folder: Path, *, dtype: torch.dtype | Literal["auto"] = torch.float32, use_safetensors: bool = True
 ) -> PreTrainedModel:
-    """Load the model in a folder, which must have all its weights; nothing is fetched and no code of the folder runs.
+    """Load the causal language model in a folder that has all its weights; fetch nothing and run no code of the folder.
 
-    Args: use_safetensors: if False, a folder without safetensors may have a pickle; only its tensors are read.
+    Args: use_safetensors: if False, a folder without safetensors may have a pickle, but only its tensors are read.
     Raises: ModelConfigError, in one line without the folder, if this is not a complete causal language model.
     """
     how: dict[str, Any] = {
@@ -63,7 +63,7 @@ def load_foreign(
         "trust_remote_code": False,  # without a value, transformers would prompt at a terminal
         "use_safetensors": use_safetensors or None,
         "output_loading_info": True,
-        # With this, transformers reports weights of a wrong shape, like missing weights, instead of raising.
+        # With this, transformers reports weights of a wrong shape, as it reports missing weights, instead of raising.
         "ignore_mismatched_sizes": True,
     }
     with load_errors():
@@ -91,14 +91,14 @@ def _check_sizes(config: PreTrainedConfig) -> None:
 
 @torch.no_grad()
 def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any] | None = None) -> ImplicitForCausalLM:
-    """Return a new implicit model with the layers of an explicit one: ours, or a Llama or Mamba2 of transformers.
+    """Return a new implicit model with the layers of an explicit model of this package, or of transformers.
 
-    The injection is newly initialised. Weight normalisation splits each weight into g = ||v|| and v, so every layer
-    still computes the same function. The model as a whole does not, because the input of its layers is now the fixed
-    point instead of the embedding, so you must train it.
-
+    From transformers, `model` may be a Llama or Mamba2. The injection is newly initialised. Weight normalisation splits
+    each weight of the layers into g = ||v|| and v, so every layer still computes the same function. The model as a
+    whole does not, because its layers now get the iterate z and the injection instead of the embedding. You must train
+    it. solver: None means the defaults of SolverConfig.
     Raises: TypeError for a model of another family; ModelConfigError for a setting that our layers do not support;
-        ValueError for an implicit model.
+        ValueError for an implicit model; ConfigError for invalid solver settings.
     """
     if not isinstance(model, ImplicitForCausalLM):
         convert = FROM_TRANSFORMERS.get(getattr(model.config, "model_type", ""))

@@ -1,4 +1,4 @@
-"""Define a plain LSTM as a Hugging Face causal model, which is the recurrent baseline of the word problems.
+"""Define a plain LSTM as a causal language model of Hugging Face: the recurrent baseline of the word problems.
 
 Shapes: `B` batch, `L` length, `D` model, `K` layers, `V` vocabulary.
 """
@@ -51,9 +51,9 @@ class LstmForCausalLM(PreTrainedModel):
     ) -> CausalLMOutput:
         """Return the logits (B, L, V) after each token.
 
-        past_key_values: a cache of the states (h, c) in which the sequences start; the call advances it in place,
-            without a gradient.
-        Raises: TypeError for an argument without effect here, such as labels; ValueError for padding.
+        past_key_values: a cache of the states (h, c) from which the sequences start; the call advances the cache in
+            place, without a gradient.
+        Raises: TypeError for an argument that this model does not support, such as labels; ValueError for padding.
         """
         for name, value in others.items():
             if value is not None and (name, value) != ("use_cache", False):

@@ -1,4 +1,4 @@
-"""Define the base class of all models, with or without a head: loading, saving, initialisation and the solver."""
+"""Define the base class of the models of all families: loading, saving, initialisation and the solver."""
 
 import inspect
 import json
@@ -117,10 +117,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Raise for arguments that `forward` would ignore; None is accepted, as peft passes all arguments it knows.
+        """Raise for arguments that `forward` would ignore; accept None, because peft passes all arguments it knows.
 
-        Raises: TypeError, which names a similar or the valid arguments; ValueError for attention weights and packed
-            documents.
+        Raises: TypeError, whose message names a similar argument or the valid ones; ValueError for
+            `output_attentions=True` and for packed documents.
         """
         for name, value in arguments.items():
             if name in PACKING and value is not None:
@@ -142,7 +142,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """Return `loaded` unchanged. Raises: ModelConfigError if a quantiser changed no layer or the model is implicit."""
+    """Return `loaded`, a model or a tuple that begins with it. Raises: ModelConfigError for a refused quantisation.
+
+    A quantisation is refused if it changed no layer, or if the model is implicit.
+    """
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
         return loaded

@@ -1,6 +1,6 @@
 """Read models in the layout of the published code, which has a nested config.json and other weight names.
 
-The weights may be safetensors or pytorch_model.bin. Saving such a model writes the clean layout.
+The weights may be safetensors or pytorch_model.bin. Saving such a model writes our own layout, called clean here.
 Source of the format: microsoft/implicit_languagemodels at commit 84a0bf3.
 """
 

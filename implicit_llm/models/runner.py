@@ -25,7 +25,7 @@ class Runner:
     """A runner that runs the solver's part of each pass kernel by kernel.
 
     Assign another runner to `model.base.runner` to run the passes of a model in another way. Models import this module,
-    so the types of models are open here. `model` is the language model for `training_step` and its backbone for
+    so the types of models are `Any` here. `model` is the language model for `training_step` and its backbone for
     `next_token`; `f` is a `StackMap` of the backbone.
     reducer: the `training.gradients.GradientReducer` of several processes, for a runner that computes gradients in the
     forward pass.

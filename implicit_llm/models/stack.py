@@ -28,6 +28,7 @@ Mixed = tuple[Tensor, LayerState | None]  # a layer's branch on a block and, if 
 class Prefix:
     """The converged state after the tokens before a block: the tensors of each layer, and which keys are padding.
 
+    length: the number of these tokens, padding included.
     valid_BS: False where a key is padding; None if there is no padding, or if no layer stores keys.
     room: the number of tokens for which the tensors of keys and values have space; only the first `length` are valid.
     None means no extra space. position: the indices (L) at which the block's keys and values are written into the room,
@@ -46,7 +47,7 @@ class Prefix:
         return self if self.room is None else self.first(self.length)
 
     def first(self, length: int) -> Prefix:
-        """Return the first `length` tokens of a prefix of keys and values."""
+        """Return the prefix that ends after the first `length` tokens; its states must be keys and values."""
         layers = self.map(lambda t: t[:, :, :length]).layers
         return Prefix(layers, length, None if self.valid_BS is None else self.valid_BS[:, :length])
 
@@ -68,9 +69,10 @@ class Prefix:
 class Padding:
     """The padding of a batch, and the order that moves it behind the tokens of each sequence.
 
-    The stack gets the sequences in this order. Blocks, states and residuals therefore depend on the tokens alone,
-    whether the padding was before, after or between them.
-    valid_BL: True for tokens, which come first in the new order.
+    The stack gets the tokens in this order. Blocks, states and residuals therefore depend on the tokens alone, wherever
+    the padding was.
+    order_BL: the old position of the token at each new position. valid_BL: True for tokens, which come first in the new
+    order.
     """
 
     order_BL: Tensor
@@ -197,11 +199,11 @@ class StackInput:
 
 
 def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
-    """Raise LostGradient if `out_BLD` passes no gradient to the weights of `module` or to the injection.
+    """Raise LostGradient if `out_BLD` passes no gradient, but a weight of `module` or the injection needs one.
 
     An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
-    argument z, but weights and injection reach it through a closure. Only implicit models are checked, and only if
-    the kernels are not `reference`.
+    argument z, but weights and injection reach it through a closure. The check is for implicit models, and it is
+    skipped with the `reference` kernels.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return

@@ -131,7 +131,7 @@ def _keep_kernel(
     at = (entry * length + row)[:, None] * width + column[None, :]
     is_better = tl.load(better_ptr + entry * length + row, mask=row < length, other=0) != 0
     is_kept = is_inside & is_better[:, None]
-    if IS_MADE:  # the formula of torch.lerp for weights from 1/2 up, which is exactly f(z) without damping
+    if IS_MADE:  # the formula of torch.lerp for weights from 1/2 up; with tau = 1 its result is exactly f(z)
         fz = wide(fz_ptr + at, is_inside)
         kept = fz - (fz - wide(z_ptr + at, is_inside)) * (1.0 - tau)
         tl.store(next_ptr + at, kept, is_inside)

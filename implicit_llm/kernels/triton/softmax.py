@@ -15,7 +15,7 @@ BLOCK = 4096
 def losses(
     logits_TU: Tensor, labels_T: Tensor, vocab: int, ignore_index: int, scale: float, wants_gradient: bool
 ) -> Tensor:
-    """Return every token's loss in fp32; if wanted, overwrite the logits with `scale` times the loss's gradient."""
+    """Return each token's loss in fp32; with `wants_gradient`, overwrite the logits with `scale` times its gradient."""
     found_T = torch.empty(len(logits_TU), dtype=torch.float32, device=logits_TU.device)
     _softmax_kernel[(len(logits_TU),)](
         logits_TU, labels_T, found_T, logits_TU.shape[1], vocab, ignore_index, scale, wants_gradient, BLOCK, num_warps=8

@@ -2,8 +2,8 @@
 
 A decoded token is little work for a GPU, and most of its time passes while kernels wait for each other. These kernels
 do more than a product: `project` computes the norm of a token before the product, and can add the injection or apply
-SwiGLU after it; `add` adds the product to the residual stream. A program sums over rows of the weight. Several
-sequences would need tiles for matrix units, for which the library's products are faster.
+SwiGLU after it; `add` adds the product to the residual stream. A program multiplies the token by a few rows of
+the weight, without matrix units. Several sequences would need those, and PyTorch's own products are then faster.
 
 On a Hopper GPU a kernel starts while the kernel before it still runs (programmatic dependent launch). Before it waits
 for that kernel, it loads what no kernel of the stack writes, such as weights and the injection. Every program waits
@@ -91,7 +91,7 @@ class TokenProducts:
 def _cut(width: int, entries: int) -> dict[str, int]:
     """Return how programs cut rows of `width` entries, if each result needs `entries` entries of the weight.
 
-    A row consists of a power of two and the rest, which is padded to another power of two.
+    The first part of a row has a power of two entries; the rest of the row is padded to another power of two.
     """
     first, rows = triton.next_power_of_2(width) // 2, max(1, min(MAX_ROWS, ROW_ENTRIES // entries))
     rest = triton.next_power_of_2(width - first)

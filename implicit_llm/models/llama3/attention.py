@@ -1,7 +1,7 @@
 """Compute rotary positions, attention (also to preallocated keys) and SwiGLU, by Triton kernels or in plain PyTorch.
 
-Shapes: `B` batch, `L` length, `S` room for keys, `H` heads, `P` head width, `E` query, key and value side by
-side; there may be fewer heads of keys and values than of queries.
+Shapes: `B` batch, `L` length, `S` room for keys, `H` heads (there may be fewer of keys and values than of queries), `P`
+head width, `E` query, key and value side by side, `M` MLP width.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from implicit_llm.kernels import selection
 
 
 def rotate(t_BLHP: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the pairs (i, i + P/2) of each head by their angle."""
+    """Rotate the pairs (i, i + P/2) of each head by the angles whose cosines and sines (1 or B, L, P/2) are `rope`."""
     cos, sin = rope[0].unsqueeze(2), rope[1].unsqueeze(2)
     first, second = t_BLHP.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(t_BLHP.dtype)

@@ -58,7 +58,7 @@ def _conv_of_package(
 
 
 def _is_aligned(x_BLC: Tensor) -> bool:
-    """Return whether the kernels can load x without a copy: 16 bytes at a time, with contiguous channels."""
+    """Return whether causal_conv1d can load x without a copy: 16 bytes at a time, with contiguous channels."""
     return x_BLC.stride(2) == 1 and not (x_BLC.stride(1) % 8 or x_BLC.stride(0) % 8 or x_BLC.data_ptr() % 16)
 
 

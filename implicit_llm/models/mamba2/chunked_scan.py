@@ -29,7 +29,10 @@ class ScanWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of padded sequences into `chunks` of `chunk_len` positions; `slice_len` sequences run at once."""
+    """The division of sequences into `chunks` chunks of `chunk_len` positions; `slice_len` sequences run at once.
+
+    length: the length of the sequences before they are padded at the end to whole chunks.
+    """
 
     length: int
     chunks: int
@@ -117,7 +120,10 @@ def scan(c: Chunks, *, return_state: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _states(c: Chunks, *, return_last: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the states before the chunks (F, H, P, N), None for zeros, and if `return_last` the one after them."""
+    """Return the states before the chunks (F, H, P, N), and with `return_last` the state after the last chunk.
+
+    Without `return_last`, the second value is None. For one chunk from an empty state, the first value is None.
+    """
     initial = None if c.initial_BHPN is None else c.initial_BHPN.to(c.dt_FQH.dtype)
     if c.layout.chunks == 1 and not return_last:
         return initial, None
@@ -215,7 +221,9 @@ def _gradient_of_states(
     dbefore_FHPN: Tensor | None,
     dstate_BHPN: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | float]:
-    """Run the recurrence state <- decay state + added backwards, and set the gradient of the initial state.
+    """Differentiate the recurrence `state <- decay * state + added` from the last chunk to the first.
+
+    This sets the gradient of the initial state if there are states before the chunks.
 
     Returns: the gradients of each chunk's `added` (None if zero) and of its log decay (F, H).
     """

@@ -35,7 +35,8 @@ FIXED_OF_TRANSFORMERS = {
 TAKEN = ("expand", "state_size", "head_dim", "conv_kernel", "layer_norm_epsilon")
 DEFAULT_PAD_MULTIPLE = 8
 
-# Settings of the original, each with the only value for which its layer equals ours; unknown settings are refused.
+# Settings of the original, each with the only value for which its layer equals ours. Unknown settings in ssm_cfg are
+# refused; other unknown settings are ignored.
 FIXED = {
     "ssm_cfg.layer": "Mamba2",
     "ssm_cfg.ngroups": 1,
@@ -102,7 +103,8 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
     """Load an explicit model, in fp32 and in evaluation mode, from a directory with config.json and weights.
 
     Args: sha256 is the hexadecimal digest of pytorch_model.bin, by which the caller vouches for that file.
-    Raises: UntrustedCheckpoint if a pickle has no digest; ModelConfigError if digest, layer or weights do not match.
+    Raises: UntrustedCheckpoint if the weights are a pickle and `sha256` is None; ModelConfigError if digest, layer or
+        weights do not match, if there are no weights, or if the pickle is damaged.
     """
     directory = Path(directory)
     config = original_config(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))

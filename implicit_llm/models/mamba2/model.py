@@ -166,7 +166,7 @@ class Mamba2Mixer(nn.Module):
         injection_BLE = x.injection_BLE
         if torch.is_grad_enabled() or selected_kernels() != "triton":
             projected_BLE, injection_BLE = _project(u_BLD, weights.in_proj_ED, injection_BLE), None
-        else:  # the kernels add the injection when they load it
+        else:  # the kernels load the injection and add it themselves
             projected_BLE = F.linear(u_BLD, weights.in_proj_ED)
         sizes, taps = (self.head_dim, self.groups, self.state_size), weights.conv_CK.shape[1]
         valid_BL = x.valid_BL if return_state else None  # padding is at the end, so it affects only the state
@@ -313,7 +313,7 @@ class ImplicitMamba2Model(RecurrentModel):
         before, past = (None, 0) if x.prefix is None else (x.prefix.layers[0], x.prefix.length)
         found = triton_search.search_blocks(of_layer, injection_BLE, before, width, search)
         if found is None:
-            return None  # the caller then solves the blocks one after another, which locates the token
+            return None  # the caller then solves the blocks one after another, which locates a non-finite token
         z_BLD, after, blocks = found
         return z_BLD, Prefix((after,), past + injection_BLE.shape[1]), blocks
 

@@ -177,10 +177,10 @@ def _turn(
     *,
     is_backward: bool = False,
 ) -> None:
-    """Write `given` + injection to `turned`, with query and key (B, L, H, P) rotated, backwards if `is_backward`.
+    """Write `given` + injection to `turned`; query and key (B, L, H, P) are rotated, in reverse if `is_backward`.
 
-    The value is written only if `turned` has a third tensor. All tensors of `given` have the same strides, as have all
-    of `turned`.
+    The value is written only if `turned` has a third tensor. All tensors of `given` must have the same strides, and so
+    must all of `turned`.
     """
     batch, length, heads, width = given[0].shape
     cos, sin = (table.contiguous() for table in rope)

@@ -1,8 +1,8 @@
 """Evaluate a Llama stack on one token of one sequence, in five kernels per layer (imported only if Triton runs).
 
 `kernels.triton.token_products` explains why the kernels are few and how they overlap. The first kernel computes query,
-key and value from the norm of h, and the second attention. The third adds the output projection to h, the fourth
-computes SwiGLU of the norm of h, and the fifth adds the down-projection to h.
+key and value from the norm of h, and the second computes attention. The third adds the output projection to h, the
+fourth computes SwiGLU of the norm of h, and the fifth adds the down-projection to h.
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `S` room for keys, `D` model, `H` heads, `P` head width, `O` H P, `E` 3 O, `M` MLP width, `G` 2 M.

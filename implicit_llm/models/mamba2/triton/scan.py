@@ -73,7 +73,7 @@ def _scan(
 
 
 def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Run `gated_scan` for one token."""
+    """Run `gated_scan` for one token, which follows `state`."""
     projected_B1E, injection_B1E, weights, (width, groups, size) = mixer
     batch, _, columns = projected_B1E.shape
     out = projected_B1E.new_empty(batch, 1, mixer.heads * width)

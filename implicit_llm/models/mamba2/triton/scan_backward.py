@@ -254,7 +254,7 @@ def _head_kernel(
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
-    # These are loaded again, because keeping them in registers would spill others.
+    # These are loaded again, because keeping them in registers would spill other values.
     gate_QP, dout_QP, x_wide_QP = wide(at_gate, is_row), wide(at_dout, is_row), wide(at_x, is_row)
     dgate_QP, row_Q = _gate_gradient(y_QP, gate_QP, dout_QP, x_wide_QP, D, kind)
     tl.store(rows_ptr + entry * Q + steps, row_Q)

@@ -1,7 +1,7 @@
 """Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
 One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
-convolution. Each processes channels in the order of positions, four at a time, with the last inputs in registers.
+convolution. Each processes the positions of its channels in order, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `models.mamba2.causal_conv`.
 
 Shapes: as in `scan`.
@@ -80,7 +80,7 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
 def convolution_gradient(
     mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the convolved columns of `dprojected_BLE`, and return the gradients of weight and bias.
+    """Write the gradient of the convolved channels into `dprojected_BLE`; return the gradients of weight and bias.
 
     Args: `before_BKC` is that of `mixer_inputs`.
     """

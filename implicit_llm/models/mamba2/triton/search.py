@@ -1,18 +1,18 @@
-"""Solve whole sequences of one implicit Mamba2 layer, block by block in one kernel.
+"""Solve whole sequences of an implicit Mamba2 model with one layer, block by block in one kernel.
 
 This module is imported only if Triton kernels run. With separate kernels and small blocks, an iteration is a dozen
 kernels that wait for one another, a batch waits in each block for its slowest sequence, and the host checks every few
 iterations whether all have converged. Here a program processes a few sequences from the first block to the last. It
-iterates each block until these sequences have converged, closes the block and carries their states to the next, without
-waiting for other sequences or for the host.
+iterates each block until these sequences have converged, closes the block and carries their states to the next block.
+It waits neither for other sequences nor for the host.
 
 An evaluation of f has four parts, which exchange data through memory that stays in the L2 cache. `_project` multiplies
 the norm of z by the in-projection, `_convolve` mixes positions, and `_scan` loops over the heads. `_project_out`
 multiplies by the out-projection and applies the gated norm, whose scale of a token is known only after the last head.
 Channels come before positions in all products, so that the weights fill the matrix units even if there are few tokens.
 An iteration of one program takes 120 us on an H100, mostly latency. With separate kernels, an iteration of a whole
-small batch takes less time. So training, where few sequences need many iterations, replays graphs of these kernels
-(`cuda_graphs.blocks`).
+small batch takes less time. So training, where few sequences need many iterations, replays graphs of the separate
+kernels (`cuda_graphs.blocks`).
 The plain PyTorch twin is `solver.passes` with `models.mamba2.model`.
 
 Shapes: `B` batch, `L` length, `D` model, `E` in-projection (gate I, convolved C = I + 2 N, dt H), `I` = H P inner, `H`
@@ -74,8 +74,8 @@ def search_blocks(
     """Solve and close block after block of `width` tokens, from z = 0 in each.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
-        block, None if it is empty. L is a multiple of `width`. The search is plain or damped, and stops by sequence or
-        by token.
+        block, None if it is empty. L must be a multiple of `width`, and K at most 4. The search must be plain or
+        damped, and stop by sequence or by token.
     Returns: the closed fixed point (B, L, D) in fp32, the state after the last block, and the statistics of each block;
         None instead of all three if any token became NaN or infinite.
     """
@@ -133,7 +133,7 @@ def _project(
     HEADS: constexpr, ALL_HEADS: constexpr, P: constexpr, N: constexpr, D: constexpr, TILE: constexpr, W: constexpr,
     S: constexpr, STAGES: constexpr,
 ):  # fmt: skip
-    """Write gate, the convolution's inputs, dt and its log decays within the block, all from projected + injection.
+    """Write gate, the convolution's inputs, dt and the block's cumulative log2 decays, all from projected + injection.
 
     of_row, of_kept, of_gate: offsets of each token in the injection, in `rows` and in `gate`.
     """
