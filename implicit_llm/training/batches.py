@@ -87,14 +87,14 @@ def _next_token(labels_BL: np.ndarray) -> np.ndarray:
 
 
 _ROUNDS = 4
-_CACHED_SAMPLES = 4096  # permuted at once; otherwise numpy's cost per call would be visible in steps of milliseconds
+_CACHED_SAMPLES = 4096  # permuted in one call of numpy; a call per step would slow down steps of milliseconds
 
 
 def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Return the images of `indices` (int64, any shape, in 0..size - 1) under a seeded permutation, in constant memory.
 
     The permutation is a Feistel network on Z_a x Z_b, with a * b at least `size` and close to it; an image outside the
-    range is encrypted again until it is inside. `key` is any tuple of integers.
+    range is encrypted again until it is inside. `key` is any tuple of non-negative integers.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)

@@ -42,8 +42,8 @@ class GradientReducer:
         """Sum the gradients of `leaves` over all ranks while a backward pass in this context computes them. Collective.
 
         Gradients that accumulated before are included, and a missing gradient counts as zero.
-        leaves: one tensor for each trained parameter, in the same order; by default the parameters themselves, for
-            which nothing happens if `is_done`.
+        leaves: one tensor for each trained parameter, in the same order; None means the parameters themselves. With
+            None and `is_done`, the call only sets `is_done` to False.
         """
         if leaves is None and self.is_done:
             self.is_done = False
@@ -100,7 +100,7 @@ class _Backward:
 
 
 def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Return the positions of `parameters`, in about the order in which a backward pass completes their gradients.
+    """Return the positions of `parameters`, roughly in the order in which a backward pass completes their gradients.
 
     The order is from the last layer to the first; the injection is at the end, because every layer uses it.
     """

@@ -50,7 +50,7 @@ class TrainInputError(UserError):
 def run(context: StageContext) -> StageResult:
     """Run `implicit-llm train`: write model/, checkpoint/, kept checkpoints and training.json below work.
 
-    Raises: UserError; Preempted after a stop request, once the state is committed.
+    Raises: UserError; Preempted after a stop request, either before the first step or once the state is committed.
     """
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     with StopRequest() as stop, Watchdog(runtime.hang_s, context.work) as watchdog:
@@ -168,9 +168,9 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Return this run's newest checkpoint, or else the one of the input phase at which this phase starts.
+    """Return this run's newest checkpoint, or else the checkpoint of the input phase from which this phase starts.
 
-    None for a first phase without a checkpoint. Raises: TrainInputError, ForeignCheckpoint.
+    Return None for a first phase without a checkpoint. Raises: TrainInputError, ForeignCheckpoint.
     """
     own = store.newest()
     if own is not None:

@@ -50,7 +50,7 @@ class StatePassing:
     def __init__(
         self, phase: PhaseConfig, data_source: Mapping[str, Any], layout: BatchLayout, device: torch.device
     ) -> None:
-        """Prepare the product table and the length of each chain, for which `join` makes the states.
+        """Prepare the product table and the length of each chain; `join` creates the states.
 
         data_source: `TokenDataset.source`, which names the group and the monoid.
         """
@@ -69,10 +69,10 @@ class StatePassing:
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Continue the chains with a step's micro-batches, and multiply the products into the `labels` of each.
+        """Continue the chains with a step's micro-batches; multiply the chains' products, from the left, into `labels`.
 
-        Also set in each micro-batch `chains`, `carried_share`, and `ends` (B): True where the chain restarts after this
-        sequence whatever the prediction is.
+        Also set `chains`, `carried_share` and `ends` (B) in each micro-batch. `ends` is True where the chain restarts
+        after this sequence whatever the prediction is.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])

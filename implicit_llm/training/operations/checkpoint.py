@@ -124,7 +124,7 @@ class Checkpoint:
         return load_file(self.path / OPTIMIZER)
 
     def random(self, rank: int) -> tuple[Mapping[str, Any], dict[str, Tensor]] | None:
-        """Return the random states of a rank, or None if fewer ranks wrote the checkpoint."""
+        """Return the random states of a rank, or None if the checkpoint has none for this rank."""
         if rank >= len(self.state["random"]):
             return None
         prefix, found = f"{rank}.", load_file(self.path / RANDOM)

@@ -71,7 +71,7 @@ class SaveSchedule:
         return bool(wish) or self._must_save, must_stop
 
     def commit(self, state: TrainingState) -> None:
-        """Start to write a state, after the journal, so that no metrics before a committed state are missing.
+        """Flush the journal, so that no metrics before a committed state are missing, then start to write the state.
 
         A state that must not be lost is committed when the call returns. Raises: StorageError.
         """
