@@ -91,7 +91,7 @@ class StateJacobian:
         return float((off_diagonal / whole).sqrt())
 
     def spectral_radius(self, *, num_products: int = 100) -> float:
-        """Estimate the spectral radius by power iteration: the geometric mean growth in the second half of products.
+        """Estimate the spectral radius by power iteration, as the geometric mean growth in its second half.
 
         The result is exact for an explicit layer, whose transition is diagonal.
         """

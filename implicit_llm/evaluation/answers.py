@@ -210,7 +210,7 @@ class SolverTally:
     """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
 
     evaluations: float = 0.0  # evaluations of f, summed over the tokens
-    iterations: float = 0.0  # the part of these in the solver's iterations, without closing and unrolled steps
+    iterations: float = 0.0  # the solver's iterations among these, without closing, phantom and unrolled steps
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0

@@ -79,7 +79,7 @@ def training_solve(
 ) -> tuple[Tensor, list[Block]]:
     """Run the solver's part of a free pass after `state`; return z (B, L, D) and each block's length and statistics.
 
-    A sequence that fits into one block needs no state after it, so its z is not closed.
+    A sequence that fits into one block has no next block that needs its state, so its z is not closed.
     """
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length

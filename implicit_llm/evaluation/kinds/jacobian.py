@@ -1,6 +1,6 @@
 """Check Theorem 1 on a trained Mamba2 model and on random layers.
 
-At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how f contracts.
+At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how fast f contracts.
 Shapes: `B` sequences of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
