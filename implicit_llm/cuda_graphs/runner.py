@@ -29,7 +29,8 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # fewest for graphs, because a capture costs as much as a few blocks without graphs
+# The fewest single tokens, and longer blocks, for graphs: a capture costs as much as a few blocks without graphs.
+MIN_TOKENS, MIN_BLOCKS = 16, 4
 EAGER_TOKENS = 4  # tokens of a cache before its first capture, because a capture costs as much as a few tokens
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 

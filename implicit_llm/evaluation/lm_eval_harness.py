@@ -7,7 +7,7 @@ fixed point of earlier ones, but they contribute to the residual by which a sequ
 iterations would then depend on the other requests of the batch, and so would every result, within the tolerance. Here a
 batch of log-likelihoods has only requests of one task and one length, so a result depends on its request alone, unless
 the stopping rule is that of a batch.
-Prompts for generation are padded on the left with a mask, which does not change the results.
+Prompts for generation are padded on the left. Their mask prevents the padding from changing the results.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.distributed import max_over_ranks
 
-# As in DDP: large enough for the network's full bandwidth, and small enough that the first bucket is complete early.
+# The size is that of DDP: it reaches the network's full bandwidth, and the first bucket is complete early.
 BUCKET_BYTES = 25 * 2**20
 
 
@@ -66,7 +66,7 @@ class _Backward:
         self._buckets, self._dtype = buckets, dtype
         self._num_missing = [len(bucket) for bucket in buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []
-        # If several steps use a weight, its hook runs once, after the gradients of all these steps have been summed.
+        # If several evaluations of f use a weight, its hook runs once, after their gradients have been summed.
         self._hooks = [
             leaf.register_post_accumulate_grad_hook(partial(self._complete, number))
             for number, bucket in enumerate(buckets)

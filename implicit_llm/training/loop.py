@@ -53,7 +53,8 @@ from implicit_llm_jobs.progress import ProgressLog
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row it is too small.
+# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row, it is so small that
+# it cannot be the reason, and training stops.
 MAX_SKIPPED_IN_A_ROW = 24
 NON_FINITE_REPORT = "non_finite.json"
 
@@ -104,7 +105,7 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else without effect
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # only in fp16
         task, length = job.context.kinds.tasks[config.task], job.dataset.length
         self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:

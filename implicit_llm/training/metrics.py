@@ -35,7 +35,11 @@ Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the
 
 @dataclass
 class Totals:
-    """The totals up to a step, part of every checkpoint; skipped_*: updates skipped after fp16 gradients overflowed."""
+    """The totals up to a step, which every checkpoint contains.
+
+    skipped_updates: the updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how many of them
+    are the newest updates.
+    """
 
     tokens: int = 0
     flops: float = 0.0
@@ -141,7 +145,7 @@ class StepMetrics:
         return rows
 
     def drain(self) -> dict[str, float]:
-        """Return the means over the rows pulled since the last drain, and start a new window."""
+        """Return the means over the rows pulled since the last drain, and drop these rows."""
         rows, self._window = self._window, []
         return self._means(rows)
 
@@ -203,9 +207,9 @@ def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
 
 
-# An evaluation needs up to four times max_iter iterations for every block of tokens, so both metrics use few sequences.
-# In a phase without fixed points yet, more would cost minutes. In a causal model, later tokens do not change a token's
-# loss, so the first tokens of a sequence suffice.
+# By default, a block in evaluation mode takes up to 4 `max_iter` evaluations of f, so both metrics use few sequences.
+# More would cost minutes as long as the solver does not converge. The model is causal: later tokens do not change a
+# token's loss, so the first tokens of a sequence suffice.
 SEQUENCES, POSITIONS = 8, 512
 RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
 RADIUS_PRODUCTS = 40  # one backward pass each; on trained models, the result is within a few percent of the limit
@@ -226,8 +230,9 @@ def look_at_fixed_point(
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
     the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
-    If an evaluation is not finite, its metric and the next one are NaN. Both metrics stay on the device. The random
-    state, the gradients and the training mode do not change. context: the autocast of training.
+    A metric is NaN if its evaluation becomes NaN or infinite, and spectral_radius also if that of mode_gap does. Both
+    metrics stay on the device. The random state, the gradients and the training mode do not change. context: the
+    autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]

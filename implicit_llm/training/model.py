@@ -87,9 +87,10 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
 
 
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
-    """Return the model in a folder, or the commit of a hub model that prefetch fetched; never use the network.
+    """Return the model of a folder, or of a hub commit that `prefetch` has fetched; never use the network.
 
     With a `solver`, an implicit model gets it in place of the saved solver, and an explicit model becomes implicit.
+    Raises: ModelError, FetchedFilesError.
     """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None

@@ -106,7 +106,10 @@ def _train(job: TrainingJob) -> None:
 
 
 def _finish(job: TrainingJob) -> StageResult:
-    """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase."""
+    """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase.
+
+    Other ranks wait until rank 0 has finished. Raises: TrainInputError on rank 0.
+    """
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
     # With the configuration beside the manifest, `from_pretrained` accepts the run directory.

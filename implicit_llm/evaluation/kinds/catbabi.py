@@ -7,8 +7,8 @@ concatenated stories, so a question near its start may lack the facts before it.
 
 carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the data set. The
 state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
-an implicit model is solved in its mode, from the converged state of all earlier windows. Only a Mamba2 model of this
-package has a result: the cache of a model with attention would contain the whole test set.
+an implicit model solves each in its mode, from the converged state after all earlier windows. Only a Mamba2 model of
+this package has a result: the cache of a model with attention would contain the whole test set.
 """
 
 import itertools

@@ -157,7 +157,7 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
     """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece.
 
-    The file names the classes of its objects. Only the same code loads it, because the code determines the fingerprint.
+    The file names the classes of its objects. Only the same code loads it, because the fingerprint covers the code.
     """
     raw = BytesIO()
     # A view would be written with the whole tensor that it is a part of.

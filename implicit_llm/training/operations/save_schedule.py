@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# With saves by the clock, training may wait for at most the first share of the time, and writes may run for the second.
+# With saves by the clock, training waits for at most the first share of the time, and writes use at most the second.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 

@@ -73,11 +73,11 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 # A warning is logged if the mean over this many steps exceeds a limit, for the share of unconverged tokens or for the
-# residual. Word-problem models that learn reach 0.65 and 0.61 during training; with 8 iterations for 256 tokens the
-# share is 0.99.
+# residual. Word-problem models that learn reach a share of 0.65 and a residual of 0.61 during training. With 8
+# iterations for 256 tokens, the share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = 10  # of ALARM_STEPS, between the first and second alarm; each later pause is twice the previous one
+_QUIET_WINDOWS = 10  # times ALARM_STEPS is the pause after the first alarm; each later pause is twice as long
 
 
 class SolverAlarm:
@@ -92,7 +92,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics are NaN in explicit phases, and NaN or 0 in unrolled phases, so these phases never warn.
+        The metrics of ALARM_LIMITS are NaN in explicit phases, and NaN or 0 in unrolled phases, so neither ever warns.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:
