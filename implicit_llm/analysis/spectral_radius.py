@@ -1,7 +1,7 @@
 """Estimate the spectral radius of df/dz at a fixed point; if it is below 1, the plain iteration contracts nearby.
 
-f is causal, so the Jacobian over a sequence is block triangular, and its spectral radius is the largest of those of the
-tokens. The closer it is to 1, the slower the iteration converges. Training measures it on a few tokens
+f is causal, so the Jacobian over a sequence is block triangular, and its spectral radius is the largest of the tokens'
+own radii. The closer it is to 1, the slower the iteration converges. Training measures it on a few tokens
 (training/metrics.py).
 
 Shapes: `B` batch, `L` length, `D` model.

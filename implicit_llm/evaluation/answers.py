@@ -67,7 +67,7 @@ class Tally(Protocol):
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count `batch`, whose result is `answer` or None. Return how many of its sequences are not finite."""
+        """Count `batch`, whose result is `answer` or None. Return how many of its sequences have no finite result."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields of a record that the tally determines."""
@@ -84,7 +84,7 @@ def tallied(
 ) -> dict[str, Any]:
     """Return a record's values: those of `tally` for the results of `read`, the solver's cost, and `nonfinite_share`.
 
-    If a sequence is not finite, all `tally.measures` are None. ask: see `answers`.
+    If the result of any sequence is NaN or infinite, all `tally.measures` are None. ask: see `answers`.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0

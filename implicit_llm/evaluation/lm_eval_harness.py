@@ -139,7 +139,7 @@ class ImplicitLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Answer]:
-        """Return the results of (key, context, continuation), evaluated in groups of one length, the longest first."""
+        """Return the results of requests (key, context, continuation); evaluate them by length, the longest first."""
         highest = max((token for _, *parts in requests for part in parts for token in part), default=-1)
         check_tokens(self.model, highest, f"{self.where}: tokenizer")
 

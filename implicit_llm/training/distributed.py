@@ -1,4 +1,4 @@
-"""Synchronise the processes of one job; with a single process this costs nothing."""
+"""Synchronise the processes of one job; a single process exchanges nothing."""
 
 import os
 from collections.abc import Mapping

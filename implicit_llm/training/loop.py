@@ -105,7 +105,7 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # only in fp16
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # otherwise a no-op
         task, length = job.context.kinds.tasks[config.task], job.dataset.length
         self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:

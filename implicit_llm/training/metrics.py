@@ -28,7 +28,7 @@ RECENT_STEPS = 50
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _SUMMED = ("loss", "right", "scored")  # sums over micro-batches; right and scored count positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # these stay on the device
+_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # on the device until `pull`
 _RESIDUAL = _OF_STEP.index("residual")
 Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the model does not have this metric
 
@@ -37,8 +37,8 @@ Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the
 class Totals:
     """The totals up to a step, which every checkpoint contains.
 
-    skipped_updates: the updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how many of them
-    are the newest updates.
+    skipped_updates: the updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how many of
+    the newest updates were skipped in a row.
     """
 
     tokens: int = 0
@@ -145,7 +145,7 @@ class StepMetrics:
         return rows
 
     def drain(self) -> dict[str, float]:
-        """Return the means over the rows pulled since the last drain, and drop these rows."""
+        """Return the means over the rows pulled since the last drain."""
         rows, self._window = self._window, []
         return self._means(rows)
 
@@ -230,9 +230,9 @@ def look_at_fixed_point(
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
     the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
-    A metric is NaN if its evaluation becomes NaN or infinite, and spectral_radius also if that of mode_gap does. Both
-    metrics stay on the device. The random state, the gradients and the training mode do not change. context: the
-    autocast of training.
+    A metric is NaN if its evaluation becomes NaN or infinite. If this happens to mode_gap, spectral_radius is NaN too.
+    Both metrics stay on the device. The random state, the gradients and the training mode do not change.
+    context: the autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]

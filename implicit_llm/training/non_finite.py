@@ -1,4 +1,4 @@
-"""Stop training when the loss or a gradient becomes NaN or infinite, before it reaches the weights."""
+"""Stop training when the loss or a gradient becomes NaN or infinite, before the weights change."""
 
 import functools
 import math

@@ -144,7 +144,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
-    """Return the summary, which does not depend on the runtime; `metrics` has means over the last steps."""
+    """Return the summary, which does not depend on runtime settings; `metrics` has means over the last steps."""
     metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {

@@ -102,7 +102,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value, or None if it or any request's result is not finite; a standard error may also be "N/A"."""
+    """Return the value, or None if it is no finite number (such as "N/A") or any request's result is not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 

@@ -1,6 +1,6 @@
 """Compute the accuracy of one trained model on all given word-problem test sets, in every mode.
 
-A model that tracks no state scores the share of the most frequent target at each position, its chance level. A token's
+The chance level at a position is the share of its most frequent target: a model without state scores this. A token's
 group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise. After t
 tokens the group part of the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which
 is well above 1 / |G| for a short sequence or a small h.

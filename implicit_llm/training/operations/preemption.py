@@ -49,7 +49,7 @@ class StopRequest:
             signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
-        """Make a rank above 0 wait until rank 0 has recorded why all ranks end early, or until the time is over.
+        """Make a rank above 0 wait until rank 0 has recorded why all ranks end early, or until a time limit.
 
         When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report the exit of rank
         0, so under torchrun the wait ends with the next signal, which follows this exit.

@@ -77,7 +77,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 # iterations for 256 tokens, the share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = 10  # times ALARM_STEPS is the pause after the first alarm; each later pause is twice as long
+_QUIET_WINDOWS = 10  # the pause after the first alarm, in units of ALARM_STEPS; each later pause is twice as long
 
 
 class SolverAlarm:
@@ -92,7 +92,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics of ALARM_LIMITS are NaN in explicit phases, and NaN or 0 in unrolled phases, so neither ever warns.
+        The metrics of ALARM_LIMITS are NaN in explicit phases, and NaN or 0 in unrolled phases, so these never warn.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:
