@@ -127,7 +127,7 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`. If a capture fails, return None and perhaps give the model a plain runner."""
+        """Return the result of `replay`, or None if a capture fails; the model may then get a plain runner."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:

@@ -281,7 +281,7 @@ class PositionTally:
         self.num_tokens_L = np.zeros(length, dtype=np.int64)
 
     def add(self, losses_BL: np.ndarray, counted_BL: np.ndarray) -> None:
-        """Count a batch of sequences, which may be shorter than `length`; losses are 0 where not counted."""
+        """Count a batch of sequences, which may be shorter than `length`; losses must be 0 where not counted."""
         length = losses_BL.shape[1]
         self.total_L[:length] += losses_BL.sum(axis=0)
         self.num_tokens_L[:length] += counted_BL.sum(axis=0)

@@ -41,7 +41,7 @@ class FixedPointMap(Protocol):
 class Best:
     """The record of a solve: for each token its best iteration, for each sequence its progress, all on the device.
 
-    If the `Progress` of a rule has `keeps_last`, the newest iteration counts as the best.
+    With `Progress.keeps_last`, the newest iteration counts as the best.
     z: the next z of the best iteration; the residuals are those of the z before it.
     rank_BL: the quantity that the best iteration otherwise minimises (`Progress.rank_BL`).
     residual_BL: the token's own residual in the best iteration.
@@ -107,7 +107,7 @@ class Best:
 
     @property
     def residual(self) -> Tensor:
-        """The lowest residual of each sequence (B), or the last one if its Progress has `keeps_last`."""
+        """The lowest residual of each sequence (B), or the last one with `Progress.keeps_last`."""
         return self.rank_BL[:, -1]
 
     def reset(self) -> None:

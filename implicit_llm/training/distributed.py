@@ -101,7 +101,7 @@ def total_over_ranks(number: int) -> int:
 
 
 def max_over_ranks(number: int) -> int:
-    """Return the largest number of all ranks, so that one rank's request reaches all at the same step. Collective."""
+    """Return the largest number of all ranks; this passes one rank's request to all at the same step. Collective."""
     return int(max_tensor_over_ranks(torch.tensor(number)))
 
 

@@ -106,7 +106,7 @@ def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def carries_state(model: nn.Module) -> bool:
-    """Return whether the carried protocol supports the model, which must be a Mamba2 of this package."""
+    """Return whether the carried protocol supports the model; it supports only a Mamba2 of this package."""
     return isinstance(model, ImplicitMamba2ForCausalLM)
 
 

@@ -48,7 +48,10 @@ def run(context: StageContext) -> StageResult:
 
 
 def _tokenizer(context: StageContext) -> Any:
-    """Return the model's own tokenizer if it has one, else that of the data set. Raises: TokenizerMissing."""
+    """Return the tokenizer of the model's folder, or that of the data set if the folder has no tokenizer.json.
+
+    Raises: TokenizerMissing.
+    """
     folder = model_directory(context.given(MODEL_ROLE))
     is_needed = TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file()
     return load_tokenizer(context.inputs[TOKENIZER_ROLE].dir if is_needed else None, folder)

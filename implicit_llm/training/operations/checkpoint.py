@@ -253,6 +253,7 @@ class CheckpointStore:
     def commit(self, state: TrainingState) -> None:
         """Write a checkpoint, then delete all but the last two and the kept ones; retry transient errors for seconds.
 
+        If the step's kept checkpoint is already intact, nothing happens.
         Raises: StorageError, with all earlier checkpoints intact.
         """
         if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it

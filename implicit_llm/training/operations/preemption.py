@@ -23,7 +23,7 @@ class StopRequest:
 
     A Ctrl-C (SIGINT) after the first request raises KeyboardInterrupt: the user does not want to wait for the step.
     On entry, the context announces to the launcher, if there is one, that this process now handles signals.
-    received: the name of the first signal, or None.
+    Outside of the main thread, the context does nothing. received: the name of the first signal, or None.
     """
 
     def __init__(self) -> None:
