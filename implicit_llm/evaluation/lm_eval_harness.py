@@ -68,9 +68,9 @@ class ImplicitLM(HFLM):
     Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase or an import.
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
-        `batch_size`: the number of requests per forward pass; None and "auto" mean `max_batch_size`, or else 32.
-        It is halved when log-likelihoods run out of memory, unless results depend on it. `kernels`: a KernelChoice
-        for a model that is loaded here, such as auto. Other options are those of HFLM.
+        `batch_size`: the number of requests per forward pass; None and "auto" mean `max_batch_size`, or
+        else DEFAULT_BATCH_SIZE. It is halved when log-likelihoods run out of memory, unless results depend on it.
+        `kernels`: a KernelChoice for a model that is loaded here, such as auto. Other options are those of HFLM.
     Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, KernelsUnavailable,
         EvaluateInputError for a run directory without a model.
     """
