@@ -91,7 +91,7 @@ class StateJacobian:
         return float((off_diagonal / whole).sqrt())
 
     def spectral_radius(self, *, num_products: int = 100) -> float:
-        """Estimate the spectral radius by power iteration: the geometric mean growth in the second half of products.
+        """Estimate the spectral radius by power iteration, as the geometric mean growth in its second half.
 
         The result is exact for an explicit layer, whose transition is diagonal.
         """
@@ -109,7 +109,7 @@ def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) 
     """Return the step of the last token of `input_ids_L` in a layer, from the converged state after the other tokens.
 
     Args: model must be in evaluation mode; use fp64, because fp32 is too coarse for comparisons to 1e-6.
-    Raises: TypeError unless the model is a Mamba2 without its head; ValueError for one token or an unknown layer.
+    Raises: TypeError unless the model is a Mamba2 without its head; ValueError for too few tokens or an unknown layer.
     """
     if not isinstance(model, ImplicitMamba2Model):
         raise TypeError(

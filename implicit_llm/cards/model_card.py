@@ -86,8 +86,8 @@ class ModelFacts:
     """The facts about a model that its model card shows.
 
     family: Mamba2, Llama, or the model type of Hugging Face. sizes: the SIZES of the configuration. solver: None for an
-    explicit model. module: the module that defines the model: implicit_llm, or the file of a plugin's family without
-    its suffix; "" for a model that was trained elsewhere with a class of its own.
+    explicit model. module: the top-level module of the model's class, implicit_llm or a plugin; "" for a class that is
+    not based on this package, such as those of transformers.
     """
 
     model_type: str

@@ -183,7 +183,7 @@ class BlockGraph:
     def close(self) -> Tensor:
         """Evaluate one undamped f at the solution; the states after the block become the prefix of the next block.
 
-        An explicit model evaluates its input instead.
+        For an explicit model, evaluate f at the embedding instead.
         Returns: f(z) (B, W, D), which the next `close` overwrites.
         """
         self._graphs["close"].replay()

@@ -29,8 +29,9 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, SolverStats, gather_blocks
 from implicit_llm_contracts.config.solver import SolverConfig
 
-MIN_TOKENS, MIN_BLOCKS = 16, 4  # fewest for graphs, because a capture costs as much as a few blocks without graphs
-EAGER_TOKENS = 4  # the first tokens of a cache run without a graph, because a capture costs as much as a few tokens
+# The fewest single tokens, and longer blocks, for graphs: a capture costs as much as a few blocks without graphs.
+MIN_TOKENS, MIN_BLOCKS = 16, 4
+EAGER_TOKENS = 4  # tokens of a cache before its first capture, because a capture costs as much as a few tokens
 ROOM_TOKENS = 256  # step by which the room for keys and values grows; each time the graphs are captured again
 
 _log = logging.getLogger(__name__)
@@ -126,12 +127,12 @@ class GraphRunner(Runner):
         return super().evaluation_pass(f, embedding_BLD, solver)
 
     def _attempt(self, model: ImplicitModel, replay: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the result of `replay`. If a capture fails, return None and perhaps give the model a plain runner."""
+        """Return the result of `replay`, or None if a capture fails; the model may then get a plain runner."""
         try:
             return replay(*args, **kwargs)
         except CaptureFailed as error:
             _log.warning("CUDA graphs cannot be captured here (%s): kernels are started one by one, slower", error)
-            # With a reducer all ranks need the same runner, and a training step alone fails on all of them.
+            # With a reducer all ranks need the same runner, and only a training step fails on all of them together.
             if self.reducer is None or replay == self._replay_step:
                 model.runner = Runner()
             return None

@@ -5,7 +5,7 @@ of an explicit model), loss and gradients.
 The solver's part of a free pass depends on the data. It runs before this graph, with the graphs of blocks.py.
 With several processes and one micro-batch per step, the graph also sums the gradients over all ranks, while the rest of
 the backward pass runs.
-A step after a carried state (state passing) also computes the state after its sequences, without a gradient.
+With state passing, a step also computes the states after its sequences, without a gradient.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary.
 """
@@ -41,8 +41,8 @@ Solve = Callable[[ImplicitModel, Tensor, tuple[Tensor, ...] | None, Prefix | Non
 class StepSetting:
     """The setting for which a step was captured; any other setting needs another capture.
 
-    with_state: whether the step starts from a carried state and advances it. reducer: sums the gradients over ranks;
-    None if the graph does not sum them.
+    with_state: whether the step starts from a state, carried or empty, and advances it. reducer: sums the gradients
+    over ranks; None if the graph does not sum them.
     """
 
     shape: tuple[int, ...]

@@ -67,7 +67,7 @@ class Tally(Protocol):
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count `batch`, whose result is `answer` or None. Return how many of its sequences are not finite."""
+        """Count `batch`, whose result is `answer` or None. Return how many of its sequences have no finite result."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields of a record that the tally determines."""
@@ -84,7 +84,7 @@ def tallied(
 ) -> dict[str, Any]:
     """Return a record's values: those of `tally` for the results of `read`, the solver's cost, and `nonfinite_share`.
 
-    If a sequence is not finite, all `tally.measures` are None. ask: see `answers`.
+    If the result of any sequence is NaN or infinite, all `tally.measures` are None. ask: see `answers`.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0
@@ -210,7 +210,7 @@ class SolverTally:
     """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
 
     evaluations: float = 0.0  # evaluations of f, summed over the tokens
-    iterations: float = 0.0  # the part of these in the solver's iterations, without closing and unrolled steps
+    iterations: float = 0.0  # the solver's iterations among these, without closing, phantom and unrolled steps
     residual_max: float | None = None
     unconverged_tokens: int = 0
     num_tokens: int = 0
@@ -281,7 +281,7 @@ class PositionTally:
         self.num_tokens_L = np.zeros(length, dtype=np.int64)
 
     def add(self, losses_BL: np.ndarray, counted_BL: np.ndarray) -> None:
-        """Count a batch of sequences, which may be shorter than `length`; losses are 0 where not counted."""
+        """Count a batch of sequences, which may be shorter than `length`; losses must be 0 where not counted."""
         length = losses_BL.shape[1]
         self.total_L[:length] += losses_BL.sum(axis=0)
         self.num_tokens_L[:length] += counted_BL.sum(axis=0)

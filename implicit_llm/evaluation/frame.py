@@ -1,4 +1,4 @@
-"""Evaluate one trained model on test sets in every mode and write metrics.json, for all kinds of evaluation."""
+"""Provide the common parts of all evaluations: load the model, evaluate it in each mode, and write metrics.json."""
 
 import json
 import logging

@@ -7,7 +7,7 @@ fixed point of earlier ones, but they contribute to the residual by which a sequ
 iterations would then depend on the other requests of the batch, and so would every result, within the tolerance. Here a
 batch of log-likelihoods has only requests of one task and one length, so a result depends on its request alone, unless
 the stopping rule is that of a batch.
-Prompts for generation are padded on the left with a mask, which does not change the results.
+Prompts for generation are padded on the left. Their mask prevents the padding from changing the results.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -68,8 +68,9 @@ class ImplicitLM(HFLM):
     Args: `pretrained`: a model, a folder or a name; a folder may be the run directory of a training phase or an import.
         `tokenizer`: a tokenizer, its folder or file, or the run directory of a data set's tokenizer; None means the one
         in the folder of the model. `eval_*`: changes to the solver of an implicit model, as in an evaluation's `modes`.
-        `batch_size`: the number of requests per forward pass; "auto" starts with max_batch_size. It is halved when
-        log-likelihoods run out of memory. `kernels`: a KernelChoice, such as auto. Other options are those of HFLM.
+        `batch_size`: the number of requests per forward pass; None and "auto" mean `max_batch_size`, or
+        else DEFAULT_BATCH_SIZE. It is halved when log-likelihoods run out of memory, unless results depend on it.
+        `kernels`: a KernelChoice for a model that is loaded here, such as auto. Other options are those of HFLM.
     Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, KernelsUnavailable,
         EvaluateInputError for a run directory without a model.
     """
@@ -138,7 +139,7 @@ class ImplicitLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Answer]:
-        """Return the results of (key, context, continuation), evaluated in groups of one length, the longest first."""
+        """Return the results of requests (key, context, continuation); evaluate them by length, the longest first."""
         highest = max((token for _, *parts in requests for part in parts for token in part), default=-1)
         check_tokens(self.model, highest, f"{self.where}: tokenizer")
 
@@ -170,7 +171,8 @@ class ImplicitLM(HFLM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Generate as in HFLM.
 
-        Raises: TokenizerMissing if the tokenizer names no token that ends a text; SolverSettingError in AS_TRAINED.
+        Raises: TokenizerMissing if the tokenizer names no token that ends a text; SolverSettingError
+            in the mode AS_TRAINED.
         """
         solver = solver_of(self.model)
         if solver is not None and solver.eval_mode == AS_TRAINED:
@@ -297,7 +299,7 @@ def main(arguments: Sequence[str]) -> None:
 def without_padding(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--model implicit` added if they name the harness's own model, which pads, or no model.
 
-    Nothing is added to a sub-command. A --config without --model also stays as it is: its file may name the model.
+    Nothing is added to SUB_COMMANDS. A --config without --model also stays as it is: its file may name the model.
     """
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:

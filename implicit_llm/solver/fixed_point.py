@@ -17,7 +17,7 @@ from implicit_llm.solver.residual import Progress, Rule
 from implicit_llm.solver.stats import BlockStats, NonFiniteState
 
 # A finished sequence wastes work while it stays in the batch, and copying the others out costs about half an
-# evaluation of f. Compacting when at most three quarters are open keeps both costs small.
+# evaluation of f. Compacting when at most three quarters of the sequences are not done keeps both costs small.
 COMPACT_BELOW = 0.75
 # A check whether all sequences are done waits for the accelerator, so there is one only every few iterations.
 CHECK_EVERY_ON_DEVICE = 4
@@ -41,7 +41,7 @@ class FixedPointMap(Protocol):
 class Best:
     """The record of a solve: for each token its best iteration, for each sequence its progress, all on the device.
 
-    If a rule `keeps_last`, the newest iteration counts as the best.
+    With `Progress.keeps_last`, the newest iteration counts as the best.
     z: the next z of the best iteration; the residuals are those of the z before it.
     rank_BL: the quantity that the best iteration otherwise minimises (`Progress.rank_BL`).
     residual_BL: the token's own residual in the best iteration.
@@ -60,7 +60,7 @@ class Best:
         self.non_finite = torch.zeros(batch, length, dtype=torch.bool, device=device)
 
     def advance(self, active_A: Tensor, z_ALD: Tensor, fz_ALD: Tensor, rule: Rule, tau: float) -> bool:
-        """Record an iteration, overwrite z with the next iterate z + tau (f(z) - z), and return True.
+        """Record an iteration, overwrite `z_ALD` with the next iterate z + tau (f(z) - z), and return True.
 
         Return False, and change nothing, if no kernel can do this.
         """
@@ -107,7 +107,7 @@ class Best:
 
     @property
     def residual(self) -> Tensor:
-        """The lowest residual of each sequence (B), or the last one if the rule `keeps_last`."""
+        """The lowest residual of each sequence (B), or the last one with `Progress.keeps_last`."""
         return self.rank_BL[:, -1]
 
     def reset(self) -> None:

@@ -115,7 +115,7 @@ def _try_out(what: str, make: Callable[[float], Update]) -> None:
 
 
 def make_update(method: str, tau: float) -> Update:
-    """Return a new update of the kind `SolverConfig.method`; "plain" ignores `tau`.
+    """Return a new update for `method`, a value of `SolverConfig.method`; "plain" ignores `tau`.
 
     Raises: UnknownName.
     """

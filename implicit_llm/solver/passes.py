@@ -1,4 +1,4 @@
-"""Run the passes in which a model iterates: unrolled passes, free passes, and blockwise evaluation.
+"""Run the passes in which a model iterates: unrolled passes, free passes and evaluation passes.
 
 A free pass runs the solver without gradient, then steps that carry the gradient.
 Source: Schöne et al. 2025, sections 2 and 3. Blockwise evaluation is new here. f is causal, so blocks have the same
@@ -79,7 +79,7 @@ def training_solve(
 ) -> tuple[Tensor, list[Block]]:
     """Run the solver's part of a free pass after `state`; return z (B, L, D) and each block's length and statistics.
 
-    A sequence that fits into one block needs no state after it, so its z is not closed.
+    A sequence that fits into one block has no next block that needs its state, so its z is not closed.
     """
     length = z0_BLD.shape[1]
     block_len = solver.block_len or length
@@ -139,6 +139,7 @@ def solve_blocks(
     """Solve block after block, each from the converged state before it; one undamped f closes each block.
 
     Sequences of at most `close_longer_than` tokens keep the solver's own z, which is not closed.
+    Returns: z (B, L, D), the state after the last closed block, and the length and statistics of each block.
     """
     length = z0_BLD.shape[1]
     parts: list[Tensor] = []

@@ -82,7 +82,7 @@ def _judge_worst(z: Tensor, fz: Tensor, tol: float) -> Progress:
 
 
 def _judge_batch(z: Tensor, fz: Tensor, tol: float) -> Progress:
-    """Stop all when ||f(z) - z|| / ||z|| over the batch is below tol: the released code's evaluation criterion."""
+    """Stop all sequences if ||f(z) - z|| / ||z|| < tol over the batch: the released code's evaluation criterion."""
     change_BL, size_BL = _norms(fz - z), _norms(z)
     ratio = torch.linalg.vector_norm(change_BL) / (torch.linalg.vector_norm(size_BL) + RELEASED_EPS)
     batch = len(z)

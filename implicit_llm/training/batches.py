@@ -24,7 +24,7 @@ class BatchSizeError(UserError):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The distribution of a step's samples: micro-step by micro-step, and rank by rank within each."""
+    """The distribution of a step's samples over micro-steps and, within each micro-step, over ranks."""
 
     batch_size: int
     world_size: int
@@ -59,9 +59,9 @@ def micro_batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield this rank's micro-batches of a step's samples `indices`: input_ids (B, L), labels (B, L), num_labels.
 
-    Each label is at the position whose logits it scores: with `labels="next_token"` the labels are moved by one here,
-    so all losses are computed alike. There is no DataLoader, because it would draw from the random state that a
-    checkpoint restores.
+    num_labels: how many labels are not IGNORED_LABEL. Each label is at the position whose logits it scores: with
+    `labels="next_token"` the labels are moved by one here, so all losses are computed alike.
+    There is no DataLoader, because it would draw from the random state that a checkpoint restores.
     """
     rows = dataset.fetch(layout.own(indices))
     labels_BL = rows["labels"] if labels == "aligned" else _next_token(rows["labels"])
@@ -87,14 +87,14 @@ def _next_token(labels_BL: np.ndarray) -> np.ndarray:
 
 
 _ROUNDS = 4
-_CACHED_SAMPLES = 4096  # permuted at once; otherwise numpy's cost per call would be visible in steps of milliseconds
+_CACHED_SAMPLES = 4096  # permuted in one call of numpy; a call per step would slow down steps of milliseconds
 
 
 def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Return the images of `indices` (int64, any shape, in 0..size - 1) under a seeded permutation, in constant memory.
 
     The permutation is a Feistel network on Z_a x Z_b, with a * b at least `size` and close to it; an image outside the
-    range is encrypted again until it is inside. `key` is any tuple of integers.
+    range is encrypted again until it is inside. `key` is any tuple of non-negative integers.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -121,7 +121,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 class StepSampler:
-    """A sampler of shuffled epochs without replacement, one after another; a batch may span several epochs."""
+    """A sampler that draws without replacement, one shuffled epoch after another; a batch may span several epochs."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int) -> None:
         self.num_samples, self.batch_size, self._seed = num_samples, batch_size, seed

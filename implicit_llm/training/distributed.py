@@ -1,4 +1,4 @@
-"""Synchronise the processes of one job; with a single process this costs nothing."""
+"""Synchronise the processes of one job; a single process exchanges nothing."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from torch import distributed as dist
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 
-JOIN_TIMEOUT = timedelta(seconds=300)  # from the first process's start to the last one's; each must import torch
+JOIN_TIMEOUT = timedelta(seconds=300)  # how long a process waits for the last one; each must import torch first
 
 
 class WrongWorld(UserError):
@@ -101,7 +101,7 @@ def total_over_ranks(number: int) -> int:
 
 
 def max_over_ranks(number: int) -> int:
-    """Return the largest number of all ranks, so that one rank's request reaches all at the same step. Collective."""
+    """Return the largest number of all ranks; this passes one rank's request to all at the same step. Collective."""
     return int(max_tensor_over_ranks(torch.tensor(number)))
 
 
@@ -115,7 +115,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def gather_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors of all ranks by name on rank 0, and only its own tensors on any other rank. Collective.
+    """Return the tensors of all ranks by name on rank 0; any other rank gets only its own tensors. Collective.
 
     Tensors are sent one at a time through `device`; rank 0 stores those of other ranks in host memory.
     """

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.distributed import max_over_ranks
 
-# As in DDP: large enough for the network's full bandwidth, and small enough that the first bucket is complete early.
+# The size is that of DDP: it reaches the network's full bandwidth, and the first bucket is complete early.
 BUCKET_BYTES = 25 * 2**20
 
 
@@ -42,8 +42,8 @@ class GradientReducer:
         """Sum the gradients of `leaves` over all ranks while a backward pass in this context computes them. Collective.
 
         Gradients that accumulated before are included, and a missing gradient counts as zero.
-        leaves: one tensor for each trained parameter, in the same order; by default the parameters themselves, for
-            which nothing happens if `is_done`.
+        leaves: one tensor for each trained parameter, in the same order; None means the parameters themselves. With
+            None and `is_done`, the call only sets `is_done` to False.
         """
         if leaves is None and self.is_done:
             self.is_done = False
@@ -66,7 +66,7 @@ class _Backward:
         self._buckets, self._dtype = buckets, dtype
         self._num_missing = [len(bucket) for bucket in buckets]
         self._sent: list[tuple[Tensor, dist.Work]] = []
-        # If several steps use a weight, its hook runs once, after the gradients of all these steps have been summed.
+        # If several evaluations of f use a weight, its hook runs once, after their gradients have been summed.
         self._hooks = [
             leaf.register_post_accumulate_grad_hook(partial(self._complete, number))
             for number, bucket in enumerate(buckets)
@@ -100,7 +100,7 @@ class _Backward:
 
 
 def _order(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Return the positions of `parameters`, in about the order in which a backward pass completes their gradients.
+    """Return the positions of `parameters`, roughly in the order in which a backward pass completes their gradients.
 
     The order is from the last layer to the first; the injection is at the end, because every layer uses it.
     """

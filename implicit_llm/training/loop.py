@@ -53,7 +53,8 @@ from implicit_llm_jobs.progress import ProgressLog
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row it is too small.
+# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row, it is so small that
+# it cannot be the reason, and training stops.
 MAX_SKIPPED_IN_A_ROW = 24
 NON_FINITE_REPORT = "non_finite.json"
 
@@ -87,7 +88,7 @@ class TrainingJob:
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether each process has a part of the optimizer's state."""
+        """Whether each process stores only a part of the optimizer's state."""
         return self.runtime.shard_optimizer and world_size() > 1
 
 
@@ -104,7 +105,7 @@ class TrainingLoop:
         cast("nn.Module", model).to(job.device)
         set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # else without effect
+        self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # otherwise a no-op
         task, length = job.context.kinds.tasks[config.task], job.dataset.length
         self.metrics = StepMetrics(task, config.batch_size * length, cost_per_token(model, length))
         if job.start is not None:
@@ -126,7 +127,10 @@ class TrainingLoop:
         self._guard = UpdateGuard(local_part(self.optimizer), job.device, may_overflow=self.scaler.is_enabled())
 
     def run(self) -> int:
-        """Train; return the global step reached, which may be less than the end of the phase after a stop request."""
+        """Train; return the global step reached, which may be less than the end of the phase after a stop request.
+
+        With state passing, saves and stops before the end wait for the next step after which all chains restart.
+        """
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
         self.speed.start(self.metrics.totals)
@@ -193,7 +197,7 @@ class TrainingLoop:
         with self._autocast():
             outputs = self.model(input_ids=batch["input_ids"], **self._model_options(batch))
         loss = outputs.loss
-        if loss is None:  # a model of another package, or one whose solver failed
+        if loss is None:  # the model got no labels, or its solver failed
             logits_BV = outputs.logits.flatten(0, 1).float()
             loss = F.cross_entropy(logits_BV, labels_BL.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
         loss = loss / num_labels
@@ -254,7 +258,7 @@ class TrainingLoop:
     def _load(self, start: Checkpoint) -> None:
         load_model(self.model, start.model(), str(start.path))
         load_optimizer(self.optimizer, self.model, start.optimizer(), str(start.path))
-        if start.state["scaler"] is not None:  # a checkpoint of another precision has no scale to restore
+        if start.state["scaler"] is not None:  # only a checkpoint of fp16 training has a scale
             self.scaler.load_state_dict(start.state["scaler"])
         self.metrics.load_state(start.state["metrics"])
         if start.global_step == self.job.config.phase.start_step:
@@ -264,7 +268,10 @@ class TrainingLoop:
             set_random_state(*found)
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return options that request the summed loss from our models, and the large logits only for an accuracy."""
+        """Return the options of a training pass, in which an ImplicitForCausalLM returns the summed loss.
+
+        It returns the logits, which are large, only if the task has an accuracy.
+        """
         options = {} if self._passing is None else {"past_key_values": batch["chains"].cache}
         if isinstance(self.model, ImplicitForCausalLM):
             options |= {"labels": batch["labels"], "aligned": True, "num_items_in_batch": 1}
@@ -300,7 +307,7 @@ class TrainingLoop:
                 self.journal.event("update_skipped", steps=skipped)
 
     def _reason(self, what: str) -> str:
-        """Return the first failure message of a rank's solver, or `what` if none failed. Collective."""
+        """Return the message of the lowest rank whose solver failed, or `what` if none failed. Collective."""
         if self._solver_failures is None:
             return what
         messages = gather_objects(self._solver_failures.message)

@@ -28,14 +28,18 @@ RECENT_STEPS = 50
 OCCASIONAL = ("mode_gap", "spectral_radius")
 _SUMMED = ("loss", "right", "scored")  # sums over micro-batches; right and scored count positions
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
-_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # these stay on the device
+_OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # on the device until `pull`
 _RESIDUAL = _OF_STEP.index("residual")
 Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the model does not have this metric
 
 
 @dataclass
 class Totals:
-    """The totals up to a step, part of every checkpoint; skipped_*: updates skipped after fp16 gradients overflowed."""
+    """The totals up to a step, which every checkpoint contains.
+
+    skipped_updates: the updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how many of
+    the newest updates were skipped in a row.
+    """
 
     tokens: int = 0
     flops: float = 0.0
@@ -47,7 +51,7 @@ Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if n
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return the cost of training for this model; evaluations of f that are NaN count as the solver's maximum."""
+    """Return the function that computes training FLOPs per token for this model; NaN counts as the solver's maximum."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -76,7 +80,7 @@ class StepMetrics:
 
     @property
     def measures_accuracy(self) -> bool:
-        """Whether the task has an accuracy; without one no logits are needed."""
+        """Whether the task has an accuracy; without an accuracy, `add` needs no logits."""
         return self._last_tokens != 0
 
     @torch.no_grad()
@@ -88,9 +92,10 @@ class StepMetrics:
         stats: Any,
         carried_share: Tensor | None = None,
     ) -> None:
-        """Count a micro-batch; `loss` is its share of the step's loss, `stats` are SolverStats or None.
+        """Count a micro-batch; `stats` are SolverStats or None.
 
-        Logits are needed only to measure an accuracy, `carried_share` only with state passing.
+        loss: the micro-batch's share of the step's loss, times the number of ranks, because `pull` returns means over
+        ranks. Logits are needed only to measure an accuracy, `carried_share` only with state passing.
         """
         row = [loss.detach().float(), *self._right_and_scored(logits_BLV, labels_BL)]
         if stats is None:
@@ -140,7 +145,7 @@ class StepMetrics:
         return rows
 
     def drain(self) -> dict[str, float]:
-        """Return the means over the rows pulled since the last drain, and start a new window."""
+        """Return the means over the rows pulled since the last drain."""
         rows, self._window = self._window, []
         return self._means(rows)
 
@@ -178,7 +183,7 @@ class StepMetrics:
         return is_right.sum().float(), (labels_BL != IGNORED_LABEL).sum().float()
 
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
-        """Return the mean of each column that has values, and NaN for a loss or norm that has none.
+        """Return the mean of each column that has values, and NaN for a loss or grad_norm that has none.
 
         Unrolled steps measure no residual; their num_iter and unconverged_share mean nothing and are left out too.
         """
@@ -202,12 +207,12 @@ def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
 
 
-# An evaluation needs up to four times max_iter iterations for every block of tokens, so both metrics use few sequences.
-# In a phase without fixed points yet, more would cost minutes. In a causal model, later tokens do not change a token's
-# loss, so the first tokens of a sequence suffice.
+# By default, a block in evaluation mode takes up to 4 `max_iter` evaluations of f, so both metrics use few sequences.
+# More would cost minutes as long as the solver does not converge. The model is causal: later tokens do not change a
+# token's loss, so the first tokens of a sequence suffice.
 SEQUENCES, POSITIONS = 8, 512
 RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
-RADIUS_PRODUCTS = 40  # a backward pass each; this many are within a few percent of the limit on trained models
+RADIUS_PRODUCTS = 40  # one backward pass each; on trained models, the result is within a few percent of the limit
 POINTS = 10  # measurements in a curriculum
 _MIN_INTERVAL_STEPS = 5
 
@@ -225,8 +230,9 @@ def look_at_fixed_point(
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
     the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
-    If an evaluation is not finite, its metric and the next one are NaN. Both stay on the device. The random state, the
-    gradients and the training mode do not change. context: the autocast of training.
+    A metric is NaN if its evaluation becomes NaN or infinite. If this happens to mode_gap, spectral_radius is NaN too.
+    Both metrics stay on the device. The random state, the gradients and the training mode do not change.
+    context: the autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]
@@ -235,7 +241,7 @@ def look_at_fixed_point(
     model.eval()
     try:
         with context, suppress(FloatingPointError):
-            # A pass without accuracy returned no logits.
+            # The training pass returned no logits if the task has no accuracy.
             trained_BLV = model.lm_head(outputs.last_hidden_state[part]) if outputs.logits is None else outputs.logits
             evaluated_BLV = model(input_ids=input_ids, use_cache=False).logits
             found["mode_gap"] = _loss(evaluated_BLV, labels_BL) - _loss(trained_BLV[part], labels_BL)

@@ -31,7 +31,8 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
     """Return the model in fp32 with the phase's solver.
 
     The config's seed determines the initial parameters; the call seeds the random generators of the process with it.
-    Raises: ModelError, whose message starts with `where`; FetchedFilesError for a model of the hub without its files.
+    Raises: ModelError, whose message starts with `where`; FetchedFilesError if files of a hub model are missing or
+        changed.
     """
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
@@ -45,7 +46,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    # State passing needs a model that starts from the states of a cache, which have a fixed size, and advances them.
+    # State passing needs a model that starts from the states in a cache and updates them; their size must be fixed.
     passes_states = isinstance(model, LstmForCausalLM) or (
         isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
     )
@@ -63,7 +64,10 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Apply `cuda_graphs` to our models, and `gradient_checkpointing`. Raises: ModelError without support for it."""
+    """Apply `cuda_graphs` to an ImplicitForCausalLM, and `gradient_checkpointing` to any model.
+
+    Raises: ModelError if the model does not support gradient checkpointing.
+    """
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
     if not runtime.gradient_checkpointing:
@@ -73,18 +77,20 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
             f"{where}: {type(model).__name__} cannot compute its activations again; leave out gradient_checkpointing "
             "and choose a smaller micro_batch_size"
         )
-    how = {"use_reentrant": False}  # of torch's two modes, this one completes each gradient once
+    how = {"use_reentrant": False}  # torch's reentrant mode may complete a gradient several times in a backward pass
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        model.disable_input_require_grads()  # this hook for the other mode prevents fused products and graphs
+        # This hook, which only the reentrant mode needs, would prevent fused products and CUDA graphs.
+        model.disable_input_require_grads()
 
 
 def _pretrained(fields: dict[str, Any], solver: SolverConfig | None, where: str) -> PreTrainedModel:
-    """Return the model in a folder, or the commit of a hub model that prefetch fetched; never use the network.
+    """Return the model of a folder, or of a hub commit that `prefetch` has fetched; never use the network.
 
     With a `solver`, an implicit model gets it in place of the saved solver, and an explicit model becomes implicit.
+    Raises: ModelError, FetchedFilesError.
     """
     given, revision, downloads = fields["pretrained"], fields.get("revision"), downloads_folder()
     is_local = revision is None

@@ -1,4 +1,4 @@
-"""Stop training when the loss or a gradient becomes NaN or infinite, before it reaches the weights."""
+"""Stop training when the loss or a gradient becomes NaN or infinite, before the weights change."""
 
 import functools
 import math
@@ -23,8 +23,8 @@ class NonFiniteTraining(UserError):
 class UpdateGuard:
     """A guard that keeps non-finite gradients from the weights, on all ranks alike.
 
-    On the CPU, or without a fused optimizer, the guard checks every step. On an accelerator, a check would wait for the
-    device. The fused optimizer skips the bad update and all later ones instead, and reading the metrics finds the step.
+    On the CPU, or without a fused optimizer, the guard checks every step. Otherwise a check would wait for the device,
+    so the fused optimizer skips the bad update and all later ones, and reading the metrics finds the step.
     may_overflow: whether a gradient scaler skips updates with infinite gradients. The guard then checks only the loss,
         and with a fused optimizer on an accelerator it checks nothing.
     """
@@ -50,8 +50,8 @@ class UpdateGuard:
 class SolverFailures:
     """A patch of `forward` with which a rank whose solver failed continues with a loss of NaN.
 
-    Other ranks need its gradients. The step then ends on every rank, and on every rank the guard skips the update and
-    the error gives the reason. A failure in evaluation mode is raised: each rank runs the probes of a training step for
+    Other ranks need its gradients to finish the step. Every rank then skips the update, and its error gives the reason
+    of the failed rank. A failure in evaluation mode is raised: each rank runs the probes of a training step for
     itself, and a failed probe does not make the step fail. message: the first failure of this rank, or None.
     """
 

@@ -12,7 +12,7 @@ from implicit_llm_contracts.config.training import OptimizerConfig, ScheduleConf
 def build_optimizer(model: nn.Module, config: OptimizerConfig, *, is_sharded: bool = False) -> optim.Optimizer:
     """Return AdamW for all trainable parameters, fused if the device supports it, with weight decay on matrices only.
 
-    is_sharded: whether each process stores the moments of a part of the parameters only, updates this part and sends it
+    is_sharded: whether each process stores the moments of only a part of the parameters, updates this part and sends it
         to the other processes (ZeRO stage 1).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

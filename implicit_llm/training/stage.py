@@ -50,7 +50,7 @@ class TrainInputError(UserError):
 def run(context: StageContext) -> StageResult:
     """Run `implicit-llm train`: write model/, checkpoint/, kept checkpoints and training.json below work.
 
-    Raises: UserError; Preempted after a stop request, once the state is committed.
+    Raises: UserError; Preempted after a stop request, either before the first step or once the state is committed.
     """
     runtime = fill(Runtime, {key: value for key, value in context.runtime.items() if value is not None}, "runtime")
     with StopRequest() as stop, Watchdog(runtime.hang_s, context.work) as watchdog:
@@ -106,7 +106,10 @@ def _train(job: TrainingJob) -> None:
 
 
 def _finish(job: TrainingJob) -> StageResult:
-    """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase."""
+    """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase.
+
+    Other ranks wait until rank 0 has finished. Raises: TrainInputError on rank 0.
+    """
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
     # With the configuration beside the manifest, `from_pretrained` accepts the run directory.
@@ -141,7 +144,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
-    """Return the summary, which does not depend on the runtime; `metrics` has means over the last steps."""
+    """Return the summary, which does not depend on runtime settings; `metrics` has means over the last steps."""
     metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {
@@ -168,9 +171,9 @@ def _headline(job: TrainingJob) -> str:
 
 
 def _find_start(context: StageContext, config: TrainConfig, store: CheckpointStore) -> Checkpoint | None:
-    """Return this run's newest checkpoint, or else the one of the input phase at which this phase starts.
+    """Return this run's newest checkpoint, or else the checkpoint of the input phase from which this phase starts.
 
-    None for a first phase without a checkpoint. Raises: TrainInputError, ForeignCheckpoint.
+    Return None for a first phase without a checkpoint. Raises: TrainInputError, ForeignCheckpoint.
     """
     own = store.newest()
     if own is not None:

@@ -2,7 +2,7 @@
 
 A model that trains on short sequences thereby gets the states of long sequences. The cost is that of short sequences,
 because no gradient flows into the previous sequence. Each batch element has one chain of sequences. The chains restart
-from the empty state after different numbers of sequences, so that most steps have states of several ages. After every
+from the empty state after different numbers of sequences, so in most steps the chains have several lengths. After every
 `state_passing` steps all restart together. With `restart_when_wrong`, a chain also restarts after a wrong last
 prediction. The state after a wrong prediction has lost the product, and an implicit model that is trained to continue
 from it forgets what it has learned. A model at chance therefore hardly ever carries a state; the metric carried_share
@@ -30,8 +30,8 @@ from implicit_llm_data.groups import load_product
 class Chains:
     """The chains of a micro-batch, at the start of a sequence.
 
-    cache: the states. product_B: the product of the chain's sequences since its last restart. is_carried_B: whether
-    there are such sequences.
+    cache: the states before the sequence. product_B: the product of the chain's earlier sequences since its last
+    restart. is_carried_B: whether the chain has such earlier sequences.
     """
 
     cache: ConvergedStateCache
@@ -50,7 +50,7 @@ class StatePassing:
     def __init__(
         self, phase: PhaseConfig, data_source: Mapping[str, Any], layout: BatchLayout, device: torch.device
     ) -> None:
-        """Prepare the product table and the length of each chain, for which `join` makes the states.
+        """Prepare the product table and the length of each chain; `join` creates the states.
 
         data_source: `TokenDataset.source`, which names the group and the monoid.
         """
@@ -69,10 +69,10 @@ class StatePassing:
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Continue the chains with a step's micro-batches, and multiply the products into the `labels` of each.
+        """Continue the chains with a step's micro-batches; multiply the chains' products, from the left, into `labels`.
 
-        Also set in each micro-batch `chains`, `carried_share`, and `ends` (B): True where the chain restarts after this
-        sequence whatever the prediction is.
+        Also set `chains`, `carried_share` and `ends` (B) in each micro-batch. `ends` is True where the chain restarts
+        after this sequence whatever the prediction is.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])

@@ -7,7 +7,7 @@ concatenated stories, so a question near its start may lack the facts before it.
 
 carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the data set. The
 state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
-an implicit model is solved in its mode, from the converged state of all earlier windows. Only a Mamba2 model of this
+an implicit model solves each window from the converged state after all earlier windows. Only a Mamba2 model of this
 package has a result: the cache of a model with attention would contain the whole test set.
 """
 
@@ -106,7 +106,7 @@ def _read(out: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def carries_state(model: nn.Module) -> bool:
-    """Return whether the carried protocol supports the model, which must be a Mamba2 of this package."""
+    """Return whether the carried protocol supports the model; it supports only a Mamba2 of this package."""
     return isinstance(model, ImplicitMamba2ForCausalLM)
 
 
@@ -122,7 +122,7 @@ class StoriesInOrder:
         return len(self._dataset)
 
     def fetch(self, indices: np.ndarray) -> Batch:
-        """Return the sequence at the first of `indices`, (1, length), without the padding of the last sequence."""
+        """Return the sequence at the first of `indices`, (1, length); the last sequence is shorter by its padding."""
         batch = self._dataset.fetch(indices[:1])
         end = np.count_nonzero(batch["input_ids"] != PAD_ID)
         return {name: values_BL[:, :end] for name, values_BL in batch.items()}

@@ -9,8 +9,8 @@ The convergence is measured along the simultaneous iteration of an implicit mode
     z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
 
 Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. The same evaluation is also the closing
-one after i - 1 iterations, so its prediction is that of the model with a budget of i. Unlike the solver, this iteration
-does not stop early and does not prefer an earlier iterate with a lower residual.
+one after i - 1 iterations, so its prediction is that of the model with a budget of i > 1. Unlike the solver, this
+iteration does not stop early and does not prefer an earlier iterate with a lower residual.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` recorded evaluations of f.
 """

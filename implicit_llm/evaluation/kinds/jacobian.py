@@ -1,6 +1,6 @@
 """Check Theorem 1 on a trained Mamba2 model and on random layers.
 
-At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how f contracts.
+At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how fast f contracts.
 Shapes: `B` sequences of the test set, `L` length, `S` entries of a layer's state, `D` model.
 """
 
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 TRAINED, RANDOM = "trained", "random layer"
 MEASURES = ("off_diagonal_share", "transition_radius", "f_radius", "relative_difference", "num_iter", "residual")
 SHOWN = 48  # entries of the state in a heat map
-NUM_POSITIONS, LAST_POSITION = 16, 256  # the default positions
+NUM_POSITIONS, LAST_POSITION = 16, 256  # how many positions are measured by default, and the last of them
 MAX_ITER, TOL, TAU = 2000, 1e-12, 0.8
 # Derivatives converge as fast as the iterates, so 1.5 times the fixed point's iterations make their error negligible.
 UNROLL_FACTOR, MIN_UNROLL = 1.5, 20
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield (sequence, position, step), position by position; once a state is not finite, all steps are None."""
+    """Yield (sequence, position, step), position by position; once a state is not finite, all later steps are None."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:

@@ -48,7 +48,10 @@ def run(context: StageContext) -> StageResult:
 
 
 def _tokenizer(context: StageContext) -> Any:
-    """Return the model's own tokenizer if it has one, else that of the data set. Raises: TokenizerMissing."""
+    """Return the tokenizer of the model's folder, or that of the data set if the folder has no tokenizer.json.
+
+    Raises: TokenizerMissing.
+    """
     folder = model_directory(context.given(MODEL_ROLE))
     is_needed = TOKENIZER_ROLE in context.inputs and not (folder / TOKENIZER_FILE).is_file()
     return load_tokenizer(context.inputs[TOKENIZER_ROLE].dir if is_needed else None, folder)
@@ -102,7 +105,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value, or None if it or any request's result is not finite; a standard error may also be "N/A"."""
+    """Return the value, or None if it is no finite number (such as "N/A") or any request's result is not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 

@@ -6,7 +6,7 @@ The test text is cut into sequences so that the model predicts every token excep
     inputs      t0 t1 t2 t3 | t4 t5 t6 t7 | t8
     targets     t1 t2 t3 t4 | t5 t6 t7 t8 | t9
 
-In each sequence, the model starts from an empty state and predicts the next token after every token, also after the
+In each sequence, the model starts from an empty state and predicts the next token after every token, including the
 last one. Every token of the stream except the first is therefore a target exactly once at every length. Without a limit
 (`max_tokens`), perplexities at several lengths are over the same tokens, and only the context before them differs. The
 last sequence may be shorter.

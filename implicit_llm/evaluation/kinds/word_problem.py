@@ -1,6 +1,6 @@
 """Compute the accuracy of one trained model on all given word-problem test sets, in every mode.
 
-A model that tracks no state scores the share of the most frequent target at each position, its chance level. A token's
+The chance level at a position is the share of its most frequent target: a model without state scores this. A token's
 group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise. After t
 tokens the group part of the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which
 is well above 1 / |G| for a short sequence or a small h.
@@ -157,7 +157,7 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
     """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece.
 
-    The file names the classes of its objects. Only the same code loads it, because the code determines the fingerprint.
+    The file names the classes of its objects. Only the same code loads it, because the fingerprint covers the code.
     """
     raw = BytesIO()
     # A view would be written with the whole tensor that it is a part of.

@@ -4,7 +4,7 @@ work/checkpoints/step-00001200/    while the phase runs, the last two
 work/kept/step-00001000/           at the steps of `phase.keep`, permanently: other phases start from them
 work/checkpoint/                   the state at the end of the phase, from which the next phase starts
 
-Each is a directory that a rename creates complete, with digests of all its files. Nothing is pickled.
+Each checkpoint is a directory that gets its name when it is complete, with digests of its files. Nothing is pickled.
 
 model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
@@ -124,7 +124,7 @@ class Checkpoint:
         return load_file(self.path / OPTIMIZER)
 
     def random(self, rank: int) -> tuple[Mapping[str, Any], dict[str, Tensor]] | None:
-        """Return the random states of a rank, or None if fewer ranks wrote the checkpoint."""
+        """Return the random states of a rank, or None if the checkpoint has none for this rank."""
         if rank >= len(self.state["random"]):
             return None
         prefix, found = f"{rank}.", load_file(self.path / RANDOM)
@@ -208,7 +208,7 @@ def _safetensors_errors(path: Path) -> Iterator[None]:
 
 
 class ForeignCheckpoint(UserError):
-    """A checkpoint belongs to another identity."""
+    """A checkpoint has another identity than the run."""
 
 
 class CheckpointStore:
@@ -253,6 +253,7 @@ class CheckpointStore:
     def commit(self, state: TrainingState) -> None:
         """Write a checkpoint, then delete all but the last two and the kept ones; retry transient errors for seconds.
 
+        If the step's kept checkpoint is already intact, nothing happens.
         Raises: StorageError, with all earlier checkpoints intact.
         """
         if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it
@@ -270,7 +271,10 @@ class CheckpointStore:
             shutil.rmtree(doomed, ignore_errors=True)
 
     def finish(self, checkpoint: Checkpoint) -> None:
-        """Make `checkpoint` the final one and delete all others except the kept ones; you can repeat the call."""
+        """Make `checkpoint` the final one and delete all others except the kept ones; you can repeat the call.
+
+        Raises: StorageError; CorruptCheckpoint if the copy of a kept checkpoint is damaged.
+        """
         if checkpoint.path != self.final:
             faults.point("checkpoint.before_finish")
             if checkpoint.path.parent == self.kept:

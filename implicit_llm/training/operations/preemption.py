@@ -23,7 +23,7 @@ class StopRequest:
 
     A Ctrl-C (SIGINT) after the first request raises KeyboardInterrupt: the user does not want to wait for the step.
     On entry, the context announces to the launcher, if there is one, that this process now handles signals.
-    received: the name of the first signal, or None.
+    Outside of the main thread, the context does nothing. received: the name of the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class StopRequest:
             signals.restore(number, handler)
 
     def let_main_end_first(self) -> None:
-        """Let a rank above 0 wait until rank 0 has recorded why all ranks end early, for a limited time.
+        """Make a rank above 0 wait until rank 0 has recorded why all ranks end early, or until a time limit.
 
         When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report the exit of rank
         0, so under torchrun the wait ends with the next signal, which follows this exit.

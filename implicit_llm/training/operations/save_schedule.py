@@ -20,7 +20,7 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# With saves by the clock, training may wait for at most the first share of the time, and writes may run for the second.
+# With saves by the clock, training waits for at most the first share of the time, and writes use at most the second.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 
@@ -71,7 +71,7 @@ class SaveSchedule:
         return bool(wish) or self._must_save, must_stop
 
     def commit(self, state: TrainingState) -> None:
-        """Start to write a state, after the journal, so that no metrics before a committed state are missing.
+        """Flush the journal, so that no metrics before a committed state are missing, then start to write the state.
 
         A state that must not be lost is committed when the call returns. Raises: StorageError.
         """

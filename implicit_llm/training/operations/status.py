@@ -39,8 +39,8 @@ class SpeedMeter:
     def read(self, totals: Totals) -> dict[str, float]:
         """Return tokens_per_s, flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib.
 
-        memory_gib: the most memory that was allocated at any time so far. Call this after reading the metrics, when the
-        device has finished the counted work.
+        memory_gib: the most memory that was allocated at any time so far. The call starts the next measurement. It must
+        follow the reading of the metrics, after which the device has finished the counted work.
         """
         tokens, flops, then = self._before
         seconds = max(time.monotonic() - then, 1e-9)
@@ -73,11 +73,11 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 # A warning is logged if the mean over this many steps exceeds a limit, for the share of unconverged tokens or for the
-# residual. Word-problem models that learn reach 0.65 and 0.61 during training; with 8 iterations for 256 tokens the
-# share is 0.99.
+# residual. Word-problem models that learn reach a share of 0.65 and a residual of 0.61 during training. With 8
+# iterations for 256 tokens, the share is 0.99.
 ALARM_STEPS = 200
 ALARM_LIMITS = {"unconverged_share": 0.9, "residual": 0.8}
-_QUIET_WINDOWS = 10  # of ALARM_STEPS, between the first and second alarm; each later pause is twice the previous one
+_QUIET_WINDOWS = 10  # the pause after the first alarm, in units of ALARM_STEPS; each later pause is twice as long
 
 
 class SolverAlarm:
@@ -92,7 +92,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics are NaN in explicit phases, and NaN or 0 in unrolled phases, so these phases never warn.
+        The metrics of ALARM_LIMITS are NaN in explicit phases, and NaN or 0 in unrolled phases, so these never warn.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:

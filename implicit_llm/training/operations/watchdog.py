@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 1
 _FOR_EVER_S = 1e9  # thirty years
-# The thread below needs the interpreter. If a call never releases it, faulthandler writes the stacks to stderr and ends
-# the process after this multiple of the limit.
+# The watchdog's thread needs the interpreter lock. If a call never releases the lock, faulthandler writes the stacks to
+# stderr and ends the process after this multiple of the limit.
 _LAST_RESORT = 1.5
 _STDERR = 2
 
@@ -33,7 +33,8 @@ class Hang(UserError):
 class Watchdog:
     """A context that ends the process after `limit_s` without a `beat`, and first writes the stacks of all threads.
 
-    The training loop calls `beat` after every micro-batch, step, save and report. A limit of 0 waits for ever.
+    The stacks go to a file in `directory`. The training loop calls `beat` after every micro-batch, step, save and
+    report. With `limit_s` 0, there is practically no limit.
     """
 
     def __init__(self, limit_s: float, directory: Path) -> None:
