@@ -79,9 +79,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping of values that JSON has.
+    """Return the mapping in a YAML file, whose values must all exist in JSON.
 
-    Raises: ConfigError if the file is unreadable or no mapping, or has a date, binary data, a set, NaN or infinity.
+    Raises: ConfigError if the file is unreadable, invalid or no mapping, or for a value such as a date, binary data, a
+    set, NaN or infinity.
     """
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
