@@ -246,10 +246,10 @@ class ValidationText(TestLengths):
 class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
-    `num_shards`: the number n of jobs that share the corpus; each gets every n-th file and writes a file for each split.
-    `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects these documents.
-    Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not depend on
-    `validation`.
+    `num_shards`: the number n of jobs that share the corpus. Each job reads every n-th file of the corpus and writes a
+    file for each split. `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects
+    these documents. Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not
+    depend on `validation`.
     """
 
     name: str
