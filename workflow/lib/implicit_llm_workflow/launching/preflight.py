@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # packages that training needs on a bare node
 SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces is deleted
-_TOLERANCE = 0.1  # relative norm of bf16 minus fp32 through a whole model; a wrongly compiled kernel is off by 1
+_TOLERANCE = 0.1  # limit for the relative norm of bf16 minus fp32; for a wrongly compiled kernel this norm is about 1
 
 
 class PreflightFailed(UserError):
@@ -139,7 +139,10 @@ class Preflight:
 
 
 def _differences(torch: Any, device: str) -> dict[str, float]:
-    """Return how far a layer's output and gradients in the device's own precision are from those in fp32 on the CPU."""
+    """Return by name the relative difference of a model's output and gradients on the device from those on the CPU.
+
+    The model has one layer. It runs in bf16 on a GPU that supports it, and always in fp32 on the CPU.
+    """
     from implicit_llm.kernels.selection import kernels, selected_kernels
     from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 
