@@ -124,9 +124,9 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 class Work:
     """The computation and disk space of a training job.
 
-    `flops` and `disk_bytes` are None if its configuration does not determine them. `f_evaluations`: per token of a
-    training step, including those with gradient. `unique_tokens`: the size of the data set if its key `tokens` limits
-    it; training repeats these tokens.
+    `flops` and `disk_bytes` are None if the model's configuration does not determine them. `f_evaluations`: per token
+    of a training step, including those with gradient. `unique_tokens`: the size of the data set if its key `tokens`
+    limits it; training repeats these tokens.
     """
 
     tokens: int

@@ -128,7 +128,7 @@ def make_command(name: str) -> Callable[..., None]:
         test_sets = _test_sets(command_name, kind, data or _own_test_sets(model, name, settings.get("lengths")))
         if kind.lengths == "all" and "lengths" not in config:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
-        if kind.lengths != "shortest":  # the job takes the shortest length from the data
+        if kind.lengths != "shortest":  # for the others, the job takes the length from the data and checks the settings
             fill(kind.config, config, f"evaluate {command_name}")
         os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
         inputs = {"model": _model(folder, sha256 or [], log), **test_sets}
@@ -200,7 +200,7 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
 
 
 def _packaged(model: Path) -> Path:
-    """Return the folder of the package's model with the name `model`; if there is none, or the path exists, `model`."""
+    """Return the folder of the package's model called `model`, or `model` if it exists or there is no such model."""
     folder = trained_models() / model.name
     is_name = model.name == str(model) and not model.exists()
     return folder if is_name and (folder / CONFIG_FILE).is_file() else model

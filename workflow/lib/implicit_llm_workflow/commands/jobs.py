@@ -88,7 +88,7 @@ class JobRuntime:
 def run_job(
     run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
 ) -> None:
-    """Run a job by the function of its stage; `runtime`: the options that were set.
+    """Run a job by the function of its stage; `runtime`: the values of the runtime options by field.
 
     `identity`: JSON or @FILE, from the command line. `is_training`: whether the command is `train`. Raises: UserError,
     and all exceptions of the stage.

@@ -91,10 +91,10 @@ class WordProblem(_DataSet):
     `group`: S<n>, A<n>, Z<n> or a plugin's group. `monoid`: the second factor of the product; "aperiodic" has four
     elements. A hard fraction is the probability that a token's group part is drawn from the whole group; otherwise this
     part is the identity. In the name of a published file, P090 means the hard fraction 0.1. Training and test sets are
-    drawn from separate streams of `seed`.
-    `validation`: used instead of `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each
-    file; a restarted job resumes after the last complete file. `folder`: a folder with files of the authors' generator,
-    such as train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
+    drawn from separate streams of `seed`. `validation`: used instead of `test` by evaluations with `split: validation`.
+    `shard_samples`: the sequences in each file; a restarted job resumes after the last complete file. `folder`: a
+    folder with files of the authors' generator, such as train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are
+    then used instead of drawing sequences.
     """
 
     name: str

@@ -49,7 +49,7 @@ class Evaluation:
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
         """Return whether both evaluations compute the same number for a model; `is_implicit` is None if not known.
 
-        For an implicit model, modes count as equal if their names are equal; for any other model, all modes are one. An
+        For an implicit model, modes are equal if their names are; for any other model, all modes count as equal. An
         evaluation with a sweep or without modes repeats no other.
         """
         if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:

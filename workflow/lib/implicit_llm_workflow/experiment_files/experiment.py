@@ -40,7 +40,7 @@ _Shown = Annotated[tuple[Text, ...], DISTINCT]
 class Origin:
     """The source of an excerpt's numbers: these evaluations of these models, both given as patterns of names.
 
-    Without evaluations, the source is the training of the runs.
+    If `evaluations` is empty, the source is the training of the runs.
     """
 
     evaluations: tuple[Text, ...]

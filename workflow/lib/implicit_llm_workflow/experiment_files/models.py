@@ -74,7 +74,7 @@ def fill_model(values: Mapping[str, Any], path: str) -> PretrainedModel | Config
 
 
 def model_fields(name: str, where: str) -> dict[str, Any]:
-    """Return the fields of a library configuration without the solver, which the curriculum sets, and bookkeeping.
+    """Return the fields of a library configuration without bookkeeping and without the solver, which a curriculum sets.
 
     Raises: ConfigError that starts with `where` if there is no configuration with this name.
     """

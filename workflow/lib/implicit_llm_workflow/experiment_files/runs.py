@@ -112,8 +112,8 @@ class RunEntry:
 class Run:
     """A model that is trained on a data set, once for every seed.
 
-    `phases`: the training jobs of the first seed by phase. `starts`: the phase from which a phase resumes, by the
-    resuming phase, which comes later in `phases`. The fields of the model are those of its configuration without a
+    `phases`: the training jobs of the first seed by phase. `starts`: maps each phase that resumes to the phase from
+    which it resumes, which comes earlier in `phases`. The fields of the model are those of its configuration without a
     solver, {"pretrained": folder}, or for a model of the hub {"pretrained": name, "revision": commit}.
     """
 

@@ -28,7 +28,7 @@ _MAX_DEPTH, _MAX_VALUES = 100, 1_000_000  # more than any experiment has
 class _Loader(_SafeLoader):
     """A loader that refuses what YAML would read as something else than its author meant.
 
-    YAML keeps the last value of a key that occurs twice, 010 is eight and 1:30 is ninety.
+    In plain YAML, the last value of a key that occurs twice counts, 010 is eight and 1:30 is ninety.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -127,7 +127,7 @@ class ConfigFiles:
         self.known = dict(known or {})
 
     def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
-        """Return values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if missing."""
+        """Return values and path of <folder>/<name>.yaml. Raises: ConfigError; for a missing file, it names `where`."""
         key = f"{folder}/{name}"
         if key not in self.known:
             folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]

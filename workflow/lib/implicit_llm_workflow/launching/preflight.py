@@ -62,7 +62,7 @@ class Preflight:
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:
-        """Check that PyTorch finds the device that the class promises."""
+        """Check that PyTorch finds the device that the class promises; return the device and PyTorch's build."""
         import torch
 
         build = {"cuda": torch.version.cuda, "hip": torch.version.hip}

@@ -226,7 +226,7 @@ def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
     """Return the module whose function `run` does the job; a stage of several kinds has one module for each `kind`.
 
     Therefore an edit of one kind of data does not make the other kinds stale. The module of a plugin's kind is the
-    plugin's file, in which `Plugin.functions` names the function instead of `run`.
+    plugin's file; `Plugin.functions` names the function that does the job instead of `run`.
     """
     owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"

@@ -183,7 +183,7 @@ class Plan:
 
     @property
     def target_manifests(self) -> list[str]:
-        """Manifests of the wanted jobs that no wanted job has as input; from them Snakemake finds every wanted job.
+        """The manifests of wanted jobs that are no input of a wanted job; from these Snakemake finds every wanted job.
 
         The report alone is not enough, because a missing input of a fresh report would not be restored. If every job
         were a target, Snakemake would check each job twice.

@@ -182,8 +182,9 @@ def holder_of(path: Path) -> Holder | None:
 def _is_locked(pid: int, file: os.stat_result) -> bool:
     """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
 
-    Files of other devices can have the same inode. The pid counts too, because some file systems, such as Btrfs, report
-    another device than the kernel lists. Without /proc/locks, return whether the process exists.
+    A listed lock must have the file's inode, which files of other devices can share, and also its device or the pid.
+    The pid suffices because some file systems, such as Btrfs, report another device than the kernel lists. Without
+    /proc/locks, return whether the process exists.
     """
     try:
         locks = _LOCK.findall(LOCKS.read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
-    """Return shell commands that rebuild the broken files of these jobs and make the targets, or without any, all.
+    """Return shell commands that rebuild the broken files of these jobs, and then make the targets or else everything.
 
     Snakemake starts a job whose run directory has no manifest. The job verifies its files and rebuilds those that
     differ. Its manifest is then the same as before, so finished jobs that read its files do not rerun.
