@@ -72,7 +72,7 @@ class FileDigests:
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
     """Return the digests of a model's config.json, its safetensors and their index by name, without missing files.
 
-    The result is empty if `local_folder` finds no folder. Names from the index that lead out of the folder are skipped.
+    The result is empty if `local_folder` finds no folder. Names in the index that contain a folder are skipped.
     """
     root = local_folder(folder)
     if root is None:

@@ -127,7 +127,10 @@ class OnHub:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file that only the user can supply, by a name relative to the downloads folder or the working directory."""
+    """A file that only the user can supply.
+
+    `name`: a name or pattern, relative to the downloads folder or the working directory. `key`: the key that names it.
+    """
 
     name: str
     key: str

@@ -31,7 +31,7 @@ class PretrainedModel:
     revision: Commit | None = None
 
     def fields(self, path: str) -> dict[str, Any]:
-        """Return the model as its job receives it. Raises: ConfigError."""
+        """Return the model as the training job receives it. Raises: ConfigError."""
         name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
         if is_folder != (self.revision is None):
             raise ConfigError(
@@ -60,7 +60,7 @@ class ConfiguredModel:
             raise ValueError("config: the key 'model_type' is missing; add it, or name a configuration of the library")
 
     def fields(self, path: str) -> dict[str, Any]:
-        """Return the model as its job receives it. Raises: ConfigError."""
+        """Return the model as the training job receives it. Raises: ConfigError."""
         found = model_fields(self.config, f"{path}: config") if isinstance(self.config, str) else dict(self.config)
         _check_family(found, f"{path}: config")
         if self.package is not None:

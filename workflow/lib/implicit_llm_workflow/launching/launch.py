@@ -205,7 +205,7 @@ def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _prepare(parent: int) -> None:
-    """Make a new process end with the launcher, and ignore SIGUSR2 until its program installs a handler."""
+    """Make this new process end with the launcher and ignore SIGUSR2 until its program installs a handler."""
     launched.die_with(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 

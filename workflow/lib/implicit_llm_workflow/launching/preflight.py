@@ -44,7 +44,10 @@ class Preflight:
     checkpoint_bytes: Number = 0
 
     def run(self) -> dict[str, Any]:
-        """Return the findings of each check, with its seconds. Raises: PreflightFailed at the first failed check."""
+        """Return the findings and the duration of each check by its name, the hardware class and the host.
+
+        Raises: PreflightFailed at the first failed check.
+        """
         found: dict[str, Any] = {"hardware": self.hardware, "host": socket.gethostname()}
         for check in (self.environment, self.driver, self.kernel, self.storage):
             begin = time.monotonic()
@@ -90,7 +93,7 @@ class Preflight:
         }
 
     def kernel(self) -> dict[str, Any]:
-        """Compare output and gradients of a small Mamba2 layer under the selected kernels with those on the CPU."""
+        """Compare output and gradients of a small Mamba2 model under the selected kernels with those on the CPU."""
         import torch
 
         from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for

@@ -106,7 +106,7 @@ class Difference:
 
     def reasons(self) -> Iterator[str]:
         """Yield one reason for each kind of change."""
-        # The config of a report contains the settings of its jobs, so these change together with the jobs.
+        # The key `jobs` in the config of a page describes its inputs, so it changes together with the inputs.
         inputs = (*self.changed_inputs, *self.new_inputs, *self.removed_inputs)
         own = [change for change in self.config if not (inputs and change.startswith("jobs."))]
         if own:

@@ -220,7 +220,7 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """Read the last lines of a journal and skip damaged ones; the result is empty if there is no other line."""
+    """Read the last lines of a journal and skip damaged ones; the result is empty if no valid line is found."""
     found: list[dict[str, Any]] = []
     for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first line may be incomplete

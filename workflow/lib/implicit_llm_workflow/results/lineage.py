@@ -234,7 +234,7 @@ def _run_text(run: Result) -> str:
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:
-    """Return each run once; runs refer to their inputs by fingerprint."""
+    """Return each run once, and the inputs or readers that were not found; runs name their inputs by fingerprint."""
     return {
         "top": lineage.top.fingerprint,
         "artifact": lineage.artifact,

@@ -222,7 +222,7 @@ def _step_text(job: JobView) -> str:
 
 
 def _now(job: JobView) -> str:
-    """Return why a job waits, else the loss and residual of a training job, or the last log line of another job."""
+    """Return the reason for a job's state, else the loss and residual of training, else the last line of the log."""
     if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
     shown = [METRICS[key] for key in ("loss", "residual") if key in job.metrics]

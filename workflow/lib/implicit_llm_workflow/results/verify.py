@@ -31,7 +31,7 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken file of a job and the reason."""
+    """A broken file of a job, or an input that was not found (`path` is then its role), and the reason."""
 
     job: str
     path: Path
