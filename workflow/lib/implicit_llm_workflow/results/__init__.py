@@ -1,1 +1,1 @@
-"""Inspect, accept and delete results; show their states, the reasons for these, and their numbers, lineage and files."""
+"""Inspect, accept and delete results; show their states, why they are stale, their numbers, lineage and files."""

@@ -22,9 +22,7 @@ SHOWN_ABSENT = 3
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
     """Return the views of the targets and of all jobs before them, in the order of the plan.
 
-    Without targets, the targets are all jobs except excerpts.
-
-    Raises: UnknownTarget.
+    Without targets, the targets are all jobs except excerpts. Raises: UnknownTarget.
     """
     wanted = [plan.find(target).key for target in targets] or plan.wanted
     reached = upstream_closure(plan, wanted)
