@@ -208,7 +208,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of the jobs that Snakemake runs for the targets `keys`: the stale and missing in its graph."""
+        """Return the keys of the jobs that Snakemake runs for the targets `keys`: those without a fresh result."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached
