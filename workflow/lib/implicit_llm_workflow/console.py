@@ -101,7 +101,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Options of all commands; `main` has already taken --debug out."""
+    """Define the options of all commands; `main` has already removed --debug from the arguments."""
     require_own_package(Path.cwd())
 
 
@@ -133,7 +133,7 @@ def _tell(error: Any, words: list[str]) -> int:
     """Print an error in one line and return the exit code; for a wrong command line, also print what to type."""
     code = getattr(error, "exit_code", None)
     message = str(error)
-    if hasattr(error, "format_message"):  # a wrong command line; empty if the help was shown
+    if hasattr(error, "format_message"):  # a wrong command line; the message is empty if the help was shown
         if not (message := error.format_message().rstrip(".")):
             return EXIT_USAGE
         message += " Or type" if message.endswith("?") else "; type"
@@ -149,7 +149,7 @@ def _tell(error: Any, words: list[str]) -> int:
 
 
 def _behind_dashes(error: Any, words: list[str]) -> str:
-    """Return how to pass an option that `run` does not have to Snakemake; else ""."""
+    """Return a hint for an unknown option of `run`: how to pass this option to Snakemake; "" for other errors."""
     option = str(getattr(error, "option_name", None) or "")
     is_unknown = option != "" and not getattr(error, "possibilities", None) and words[:1] == ["run"]
     at = next((at for at, word in enumerate(words) if is_unknown and word.startswith(option)), None)
@@ -159,7 +159,7 @@ def _behind_dashes(error: Any, words: list[str]) -> str:
 
 
 def _instead(words: list[str]) -> str:
-    """Return a hint with the right command for `implicit-llm demo`, `train demo` or a trained model; else ""."""
+    """Return a hint with the right command for `demo`, `train demo`, or a last word that names a model; else ""."""
     command, name = (words[0], words[-1]) if words else ("", "")
     if name in experiment_names() and command in (name, *_PANELS[""]):
         return f"; to run the experiment, type `implicit-llm run {name}`"

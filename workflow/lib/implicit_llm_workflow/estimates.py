@@ -29,9 +29,9 @@ from implicit_llm_workflow.site import CLUSTER_PROFILE, Site, read_site
 from implicit_llm_workflow.text import MISSING, number_text, plain_table, time_text
 
 HARDWARE_FILE = CONFIG_DIR / "estimate/hardware.yaml"
-FEW_EVALUATIONS = 8  # steps with at most this many are like the measured (4+1), others like the free phase
+FEW_EVALUATIONS = 8  # a solver with at most this many f-evaluations per token counts as bounded, others as free
 STATE_BYTES = 12  # per parameter of a checkpoint: the weights and AdamW's two moments in fp32
-SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by less
+SAME_SIZE = 0.1  # models of a family have the same throughput if their parameter counts differ by a smaller share
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
@@ -66,7 +66,7 @@ class MeasuredStep:
         return model_fields(self.model, str(HARDWARE_FILE))
 
     def is_like(self, model: Mapping[str, Any], solver: Mapping[str, Any] | None) -> bool:
-        """Return whether a job with this model and solver has the same model family, size and kind of phase."""
+        """Return whether a job with this model and solver has the model family, size and kind of phase of this step."""
         ratio = num_parameters(model) / num_parameters(self.fields)
         is_same_family = model.get("model_type") == self.fields["model_type"]
         return is_same_family and abs(ratio - 1) < SAME_SIZE and _phase(solver) == _phase(self.solver)
@@ -122,10 +122,11 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """The computation and disk space of a training job; `flops` and `disk_bytes` are None if the model is not counted.
+    """The computation and disk space of a training job.
 
-    `f_evaluations`: per token of a training step, including those with gradient. `unique_tokens`: the size of the data
-    set if it is limited; training repeats these tokens.
+    `flops` and `disk_bytes` are None if the model's configuration does not determine them. `f_evaluations`: per token
+    of a training step, including those with gradient. `unique_tokens`: the size of the data set if its key `tokens`
+    limits it; training repeats these tokens.
     """
 
     tokens: int
@@ -180,18 +181,21 @@ class CostModel:
 
     @cached_property
     def site(self) -> Site:
-        """The hardware classes and rules of the profile in use, or of the cluster profile."""
+        """The hardware classes and rules of the last driver's profile if it has any, else of the cluster profile."""
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """Return the cost of making the wanted result: nothing if it exists, else the cost of the whole job."""
+        """Return the cost of making the wanted result: none if it exists with all files, else that of the whole job."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
         return self.whole(node)
 
     def whole(self, node: Node) -> Cost:
-        """Return the cost of the whole job from its earlier run or another seed, else (for training) from its FLOPs."""
+        """Return the cost of the whole job from its earlier run or another seed, else (for training) from its FLOPs.
+
+        If the user chose a GPU, only earlier runs on this GPU count.
+        """
         for words, manifest, cost in self._earlier(node):
             is_wanted = self._name is None or self._name.startswith(cost.device or "-")
             if is_wanted and cost.hours is not None:
@@ -204,7 +208,7 @@ class CostModel:
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
-        """Return the cost of the existing result, or UNKNOWN if there is none."""
+        """Return the recorded cost of the existing result, which may be stale, or UNKNOWN if there is none."""
         return self._recorded[node.key][1] if node.key in self._recorded else UNKNOWN
 
     def work(self, node: Node) -> Work:
@@ -222,7 +226,7 @@ class CostModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Return the GPU model and the number of GPUs of a training job; this number divides the batch size."""
+        """Return the name and the number of the GPUs of a training job; this number divides the batch size."""
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
         sizes = range(1, (self._gpus or gpus) + 1)
@@ -239,7 +243,7 @@ class CostModel:
         return Cost("gpu", flops / flops_per_s / share / 3600, card, basis)
 
     def _f_evaluations(self, node: Node) -> float:
-        """Return the evaluations per token in an earlier run with the same solver, or else their upper bound."""
+        """Return the f-evaluations per token in an earlier run with the same solver, or else their upper bound."""
         solver = node.config["phase"]["solver"]
         for _, manifest, _ in self._earlier(node):
             value = manifest.summary.get("metrics", {}).get("f_evaluations")

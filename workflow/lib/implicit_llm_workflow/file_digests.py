@@ -16,8 +16,8 @@ from implicit_llm_contracts.runs.places import local_folder
 class Remembered:
     """A cache of values that were computed from files, each for one state of its file.
 
-    `path`: the file of the cache; None keeps it in this process only. The cache only saves time, so a cache file that
-    cannot be read or written is ignored.
+    `path`: the cache file; without one, the cache ends with this process. The cache only saves time, so a cache file
+    that cannot be read or written is ignored.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -29,7 +29,10 @@ class Remembered:
         return {} if self._path is None else read_object(self._path)
 
     def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
-        """Return the cached value of this state, or else call `look` and cache its value; state and value are JSON."""
+        """Return the cached value of `key` if it has this state, or else the value of `look`, which is then cached.
+
+        State and value must be JSON.
+        """
         match self._known.get(key):
             case [known, found] if known == state:
                 return found
@@ -47,9 +50,9 @@ class Remembered:
 
 
 class FileDigests:
-    """A function that computes the sha256 of each file only once, because checkpoints have gigabytes.
+    """A function that computes the sha256 of an unchanged file only once, because checkpoints have gigabytes.
 
-    `cache`: the file that stores each digest with the size and modification time of its file.
+    `cache`: the JSON file that stores each digest with the size and modification time of the hashed file.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -67,7 +70,10 @@ class FileDigests:
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """Return digests of a model's config.json and safetensors by name; empty if `local_folder` finds no folder."""
+    """Return the digests of a model's config.json, its safetensors and their index by name, without missing files.
+
+    The result is empty if `local_folder` finds no folder. Names in the index that contain a folder are skipped.
+    """
     root = local_folder(folder)
     if root is None:
         return {}

@@ -1,4 +1,4 @@
-"""Define a job of an experiment, which the graph, the fingerprints and the rules share."""
+"""Define the class for a job of an experiment, which the graph, the fingerprints and the rules share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,5 +28,5 @@ class Node:
 
     @property
     def seedless_key(self) -> str:
-        """The key without the seed, which all seeds of a run share, such as "train/a5-implicit/free"."""
+        """The key without the seed, such as "train/a5-implicit/free"; it is equal for all seeds of a run."""
         return self.key if self.seed is None else f"{self.stage}/{self.run}/{self.name.partition('/')[2]}"

@@ -1,8 +1,8 @@
 """Fetch the files that an experiment's jobs read from the network, so that the jobs themselves need no network.
 
 Files of the Hugging Face hub are pinned to a commit and compared with the hub's digests; lm-eval's data sets are not.
-`snapshot_download` resumes an interrupted download. If a fetch is recorded and the sizes of its files agree, the
-network is not used again.
+`snapshot_download` resumes an interrupted download. If a fetch from the hub is recorded and the sizes of its files
+agree, the hub is not used again.
 """
 
 import glob
@@ -97,7 +97,10 @@ class OnHub:
     is_vouched: bool = False
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Fetch the files; for an external baseline without a revision, also name the key that pins it."""
+        """Fetch the files unless they exist; for a baseline without a revision, also name the key that pins it.
+
+        Raises: FetchError, also for a pickle that training or the experiment does not allow; StorageError.
+        """
         files, folder, state = self.files, self.files.folder(downloads), "there"
         try:
             fetched = find_fetched(files, downloads)
@@ -124,7 +127,10 @@ class OnHub:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file that only the user can supply, by a name relative to the downloads folder or the working directory."""
+    """A file that only the user can supply.
+
+    `name`: a name or pattern, relative to the downloads folder or the working directory. `key`: the key that names it.
+    """
 
     name: str
     key: str
@@ -178,7 +184,7 @@ def needs_of(plan: Plan, keys: Collection[str] | None = None) -> list[Need]:
 
 
 def satisfy(need: Need, downloads: Path) -> Outcome:
-    """Fetch a need unless it is there; return a failure instead of raising it, so that other needs are fetched too."""
+    """Fetch a need unless it exists; return a failure instead of raising it, so that other needs are fetched too."""
     try:
         return need.fetch(downloads)
     except UserError as error:
@@ -236,7 +242,10 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
-    """Fetch the missing files and compare each file with the hub's digest. Raises: FetchError, StorageError."""
+    """Fetch the missing files, compare each file with the hub's digest, and write and return the record of the fetch.
+
+    Raises: FetchError, StorageError.
+    """
     from huggingface_hub import HfApi, snapshot_download
 
     api, folder = HfApi(), need.folder(downloads)

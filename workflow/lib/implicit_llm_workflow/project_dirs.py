@@ -19,7 +19,7 @@ LOCAL_PROFILE = "profiles/local"
 
 
 class ForeignPackage(UserError):
-    """The code that would run belongs to another checkout than the one in use."""
+    """The installed code would run, although the folder in use is in a checkout with code of its own."""
 
     failure_class = "env"
 
@@ -43,9 +43,9 @@ def nearest_with(name: str | Path, folder: Path) -> Path | None:
 
 
 def require_own_package(folder: Path) -> None:
-    """Check that a checkout runs its own code, not that of another checkout whose environment is active.
+    """Check that the installed code is that of the checkout which contains `folder`, not that of another checkout.
 
-    `folder` may be any folder; outside of a checkout there is nothing to check. Raises: ForeignPackage.
+    Outside of a checkout there is nothing to check. Raises: ForeignPackage.
     """
     checkout = nearest_with(_PACKAGE_IN_CHECKOUT, folder.resolve())
     if checkout is None:

@@ -19,9 +19,9 @@ PROFILE_FILE, VARIABLES = "config.yaml", "__variables__"
 
 @dataclass(frozen=True)
 class HardwareClass:
-    """A kind of nodes.
+    """A kind of nodes; `gpus`, `cpus` and `mem_gb` are those of one node.
 
-    `gpu_model`: the name of its GPU in Slurm. `card`: the name of its GPU in workflow/config/estimate/hardware.yaml.
+    `gpu_model`: the name of the GPU in Slurm. `card`: the name of the GPU in workflow/config/estimate/hardware.yaml.
     The default of `card` is the name of the class; without `gpu_model`, a GPU of any type is requested.
     """
 
@@ -39,7 +39,10 @@ class HardwareClass:
 
 @dataclass(frozen=True)
 class RuleResources:
-    """The hardware class and the resources of a rule's jobs; a string may be an expression of `wildcards`."""
+    """The hardware class of a rule, and the resources of its jobs; a resource may be an expression of `wildcards`.
+
+    `gpus`, `processes`: for each node. `runtime`: in minutes.
+    """
 
     class_: str
     gpus: Number = 0
@@ -82,9 +85,10 @@ class Site:
     account: str = ""
 
     def place(self, task: str, run: str, phase: str) -> tuple[str, int]:
-        """Return GPU model and number of GPUs of a training job, or ("cpu", 1) if its rule is missing or has no GPUs.
+        """Return the `card` and the number of the GPUs of a training job, or ("cpu", 1) for a job without GPUs.
 
-        A task without a rule uses the rule of language models. Raises: ConfigError, as `num_nodes` does.
+        A task without a rule uses the rule of language models; without either rule, the job has no GPUs. Raises:
+        ConfigError, as `num_nodes` does.
         """
         use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
         if use is None or not use.gpus:
@@ -109,7 +113,7 @@ def fill_site(block: dict[str, Any], where: str) -> Site:
 def read_site(profile: str, project: Path) -> Site:
     """Return the site of this profile, or else of the cluster profile in the working directory or in the project.
 
-    Raises: ConfigError.
+    Raises: ConfigError if none of these profiles has the block, or if a value is wrong.
     """
     for folder in (Path(profile), Path(CLUSTER_PROFILE), project / CLUSTER_PROFILE):
         path = folder / PROFILE_FILE

@@ -47,7 +47,10 @@ def time_text(seconds: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits, but all digits of an integer part below 1e7; "-" for None."""
+    """Return a number with up to `digits` significant digits, but all digits of an integer part below 1e7.
+
+    Return "-" for None.
+    """
     if value is None:
         return MISSING
     if float(value).is_integer() and abs(value) < 1e7:
@@ -56,7 +59,10 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Return the mean of the seeds' values, for several also the lowest, the highest and their number; "-" for none."""
+    """Return the mean of `values`, which has one value for each seed; "-" if it is empty.
+
+    For several seeds, the text also has the lowest value, the highest value and the number of seeds.
+    """
     if not values:
         return MISSING
     mean = shown(statistics.fmean(values))

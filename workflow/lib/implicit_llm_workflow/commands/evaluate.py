@@ -128,7 +128,7 @@ def make_command(name: str) -> Callable[..., None]:
         test_sets = _test_sets(command_name, kind, data or _own_test_sets(model, name, settings.get("lengths")))
         if kind.lengths == "all" and "lengths" not in config:
             config["lengths"] = sorted({found.config["length"] for _, found in test_sets.values()})
-        if kind.lengths != "shortest":  # the job takes the shortest length from the data
+        if kind.lengths != "shortest":  # for the others, the job takes the length from the data and checks the settings
             fill(kind.config, config, f"evaluate {command_name}")
         os.environ.setdefault("MLFLOW_TRACKING_URI", sqlite_uri(ROOT.parent.resolve() / "mlflow.db"))
         inputs = {"model": _model(folder, sha256 or [], log), **test_sets}
@@ -160,7 +160,10 @@ def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the modes with these names and the given settings; a block length applies to blockwise mode only."""
+    """Return the modes with these names and the settings `shared`; a block length is moved to blockwise mode alone.
+
+    Raises: OptionError for a block length without this mode.
+    """
     of_mode = {**_OWN, "blockwise": {key: shared.pop(key) for key in ("eval_block_len",) if key in shared}}
     if of_mode["blockwise"] and "blockwise" not in names:
         raise OptionError("--block-len: is for the mode blockwise; add --mode blockwise, or leave it out")
@@ -168,7 +171,7 @@ def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _swept(option: str) -> tuple[str, list[Any]]:
-    """Return a swept field and its values: ("eval_max_iter", [4, 8]) for "max-iter=4,8"."""
+    """Return a swept field and its values: ("eval_max_iter", [4, 8]) for "max-iter=4,8". Raises: OptionError."""
     fields = {options.option_of(field).lstrip("-"): field for field in get_type_hints(SweepConfig)}
     key, _, text = option.partition("=")
     if key not in fields:
@@ -197,7 +200,7 @@ def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifes
 
 
 def _packaged(model: Path) -> Path:
-    """Return the folder of the package's model with this name; return `model` if it exists or no model has the name."""
+    """Return the folder of the package's model called `model`, or `model` if it exists or there is no such model."""
     folder = trained_models() / model.name
     is_name = model.name == str(model) and not model.exists()
     return folder if is_name and (folder / CONFIG_FILE).is_file() else model
@@ -206,8 +209,8 @@ def _packaged(model: Path) -> Path:
 def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> list[Path]:
     """Return the run directories of the test sets on which the model's experiment evaluates it; make missing ones.
 
-    `lengths`: the lengths to use; the shortest one if None. The result is empty if no known experiment trained the
-    model or has these lengths. Raises: all exceptions of the data jobs.
+    `lengths`: the lengths to use; None or empty means the shortest one. The result is empty if no known experiment
+    trained the model, or if it has none of these lengths. Raises: all exceptions of the data jobs.
     """
     found = _run_of(model)
     if found is None:

@@ -90,7 +90,7 @@ def init(
 def write_project(folder: Path) -> list[str]:
     """Write a project except an existing README.md, and return the names of the written files and folders.
 
-    Raises: InitError if one of the others exists already, or if the folder cannot be written.
+    Raises: InitError if one of the other files or folders exists already, or if `folder` cannot be written.
     """
     copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
     texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}
@@ -376,7 +376,7 @@ def prefetch(
         typer.Option(help="Folder of fetched files; else $IMPLICIT_LLM_DATA, else results/downloads.", metavar="DIR"),
     ] = None,
 ) -> None:
-    """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, evaluation data.
+    """Fetch what the jobs of an experiment need from the network: data sets, tokenizers, models, evaluation data.
 
     Run it on a machine with internet, such as the login node of a cluster. It resumes an interrupted call and fetches
     no file twice. The exit code is 1 if something could not be fetched.

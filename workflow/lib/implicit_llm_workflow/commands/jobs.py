@@ -88,12 +88,12 @@ class JobRuntime:
 def run_job(
     run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
 ) -> None:
-    """Run a job by the function of its stage; `runtime`: the options that were set.
+    """Run a job by the function of its stage; `runtime`: the values of the runtime options by field.
 
     `identity`: JSON or @FILE, from the command line. `is_training`: whether the command is `train`. Raises: UserError,
     and all exceptions of the stage.
     """
-    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # a launcher that forwards the signal ignores it first
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # a process of a launcher starts with the signal ignored
         # Training replaces this handler; other jobs exit and resume from their finished parts.
         signals.handle(signal.SIGUSR2, lambda number, frame: sys.exit(Preempted.exit_code))
     # Compute nodes often have no internet, and each request to the hub would wait for a timeout. All needed files were
@@ -192,7 +192,7 @@ def train(
     ] = 1,
     **values: Any,
 ) -> None:
-    """Train one phase of a curriculum; a later phase starts from the checkpoint of the one before it.
+    """Train one phase of a curriculum; a later phase starts from a checkpoint of an earlier one.
 
     An interrupted job resumes from its last checkpoint, with the same result. Ctrl-C, SIGTERM and SIGUSR2 end it with
     exit code 75 after a checkpoint; a second Ctrl-C ends it at once.

@@ -88,9 +88,10 @@ def option_of(field: str) -> str:
 
 
 def given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dataclass fields that options set; the value 0 does not set a field whose default is None.
+    """Return the options' values by dataclass field, without None and without 0 where a field's default is None.
 
-    Raises: OptionError for a value that is invalid for its field.
+    The texts "on" and "off" of a boolean field become true and false. Raises: OptionError for a value that is invalid
+    for its field.
     """
     defaults = {field.name: field.default for field in fields(cls)}
     found = {
@@ -188,7 +189,7 @@ def experiments(results: Path) -> dict[str, str]:
 
 
 def _files_run(results: Path) -> dict[str, str]:
-    """Return the existing files of the experiments that ran below `results`, by name, the last one first."""
+    """Return the existing files of the experiments that ran below `results`, by name, that of the last run first."""
     found = results.glob(f"*/{DRIVER_RECORD}") if os.path.isdir(results) else ()  # glob raises for too long a name
     records = sorted(found, key=lambda path: -path.stat().st_mtime)
     files = {path.parent.name: read_object(path).get("config") for path in records}

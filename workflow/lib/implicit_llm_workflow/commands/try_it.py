@@ -110,9 +110,9 @@ def show(console: Console, is_right_BL: np.ndarray, f_evaluations: float, kept: 
 
 
 def accuracy_table(is_right_BL: np.ndarray, kept: list[dict[str, Any]]) -> Table:
-    """Return a table with a row for each model and a column for each of at most eight positions.
+    """Return a table with a row for each model and for guessing, and a column for each of at most eight positions.
 
-    `kept`: the stored results of the implicit model, then those of the explicit models by depth.
+    `kept`: the stored results of the implicit model, then those of the explicit models; the table reverses the latter.
     """
     import numpy as np
 

@@ -35,12 +35,12 @@ class PhaseEntry:
 
     `steps`: optimizer steps; "rest" continues to the end of the training run. `solver`: settings of the fixed point,
     null for explicit models. `after`: the earlier phase that it resumes from, by default the previous one in the list.
-    `start`: the step at which it resumes, by default the end of that earlier phase, which must keep this checkpoint.
-    `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the training
-    run. `state_passing`: the number of sequences in the longest chains. In a chain, each sequence starts in the final
-    state of the one before it; by default every sequence starts in the empty state. All chains restart after as many
-    steps, and only such steps can be kept. `restart_when_wrong`: whether a chain also restarts from the empty state
-    after a wrong last prediction; the published chains do not.
+    `start`: the step at which it resumes, by default the end of that earlier phase, which must keep the checkpoint of
+    this step. `keep`: steps whose checkpoints are kept for other phases; like `start`, they count from the start of the
+    training run. `state_passing`: the number of sequences in the longest chains. In a chain, each sequence starts in
+    the final state of the one before it; by default every sequence starts in the empty state. After every
+    `state_passing` steps of the phase, all chains restart, and `keep` accepts only these steps. `restart_when_wrong`:
+    whether a chain also restarts from the empty state after a wrong last prediction; the published chains do not.
     """
 
     name: Name
@@ -82,8 +82,8 @@ def build_phases(
 ) -> tuple[dict[str, PhaseConfig], dict[str, str]]:
     """Return two mappings by the name of a phase: its config, and the phase from which it resumes, if any.
 
-    Each phase comes after the phase from which it resumes. Raises: ConfigError for equal names, an unknown phase,
-    phases that do not end at `total_steps`, or a start without a checkpoint.
+    Each phase comes after the phase from which it resumes. Raises: ConfigError for equal names, an unknown phase, a
+    last phase that does not end at `total_steps`, a start without a checkpoint, or a step that cannot be kept.
     """
     placed: dict[str, PhaseConfig] = {}
     starts: dict[str, str] = {}

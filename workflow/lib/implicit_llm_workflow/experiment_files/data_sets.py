@@ -88,12 +88,13 @@ class ValidationSplit(TestSplit):
 class WordProblem(_DataSet):
     """A word problem over a group and, if there is one, a monoid.
 
-    `group`: S<n>, A<n> or Z<n>. `monoid`: the second factor of the product; "aperiodic" has four elements. A hard
-    fraction is the probability that a token's group part is drawn from the whole group; otherwise it is the identity.
-    The suffix P090 of published files means 0.1. Training and test sets are drawn from separate streams of `seed`.
-    `validation`: used instead of `test` by evaluations with `split: validation`. `shard_samples`: the sequences in each
-    file; a restarted job resumes after the last complete file. `folder`: a folder with files of the authors' generator,
-    such as train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are then used instead of drawing sequences.
+    `group`: S<n>, A<n>, Z<n> or a plugin's group. `monoid`: the second factor of the product; "aperiodic" has four
+    elements. A hard fraction is the probability that a token's group part is drawn from the whole group; otherwise this
+    part is the identity. In the name of a published file, P090 means the hard fraction 0.1. Training and test sets are
+    drawn from separate streams of `seed`. `validation`: used instead of `test` by evaluations with `split: validation`.
+    `shard_samples`: the sequences in each file; a restarted job resumes after the last complete file. `folder`: a
+    folder with files of the authors' generator, such as train_A5_L256_P090.bin and test_A5_L256_P050.bin, which are
+    then used instead of drawing sequences.
     """
 
     name: str
@@ -159,7 +160,7 @@ class WordProblem(_DataSet):
 
 @dataclass(frozen=True)
 class Catbabi(_DataSet):
-    """A CatbAbI data set. `text`: the source of the stories. `collection`: one that the text has; the first if None.
+    """A CatbAbI data set. `text`: the source of the stories. `collection`: a part of this source, by default the first.
 
     `mode`: training learns the answers to questions (qa) or every token (lm); validation and test sets are evaluated
     for both. `seed` determines the order of the stories. `drop_last_story` omits the last story of each file, as the
@@ -235,7 +236,7 @@ class TestLengths:
 class ValidationText(TestLengths):
     """The validation text, like `test` but from its own documents; learning rates and variants are chosen on it.
 
-    `fraction`: its share of all documents.
+    `fraction`: the share of all documents that it gets.
     """
 
     fraction: Share = 0.01
@@ -245,10 +246,10 @@ class ValidationText(TestLengths):
 class LanguageModel(_DataSet):
     """A text as one stream of tokens, in which an end-of-text token separates the documents.
 
-    `num_shards`: the number of jobs that share the corpus. They get its files in turn and write a file for each split.
-    `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects these documents.
-    Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not depend on
-    `validation`.
+    `num_shards`: the number n of jobs that share the corpus. Each job reads every n-th file of the corpus and writes a
+    file for each split. `test_fraction`: the share of documents in the test split; a hash of text and `seed` selects
+    these documents. Evaluations with `split: validation` use `validation` instead of `test`. The test documents do not
+    depend on `validation`.
     """
 
     name: str
@@ -296,7 +297,7 @@ class LanguageModel(_DataSet):
 
     def tokenizer_node(self) -> Node:
         config = {"kind": "tokenizer", **as_config(self.tokenizer), "vocab_size": self.vocab_size}
-        if isinstance(self.tokenizer, TrainedTokenizer):  # these keys determine the text on which it is trained
+        if isinstance(self.tokenizer, TrainedTokenizer):  # these keys determine the tokenizer's training text
             config |= {"corpus": as_config(self.corpus), "test_fraction": self.test_fraction, "seed": self.seed}
             config |= {} if self.validation is None else {"validation_fraction": self.validation_fraction}
         return Node("data", f"{self.name}-tokenizer", config)
@@ -324,7 +325,7 @@ class LanguageModel(_DataSet):
 
 @dataclass(frozen=True)
 class OwnData(_DataSet):
-    """A data set of a plugin's task, which defines the settings and their defaults.
+    """A data set of a plugin's task; the task defines the settings and their defaults.
 
     `train`: the settings for the training set. `test`: the settings for each test set, by its name.
     """
@@ -348,8 +349,8 @@ class OwnData(_DataSet):
         return Node("data", f"{self.name}-{name}", config | as_config(settings))
 
 
-# All have these methods. `sources`: jobs that are inputs of the others; `train_node`: the job of the training set;
-# `test_nodes`: those of the held-out sets for evaluations; `validation_nodes`: those for `split: validation`.
+# Every data set has these methods. `sources`: the jobs that are inputs of the others. `train_node`: the job of the
+# training set. `test_nodes`, `validation_nodes`: the jobs of the held-out sets for `split: test` and `validation`.
 DataSet = WordProblem | Catbabi | LanguageModel | OwnData
 KINDS: dict[str, type[Any]] = {
     WORD_PROBLEM: WordProblem,

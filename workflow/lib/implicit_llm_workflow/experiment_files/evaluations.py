@@ -25,9 +25,10 @@ SUITES_FILE = package_dir(REPORT) / "inputs/downstream.yaml"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation. `runs`: patterns of the runs that it evaluates. `settings`: the settings of its kind for the job.
+    """An evaluation. `runs`: patterns of the names of the runs that it evaluates.
 
-    `split`: the held-out sets that it uses; word problems and text can also have validation sets.
+    `settings`: the settings of the evaluation's kind, as its jobs get them. `split`: the held-out sets that it uses;
+    word problems and text can also have validation sets.
     """
 
     name: str
@@ -46,10 +47,10 @@ class Evaluation:
         return getattr(self.settings, "sweep", None)
 
     def repeats(self, other: Evaluation, *, is_implicit: bool | None) -> bool:
-        """Return whether both evaluations compute the same number for a model; `is_implicit` None means unknown.
+        """Return whether both evaluations compute the same number for a model; `is_implicit` is None if not known.
 
-        A model that is explicit or unknown counts as having one mode, whatever the modes are called. An evaluation with
-        a sweep or without modes repeats no other.
+        For an implicit model, modes are equal if their names are; for any other model, all modes count as equal. An
+        evaluation with a sweep or without modes repeats no other.
         """
         if (self.kind, self.split) != (other.kind, other.split) or self.sweep or other.sweep or not self.modes:
             return False
@@ -77,9 +78,10 @@ def build_evaluation(name: str, item: Mapping[str, Any], source: str, kinds: Kin
 
 
 def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """Return the settings for the job; for lm-eval, `tasks` becomes a list and digests of task files are added.
+    """Return the settings for the job; only those of lm-eval change.
 
-    Raises: ConfigError that starts with `at`, which is the file and key of the evaluation.
+    The name of a suite in `tasks` becomes the list of its tasks. With `task_path`, the digests of the files in this
+    folder are added. Raises: ConfigError that starts with `at`, the place of the evaluation.
     """
     if kind != LM_EVAL:
         return settings
@@ -100,7 +102,7 @@ def completed_settings(kind: str, settings: Mapping[str, Any], at: str) -> Mappi
     return {**settings, "tasks": names, "task_files": file_digests(folder)}
 
 
-CHECKPOINT = "checkpoint"  # the stage that imports a baseline; also the phase in the names of its evaluations
+CHECKPOINT = "checkpoint"  # the stage that imports a baseline; also the phase in the names of a baseline's evaluations
 # These kinds evaluate an explicit model in its one mode, whatever modes the evaluation has, so they apply to every
 # model. The other kinds compare modes or inspect implicit layers, so a baseline has them only if it names them.
 ONE_MODE_KINDS = (WORD_PROBLEM, CATBABI, PERPLEXITY, LM_EVAL)

@@ -40,7 +40,7 @@ _Shown = Annotated[tuple[Text, ...], DISTINCT]
 class Origin:
     """The source of an excerpt's numbers: these evaluations of these models, both given as patterns of names.
 
-    Without evaluations, the source is the training of the runs.
+    If `evaluations` is empty, the source is the training of the runs.
     """
 
     evaluations: tuple[Text, ...]
@@ -56,7 +56,7 @@ class Origin:
 class Excerpt:
     """A figure or table of the paper, on a page with `title`. `figures`, `tables`: those of the report that it shows.
 
-    `from`: the sources of its numbers. The evaluated models and all phases of their training are included.
+    `from`: the sources of its numbers. All training phases of an evaluated model belong to its sources too.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ExperimentFile:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment; `read` stores the contents of its files, from which `planned_experiment` builds it again."""
+    """An experiment; `read` stores the values of its YAML files, from which `planned_experiment` builds it again."""
 
     name: str
     source: str
@@ -118,17 +118,20 @@ class Experiment:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read an experiment file. Raises: ConfigError with one line that names file, key and fix."""
+    """Read an experiment file. Raises: UserError with one line that names file, key and fix."""
     return build_experiment(read_yaml(path), ConfigFiles(path))
 
 
 def planned_experiment(read: Mapping[str, Any]) -> Experiment:
-    """Return the experiment with these values of `Experiment.read`, whatever its files contain by now."""
+    """Return the experiment with these values of `Experiment.read`, whatever its YAML files contain by now.
+
+    Its plugins, the library's configurations and the task files of lm-eval are read again.
+    """
     return build_experiment(read["values"], ConfigFiles(Path(read["path"]), read["source"], read["known"]))
 
 
 def build_experiment(values: Mapping[str, Any], files: ConfigFiles) -> Experiment:
-    """Return an experiment from its values. Raises: ConfigError with one line that names file, key and fix."""
+    """Return an experiment from its values. Raises: UserError with one line that names file, key and fix."""
     source = files.source
     file = fill(ExperimentFile, values, source)
     kinds = Kinds.read((shown_path(files.path.parent / name) for name in file.plugins), f"{source}: plugins")

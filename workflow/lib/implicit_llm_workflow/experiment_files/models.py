@@ -32,7 +32,7 @@ class PretrainedModel:
     revision: Commit | None = None
 
     def fields(self, path: str) -> dict[str, Any]:
-        """Return the model as its job receives it. Raises: ConfigError."""
+        """Return the model as the training job receives it. Raises: ConfigError."""
         name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
         if is_folder != (self.revision is None):
             raise ConfigError(
@@ -61,7 +61,7 @@ class ConfiguredModel:
             raise ValueError("config: the key 'model_type' is missing; add it, or name a configuration of the library")
 
     def fields(self, path: str) -> dict[str, Any]:
-        """Return the model as its job receives it. Raises: ConfigError."""
+        """Return the model as the training job receives it. Raises: ConfigError."""
         found = model_fields(self.config, f"{path}: config") if isinstance(self.config, str) else dict(self.config)
         _check_family(found, f"{path}: config")
         if self.package is not None:
@@ -75,7 +75,7 @@ def fill_model(values: Mapping[str, Any], path: str) -> PretrainedModel | Config
 
 
 def model_fields(name: str, where: str) -> dict[str, Any]:
-    """Return the fields of a library configuration without the solver, which belongs to the curriculum.
+    """Return the fields of a library configuration without bookkeeping and without the solver, which a curriculum sets.
 
     Raises: ConfigError that starts with `where` if there is no configuration with this name.
     """
@@ -103,7 +103,7 @@ def override_fields(fields: Mapping[str, Any], changes: Mapping[str, Any], where
     return {**fields, **{key: _like(fields[key], value, f"{where}.{key}") for key, value in changes.items()}}
 
 
-# A configuration of each family of the library, and the fields that every model of the family needs.
+# A configuration of each family of the library, and the fields that this family needs in addition to those of all.
 _FAMILIES = {
     "implicit_mamba2": ("mamba2-130m-explicit", ("expand", "head_dim", "state_size", "n_groups", "conv_kernel")),
     "implicit_llama3": ("llama3-130m-explicit", ("num_attention_heads", "intermediate_size")),
@@ -111,7 +111,7 @@ _FAMILIES = {
 
 
 def _check_family(fields: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if a model of the library has an unknown field or lacks a field."""
+    """Raise ConfigError if a model of the library has an unknown field or lacks a field that its family needs."""
     if fields["model_type"] not in _FAMILIES:
         return  # transformers, which is not imported here, checks the fields when training starts
     config, own = _FAMILIES[fields["model_type"]]
@@ -130,10 +130,10 @@ _SIZE = re.compile(
 
 
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes below 1 and heads that do not divide the width, which would fail only when training starts.
+    """Raise ConfigError, which starts with `where`, for sizes below 1 or for heads that do not fit the width.
 
-    Without a layer, training would not even fail. Heads are checked only for models of the library. Raises: ConfigError
-    that starts with `where`.
+    Without a layer, training would not even fail. Heads are checked for models of the library alone: they must divide
+    the width, and those of Llama3 must also have an even width. Raises: ConfigError that starts with `where`.
     """
     is_ours = fields["model_type"] in _FAMILIES
     sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1]) if is_ours else ()
@@ -159,7 +159,7 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _like(old: Any, new: Any, where: str) -> Any:
-    """Return `new` as the type of `old` if the conversion loses nothing. Raises: ConfigError."""
+    """Return `new` as the type of `old` if the conversion loses nothing; None fits any type. Raises: ConfigError."""
     new = as_number(new) if type(old) in (int, float) else new
     if type(old) is int and isinstance(new, int | float) and abs(new) >= _MAX_INTEGER:
         raise ConfigError(f"{where}: {new!r:.60} is not allowed; give an integer below {_MAX_INTEGER}")

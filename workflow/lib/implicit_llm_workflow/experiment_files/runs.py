@@ -1,4 +1,4 @@
-"""Build the runs of an experiment, each from a model, a task and a curriculum with changes for all runs or for one.
+"""Build the runs of an experiment, each from a model, a task and a curriculum, with the changes of the experiment file.
 
 An entry with a grid describes one run at every point of its axes.
 """
@@ -38,9 +38,9 @@ class Axis:
 
 
 def expand_grids(runs: Mapping[str, Any], source: str) -> dict[str, tuple[RunEntry, str]]:
-    """Return all runs by name, in the order of the file; each entry with a grid is replaced by its points.
+    """Return all runs by name, in the order of the file; an entry with a grid becomes one run for each of its points.
 
-    The text beside each run names its point for messages; it is empty for an entry without a grid. Raises: ConfigError.
+    The text beside each run names its point for messages; it is empty for a run without a grid. Raises: ConfigError.
     """
     found: dict[str, tuple[RunEntry, str]] = {}
     for entry, item in runs.items():
@@ -70,7 +70,7 @@ def _points(name: str, item: Mapping[str, Any], source: str) -> Iterator[tuple[s
 
 
 def _with_value(item: Mapping[str, Any], path: list[str], value: Any, where: str) -> dict[str, Any]:
-    """Return `item` with the value at the path; missing mappings on the path are created."""
+    """Return `item` with the value at the path; missing mappings on the path are created. Raises: ConfigError."""
     key, *rest = path
     if not rest:
         return {**item, key: value}
@@ -112,9 +112,9 @@ class RunEntry:
 class Run:
     """A model that is trained on a data set, once for every seed.
 
-    `phases`: the training jobs of the first seed by phase, each after the phase that it resumes from, which `starts`
-    names. The fields of the model are those of its configuration without a solver, {"pretrained": folder}, or for a
-    model of the hub {"pretrained": name, "revision": commit}.
+    `phases`: the training jobs of the first seed by phase. `starts`: maps each phase that resumes to the phase from
+    which it resumes, which comes earlier in `phases`. The fields of the model are those of its configuration without a
+    solver, {"pretrained": folder}, or for a model of the hub {"pretrained": name, "revision": commit}.
     """
 
     name: str
@@ -251,7 +251,7 @@ def _with_changes(first: _Placed, changes: Iterable[_Placed], fill_one: Callable
 
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Merge changes into values; a solver of another mode replaces the old one, because its settings differ."""
+    """Merge changes into values; a solver of another mode replaces the old one, because the modes' settings differ."""
     old, new = values.get("solver"), changes.get("solver")
     if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("mode", old.get("mode")) != old.get("mode"):
         return {**values, **changes}

@@ -28,7 +28,7 @@ _MAX_DEPTH, _MAX_VALUES = 100, 1_000_000  # more than any experiment has
 class _Loader(_SafeLoader):
     """A loader that refuses what YAML would read as something else than its author meant.
 
-    YAML keeps the last value of a key that occurs twice, 010 is eight and 1:30 is ninety.
+    In plain YAML, the last value of a key that occurs twice counts, 010 is eight and 1:30 is ninety.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -79,9 +79,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_NUMBER, list("
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping of values that JSON has.
+    """Return the mapping in a YAML file, whose values must all exist in JSON.
 
-    Raises: ConfigError if the file is unreadable or no mapping, or has a date, binary data, a set, NaN or infinity.
+    Raises: ConfigError if the file is unreadable, invalid or no mapping, or for a value such as a date, binary data, a
+    set, NaN or infinity.
     """
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  (a SafeLoader)
@@ -126,7 +127,7 @@ class ConfigFiles:
         self.known = dict(known or {})
 
     def read(self, folder: str, name: str, where: str) -> tuple[Mapping[str, Any], str]:
-        """Return values and path of <folder>/<name>.yaml. Raises: ConfigError that starts with `where` if missing."""
+        """Return values and path of <folder>/<name>.yaml. Raises: ConfigError; for a missing file, it names `where`."""
         key = f"{folder}/{name}"
         if key not in self.known:
             folders = [self.path.resolve().parent / folder, CONFIG_DIR / folder]

@@ -1,1 +1,1 @@
-"""Start and supervise the processes of one job, on one node or several."""
+"""Start and supervise the processes of one job, and check a machine before its jobs."""

@@ -75,8 +75,9 @@ def shown_slurm_variables() -> str:
 class NodeJob:
     """The processes of a job on one node.
 
-    `host`, `port`: the address on the first node where the processes find each other. `worker`: arguments of Python for
-    each process. `threads`: the threads of each process; 0 means $OMP_NUM_THREADS, or else one.
+    `node`: the number of this node, from 0. `processes`: those of each node. `host`, `port`: the address on the first
+    node at which all processes find each other. `worker`: the arguments of Python for each process. `threads`: those of
+    each process; 0 means $OMP_NUM_THREADS, or else one.
     """
 
     folder: Path
@@ -136,7 +137,8 @@ class LauncherSignals:
 def supervise(job: NodeJob) -> int:
     """Run the node's processes to their end; a stop signal reaches each of them as soon as it can handle it.
 
-    Returns: 0, or 1 if a process failed. Then the other processes are ended, and the folder stores the reasons.
+    Returns: 0, or 1 if a process failed. After a failure, the folder stores the exit codes of the failed processes, and
+    the other processes are ended.
     """
     folder = LaunchFolder(job.folder)
     with LauncherSignals() as stop, _processes(job) as processes:
@@ -155,7 +157,8 @@ def wait(
 ) -> list[int | None]:
     """Wait until all processes have ended or one has failed; return their exit codes, None for running ones.
 
-    `ready` returns the pids that can handle a stop signal by now. Each pid gets one SIGUSR2, whatever the stop signal.
+    `ready` returns the pids that can handle a stop signal by now. After a stop signal of any kind, each of these pids
+    gets one SIGUSR2.
     """
     told = set[int]()
     while True:
@@ -202,7 +205,7 @@ def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
 
 
 def _prepare(parent: int) -> None:
-    """Make a new process end with the launcher, and ignore SIGUSR2 until its program installs a handler."""
+    """Make this new process end with the launcher and ignore SIGUSR2 until its program installs a handler."""
     launched.die_with(parent)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 

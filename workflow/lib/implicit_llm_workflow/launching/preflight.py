@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy")  # packages that training needs on a bare node
 SPACE_FACTOR = 2.2  # a checkpoint is written before the one that it replaces is deleted
-_TOLERANCE = 0.1  # relative norm of bf16 minus fp32 through a whole model; a wrongly compiled kernel is off by 1
+_TOLERANCE = 0.1  # limit for the relative norm of bf16 minus fp32; for a wrongly compiled kernel this norm is about 1
 
 
 class PreflightFailed(UserError):
@@ -44,7 +44,10 @@ class Preflight:
     checkpoint_bytes: Number = 0
 
     def run(self) -> dict[str, Any]:
-        """Return the findings of each check, with its seconds. Raises: PreflightFailed at the first failed check."""
+        """Return the findings and the duration of each check by its name, the hardware class and the host.
+
+        Raises: PreflightFailed at the first failed check.
+        """
         found: dict[str, Any] = {"hardware": self.hardware, "host": socket.gethostname()}
         for check in (self.environment, self.driver, self.kernel, self.storage):
             begin = time.monotonic()
@@ -62,7 +65,7 @@ class Preflight:
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:
-        """Check that PyTorch finds the device that the class promises."""
+        """Check that PyTorch finds the device that the class promises; return the device and PyTorch's build."""
         import torch
 
         build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
@@ -90,7 +93,7 @@ class Preflight:
         }
 
     def kernel(self) -> dict[str, Any]:
-        """Compare output and gradients of a small Mamba2 layer under the selected kernels with those on the CPU."""
+        """Compare output and gradients of a small Mamba2 model under the selected kernels with those on the CPU."""
         import torch
 
         from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for
@@ -139,7 +142,10 @@ class Preflight:
 
 
 def _differences(torch: Any, device: str) -> dict[str, float]:
-    """Return how far a layer's output and gradients in the device's own precision are from those in fp32 on the CPU."""
+    """Return by name the relative difference of a model's output and gradients on the device from those on the CPU.
+
+    The model has one layer. It runs in bf16 on a GPU that supports it, and always in fp32 on the CPU.
+    """
     from implicit_llm.kernels.selection import kernels, selected_kernels
     from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 

@@ -226,7 +226,7 @@ def stage_module(stage: str, config: Mapping[str, Any], kinds: Kinds) -> str:
     """Return the module whose function `run` does the job; a stage of several kinds has one module for each `kind`.
 
     Therefore an edit of one kind of data does not make the other kinds stale. The module of a plugin's kind is the
-    plugin's file.
+    plugin's file; `Plugin.functions` names the function that does the job instead of `run`.
     """
     owner = kinds.owner(stage, config.get("kind", ""))
     return owner.stem if owner is not None else f"{STAGES[stage]}.{config.get('kind', 'stage')}"
@@ -243,9 +243,9 @@ def job_code(
 
 
 def require_submitted_code(module: str, code: str, name: str, plugins: tuple[str, ...] = ()) -> None:
-    """Load all code that the stage's module can run, then check that `code` is its digest for some kind of model.
+    """Import all modules behind the digest of the stage's module, then check that `code` is the digest for some model.
 
-    Loading comes first and includes imports inside functions, so that an edit after the check cannot reach the process.
+    The imports come first and include those inside functions, so that an edit after the check cannot reach the process.
     Raises: CodeChanged, before the job has started any work.
     """
     for source in job_sources(JobCode(module, plugins=plugins)):
@@ -327,7 +327,7 @@ def reached_sources(entry: str, project: Project, excluded: Iterable[str]) -> di
 
 
 def _defining_modules(imported: Imported, project: Project) -> Iterator[str]:
-    """Yield the modules that define the imported names: submodules, or the sources of a package's exports."""
+    """Yield the imported module, or for names from a package its submodules and the modules that define its exports."""
     source = project.source(imported.module)
     if source is None:
         return

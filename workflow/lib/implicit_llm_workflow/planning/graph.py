@@ -152,7 +152,7 @@ def _peer_nodes(experiment: Experiment, peer: Peer) -> Iterator[tuple[dict[str, 
 def _evaluate_nodes(
     experiment: Experiment, model: Run | Peer, job: dict[str, Any], source: Node
 ) -> Iterator[tuple[dict[str, Any], Node]]:
-    """Yield all evaluations of the model that the job `source` trains or imports."""
+    """Yield the description and node of each evaluation of the model that `source` makes; `job` describes `source`."""
     data = experiment.data[model.data]
     name = source.name if source.stage == "train" else f"{source.name}/{CHECKPOINT}"
     for evaluation in experiment.evaluations_of(model):

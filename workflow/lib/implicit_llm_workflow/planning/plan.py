@@ -41,7 +41,7 @@ PLANNED = "planned"  # the only key of the config file that `write_job_files` wr
 
 
 class UnknownTarget(UserError):
-    """The experiment has no job or target of the requested name, or an option does not accept this form of it."""
+    """The experiment has no job or target of the requested name, or an option does not accept this form of the name."""
 
 
 def check_results(folder: Path) -> None:
@@ -86,7 +86,10 @@ class Plan:
         return found
 
     def settle(self, key: str, wanted: Identity) -> Identity:
-        """Return the wanted identity, or the recorded one if a result with other code was accepted."""
+        """Return the wanted identity, or the recorded one if a result with other code was accepted.
+
+        The acceptance is stored for `accepted`.
+        """
         acceptance = find_acceptance(self.run_dir(self.nodes[key]), wanted)
         if acceptance is None:
             return wanted
@@ -140,7 +143,7 @@ class Plan:
         return {key: f"{root}/{key}/{WORK}/{it.fingerprint[:digits]}" for key, it in self.identities.items()}
 
     def outputs(self, node: Node) -> dict[str, str]:
-        """Return the files that the node's rule declares, by their readable paths."""
+        """Return the declared path of each output of the node's rule, by its readable path in the run directory."""
         names = [MANIFEST]
         if node.stage in PAGES:
             names += ["index.html", "claims.json"]
@@ -180,7 +183,7 @@ class Plan:
 
     @property
     def target_manifests(self) -> list[str]:
-        """Manifests of the wanted jobs that no wanted job has as input; from them Snakemake finds every wanted job.
+        """The manifests of wanted jobs that are no input of a wanted job; from these Snakemake finds every wanted job.
 
         The report alone is not enough, because a missing input of a fresh report would not be restored. If every job
         were a target, Snakemake would check each job twice.
@@ -197,7 +200,7 @@ class Plan:
         """Return the jobs whose manifests are the inputs of the node's rule.
 
         Snakemake ignores the age of an `ancient` file only if the file exists. Therefore a fresh job has no input
-        that was freed or will be computed again. A page has no freed input: it reads only the small files.
+        that was freed or will be computed again. A page has no freed input, because it reads only the small files.
         """
         found = {key: self.statuses[key] for key in node.upstream.values()}
         if self.statuses[node.key].state == "fresh":
@@ -205,7 +208,7 @@ class Plan:
         return [self.nodes[key] for key, it in found.items() if not (node.stage in PAGES and it.is_freed)]
 
     def running(self, keys: Iterable[str]) -> set[str]:
-        """Return the jobs that Snakemake runs for the targets `keys`: those in its graph whose result is not fresh."""
+        """Return the keys of the jobs that Snakemake runs for the targets `keys`: those without a fresh result."""
         reached, waiting = set(keys), list(keys)
         while waiting:
             new = {item.key for item in self.read_by(self.nodes[waiting.pop()])} - reached

@@ -64,7 +64,8 @@ def read_acceptance(run_dir: Path) -> Acceptance | None:
 def find_acceptance(run_dir: Path, wanted: Identity) -> Acceptance | None:
     """Return the acceptance in a run directory if it is valid, else None. Raises: AcceptedUnreadable.
 
-    It is valid for the wanted identity if only the code of the accepted result differs and this result exists.
+    A valid acceptance names the fingerprint of `wanted`, and the accepted result differs from `wanted` in its code
+    alone. This result and the manifest of the run directory must exist.
     """
     found = read_acceptance(run_dir)
     if found is None or found.wanted != wanted.fingerprint or with_code_of(found, wanted) is None:
@@ -91,8 +92,9 @@ _SMALL = (".json", ".jsonl")
 class Difference:
     """The difference between a recorded and a wanted identity.
 
-    `code`: the recorded and the wanted digest, or None if they are equal. `changed_inputs` and `new_inputs` are keys of
-    nodes; `removed_inputs` are the roles of inputs that are no longer used.
+    `config`: a text for each setting that differs. `code`: the recorded and the wanted digest, or None if they are
+    equal. `changed_inputs` and `new_inputs` are keys of nodes; `removed_inputs` are the roles of inputs that are no
+    longer used.
     """
 
     stage: str
@@ -104,7 +106,7 @@ class Difference:
 
     def reasons(self) -> Iterator[str]:
         """Yield one reason for each kind of change."""
-        # The config of a report contains the settings of its jobs, so these change together with the jobs.
+        # The key `jobs` in the config of a page describes its inputs, so it changes together with the inputs.
         inputs = (*self.changed_inputs, *self.new_inputs, *self.removed_inputs)
         own = [change for change in self.config if not (inputs and change.startswith("jobs."))]
         if own:
@@ -129,8 +131,9 @@ def _first(names: Sequence[str]) -> str:
 class Status:
     """The status of a job's result. `why`: the reason for the state; empty for a fresh result that was not accepted.
 
-    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows. `difference`: set
-    in the second case. `is_declared`: whether the declared manifest exists, which a freed result does not have.
+    `recorded`: the manifest of the wanted result, or else of the result that the run directory shows. `difference`: how
+    that other result differs from the wanted one. `is_declared`: whether the declared manifest exists, which a freed
+    result does not have.
     """
 
     state: Literal["fresh", "stale", "missing"]
@@ -212,7 +215,7 @@ def readers(nodes: Mapping[str, Node], key: str) -> list[str]:
 
 
 def needed_again(nodes: Mapping[str, Node], statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """Return the statuses, in which a freed result is stale if a job that will run reads its files."""
+    """Return the same statuses, except that a freed result is stale if a job that will run reads its files."""
     found = dict(statuses)
     for key in reversed(list(nodes)):  # a node comes after its inputs
         node = nodes[key]

@@ -1,1 +1,1 @@
-"""Inspect, accept and delete results: their states, differences, lineage and files, and why they are stale."""
+"""Inspect, accept and delete results; show their states, why they are stale, their numbers, lineage and files."""

@@ -22,9 +22,9 @@ class NotAcceptable(UserError):
 
 
 def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
-    """Map the key of each job of the targets to whether a target names the job; False if only patterns match it.
+    """Return the keys of the targets' jobs, each with whether a target names it in full; False for patterns alone.
 
-    Raises: UnknownTarget, NotAcceptable.
+    Raises: UnknownTarget; NotAcceptable for a pattern that matches no job.
     """
     chosen: dict[str, bool] = {}
     for target in targets:

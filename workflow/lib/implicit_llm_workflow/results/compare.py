@@ -149,7 +149,7 @@ def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
 
 
 def run_and_phase(key: str) -> tuple[str, str]:
-    """Return run and phase of a job: a5-s0 and free for "train/a5-s0/free"; the phase of an import is "checkpoint"."""
+    """Return run and phase of a job: "a5-s0", "free" for "train/a5-s0/free"; the phase of an import is "checkpoint"."""
     stage, _, name = key.partition("/")
     run, _, phase = name.rpartition("/")
     return (run, phase) if run else (name, stage)

@@ -20,9 +20,9 @@ SHOWN_ABSENT = 3
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
-    """Return the targets and all jobs before them, in the order of the plan; without targets, all except excerpts.
+    """Return the views of the targets and of all jobs before them, in the order of the plan.
 
-    Raises: UnknownTarget.
+    Without targets, the targets are all jobs except excerpts. Raises: UnknownTarget.
     """
     wanted = [plan.find(target).key for target in targets] or plan.wanted
     reached = upstream_closure(plan, wanted)

@@ -66,7 +66,7 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 
 
 def _with_inputs(plan: Plan, names: set[str]) -> set[str]:
-    """Add the first digits of the inputs of former results, and of the inputs of these."""
+    """Return `names`, which are first digits of fingerprints, with those of all direct and indirect inputs."""
     run_dirs = chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES)
     works = [path for run_dir in run_dirs for path in (run_dir / WORK).glob("*")]
     found, new = set(names), set(names)
@@ -111,7 +111,10 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
-    """Delete the larger files of a finished job, keep its manifest, and return the number of files and their size."""
+    """Delete the larger files of a finished job, but not its manifest; return the number of files and their bytes.
+
+    Streams that point to the files count as freed too.
+    """
     work = Path(plan.work[key])
     files = payload(work)
     size = sum(path.stat().st_size for path in files)

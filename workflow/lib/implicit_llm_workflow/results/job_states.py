@@ -97,7 +97,10 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class CodeChange:
-    """A change of the code behind a stage. `files`: the changed files; None if the old code was not recorded."""
+    """A change of the code behind a stage, between two digests.
+
+    `files`: the changed modules and files, as `changed_files` names them; None if the old code was not recorded.
+    """
 
     module: str
     old: str
@@ -109,9 +112,9 @@ class CodeChange:
 class JobView:
     """The view of one job.
 
-    `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if the job is
-    waiting, or done and not accepted. `metrics`: the last known values by name. `unix_s`: when the job last wrote
-    something. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
+    `result`: how the job's result compares with the wanted one. `why`: the reason for the state; empty if no reason is
+    known or needed. `metrics`: the last known values by name. `unix_s`: when the job last wrote something, in seconds
+    since 1970. `doing`, `where`: the last log line and the nodes of a running job. `explain` sets the last three:
     whether the next run includes the job, the code that has changed, and the cost of the job or of its fresh result.
     """
 
@@ -178,8 +181,9 @@ def holder_of(path: Path) -> Holder | None:
 def _is_locked(pid: int, file: os.stat_result) -> bool:
     """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
 
-    Files of other devices can have the same inode. The pid counts too, because some file systems, such as Btrfs, report
-    another device than the kernel lists. Without /proc/locks, return whether the process exists.
+    A listed lock must have the file's inode, which files of other devices can share, and also its device or the pid.
+    The pid suffices because some file systems, such as Btrfs, report another device than the kernel lists. Without
+    /proc/locks, return whether the process exists.
     """
     try:
         locks = _LOCK.findall(LOCKS.read_text(encoding="utf-8"))
@@ -215,7 +219,7 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """Read the last lines of a journal; the result is empty if there is no file or no complete line."""
+    """Read the last lines of a journal and skip damaged ones; the result is empty if no valid line is found."""
     found: list[dict[str, Any]] = []
     for line in end_of(path, TAIL_BYTES).split("\n")[:-1]:
         with suppress(journal.JournalError):  # the first line may be incomplete
@@ -287,7 +291,7 @@ class _Job:
         )
 
     def _of_result(self, state: State, why: str, recorded: Manifest) -> JobView:
-        """Return the view of a job that has a result."""
+        """Return the view of a job from the result that `recorded` describes, which may be stale."""
         work = work_directory(self.run_dir, recorded.fingerprint)
         finished = _modified(committed(work) or work)
         # The recorded time is preferred, because copying a file changes its modification time.

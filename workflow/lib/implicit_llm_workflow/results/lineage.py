@@ -65,7 +65,7 @@ class Result:
 
     @property
     def root(self) -> Path:
-        """The folder of the experiment."""
+        """The folder of the experiment; for a run directory that was moved, the folder that contains it."""
         return experiment_folder(self.run_dir, self.key) or self.run_dir.parent
 
     @cached_property
@@ -153,7 +153,7 @@ def _mlflow_id(work: Path) -> str | None:
 def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
     """Return the lineage of a run directory, of a manifest, or of a file that a manifest records.
 
-    is_forward: trace the results made from the top result instead. Raises: NoLineage, ManifestError.
+    is_forward: trace the results made from this result instead of its inputs. Raises: NoLineage, ManifestError.
     """
     artifact = artifact.absolute()
     manifest = next(filter(None, map(committed, (artifact, *artifact.parents))), None)
@@ -229,7 +229,7 @@ def tree_of(lineage: Lineage) -> Tree:
 
 
 def _run_text(run: Result) -> str:
-    """Return fingerprint, MLflow run, commit, device and time of a run in one line; an acceptance has its own line."""
+    """Return key, fingerprint, MLflow run, commit, device and time of a run in one line; an acceptance adds a line."""
     parts = [run.key, run.fingerprint[:FINGERPRINT_DIGITS], f"mlflow {run.mlflow_run_id or 'none'}"]
     about, git = run.provenance, run.provenance.get("git") or {}
     edited = " (edited)" if git.get("is_dirty") else ""  # files differed from the commit
@@ -244,7 +244,7 @@ def _run_text(run: Result) -> str:
 
 
 def as_json(lineage: Lineage) -> dict[str, Any]:
-    """Return each run once; runs refer to their inputs by fingerprint."""
+    """Return each run once, and the inputs or readers that were not found; runs name their inputs by fingerprint."""
     return {
         "top": lineage.top.fingerprint,
         "artifact": lineage.artifact,

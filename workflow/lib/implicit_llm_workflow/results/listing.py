@@ -24,8 +24,9 @@ class Listed:
     """An experiment in the list.
 
     about: the first sentence of the comment at the head of its file. done: the number of its `jobs` that have fresh
-    results. gpu_hours: the known GPU-hours of its training; has_unknown: whether those of some training jobs are
-    unknown. error: why its file cannot be read; the numbers are then zero.
+    results. gpu_hours: the known GPU-hours of its training, with the wall time of training jobs that ran on a CPU.
+    has_unknown: whether the hours of some training jobs are unknown. error: why it has no plan; the numbers are then
+    zero.
     """
 
     name: str
@@ -48,7 +49,7 @@ class TrainedModel:
 
 
 def experiments(results: Path) -> list[Listed]:
-    """Return all experiments of the working directory and of the project: cheapest first, unreadable last."""
+    """Return all experiments of the working directory and of the project: cheapest first, those with errors last."""
     found = [_listed(name, results) for name in sorted(experiment_names())]
     return sorted(found, key=lambda one: (one.error is not None, one.gpu_hours, one.jobs))
 

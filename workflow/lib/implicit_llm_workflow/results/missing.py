@@ -56,7 +56,7 @@ def _missing_result(plan: Plan, jobs: Mapping[str, JobView], role: str, node: No
 def _training(plan: Plan, node: Node) -> dict[str, Any]:
     """Return the fields of evaluation records that the settings of a training job determine; {} for an import.
 
-    With them a claim finds the model before its training ends, and counts as not finished instead of not run.
+    With these fields, a claim about the model counts as not finished, instead of not run, before its training ends.
     """
     if node.stage != "train":
         return {}

@@ -41,8 +41,8 @@ class Snapshot:
 
     `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
     the whole experiment. `lines`: the number of log lines to show for a failed job. `driver`: the Snakemake process
-    that runs the experiment or ran it last; None if none did. `failed_preflights`: logs of failed checks; a failed
-    check blocks the jobs of its hardware class.
+    that runs the experiment or ran it last; None if none did. `failed_preflights`: the logs of failed preflights, empty
+    while a driver is alive; a failed preflight blocks the jobs of its hardware class.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
@@ -61,7 +61,7 @@ class Snapshot:
 
     @property
     def is_done(self) -> bool:
-        """Whether the targets are done and no job must run; their inputs may have been deleted."""
+        """Whether the targets, or else all jobs, are done and no job must run; inputs of targets may be gone."""
         return not self.of("running", "queued", "failed", "stopped", "stale") and all(
             self.jobs[key].state == "done" for key in self.targets or self.jobs
         )
@@ -73,7 +73,7 @@ class Snapshot:
 
 
 def view(snapshot: Snapshot) -> Iterator[RenderableType]:
-    """Yield all parts: headline, stages, active jobs, failed checks and jobs, and stopped jobs; long lists are cut."""
+    """Yield all parts: headline, stages, active jobs, failed preflights, failed and stopped jobs; cut long lists."""
     yield Text(headline(snapshot))
     yield stage_table(snapshot)
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
@@ -132,7 +132,7 @@ def next_step(snapshot: Snapshot) -> str:
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:
-    """Return jobs with damaged files that a failed job refused to read; its error says to remove their manifests."""
+    """Return the inputs that failed jobs refused as damaged; the error names the manifest to remove."""
     failed, root = snapshot.of("failed"), snapshot.plan.root
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
@@ -209,7 +209,7 @@ def _indented(text: str, left: int, style: str = "") -> Padding:
 
 
 def _log_of(snapshot: Snapshot, job: JobView) -> Path:
-    """Return the path of the job's own log, or of its output if the log is empty or missing."""
+    """Return the path of the job's own log; if this log is empty or missing, that of the submitted job's output."""
     log = Path(snapshot.plan.manifest(job.node)).with_name(LOG)
     return log if job.submitted is None or last_lines(log, 1) else job.submitted.output_log
 
@@ -222,7 +222,7 @@ def _step_text(job: JobView) -> str:
 
 
 def _now(job: JobView) -> str:
-    """Return why a job waits, else the loss and residual of a training job, or the last log line of another job."""
+    """Return the reason for a job's state, else the loss and residual of training, else the last line of the log."""
     if job.why or job.doing == STARTING or "loss" not in job.metrics:
         return job.why or job.doing.removeprefix(f"{job.node.name}: ")
     shown = [METRICS[key] for key in ("loss", "residual") if key in job.metrics]

@@ -1,6 +1,6 @@
 """Recompute the digests of all files that finished jobs recorded, and show how to rebuild broken files.
 
-A token stream only points to its shards: these files belong to the jobs that wrote them.
+The stream of a whole training split only points to the files of its shards, which belong to the jobs of the shards.
 """
 
 import os
@@ -31,7 +31,7 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken file of a job and the reason."""
+    """A broken file of a job, or an input that was not found (`path` is then its role), and the reason."""
 
     job: str
     path: Path
@@ -65,10 +65,10 @@ def check_files(files: Sequence[RecordedFile]) -> list[Broken]:
 
 
 def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = ()) -> list[str]:
-    """Return shell commands that rebuild the broken files of these jobs and make the targets; none means everything.
+    """Return shell commands that rebuild the broken files of these jobs, and then make the targets or else everything.
 
-    Snakemake starts a job whose run directory has no manifest. The job verifies its files, moves those that differ
-    aside and rebuilds them. Its manifest is then the same as before, so finished jobs that read its files do not rerun.
+    Snakemake starts a job whose run directory has no manifest. The job verifies its files and rebuilds those that
+    differ. Its manifest is then the same as before, so finished jobs that read its files do not rerun.
     """
     manifests = [str(plan.run_dir(plan.nodes[job]) / MANIFEST) for job in dict.fromkeys(jobs)]
     wanted = [plan.nodes[target] for target in dict.fromkeys(targets)]
@@ -76,7 +76,7 @@ def rebuild_commands(plan: Plan, jobs: Iterable[str], targets: Iterable[str] = (
 
 
 def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
-    """Return the jobs of the targets; a token stream comes after the jobs of its shards, to whose files it points."""
+    """Return the jobs of the targets; a token stream comes after its shards, because it may point to their files."""
     found = [plan.find(target).key for target in targets]
     keys = dict.fromkeys(name for key in found for name in (*pointed_to(plan.nodes, key), key))
     return [plan.nodes[key] for key in keys]
@@ -85,8 +85,8 @@ def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
 def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
     """Yield the files that a manifest records and that were not freed. Raises: ManifestError.
 
-    The workflow reads a copy of each declared file in the run directory. A later result may have replaced the copy,
-    which is therefore checked only against the manifest that the run directory publishes.
+    People read a copy of each declared file in the run directory. A later result may have replaced the copy, which is
+    therefore checked only against the manifest that the run directory publishes.
     """
     manifest = Manifest.read(path)
     if compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream) != manifest.fingerprint:

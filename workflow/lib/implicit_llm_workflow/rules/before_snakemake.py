@@ -50,7 +50,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Read the files of `--configfile`, or else of the default experiment, only to report errors as our commands do."""
+    """Read the files of `--configfile`, or else the default experiment, only to report errors as our commands do."""
     with errors_in_one_line(_say):
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
@@ -66,7 +66,7 @@ def _say(line: str) -> None:
 
 
 def check_profile() -> None:
-    """Check the options in the profiles of this call; Snakemake ignores some mistakes or prints its usage."""
+    """Check the options in the profiles of this call; Snakemake ignores some mistakes, or prints its usage instead."""
     with errors_in_one_line(_say):
         for profile in command_line().profile or ():
             if (path := profile_file(profile)) is not None:  # otherwise Snakemake reports the missing file

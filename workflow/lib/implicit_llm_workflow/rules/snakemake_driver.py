@@ -77,7 +77,7 @@ class Driver:
     def begin(self) -> dict[str, str]:
         """Check the call and, if it runs jobs, prepare the run.
 
-        The Snakefile calls it at its end, when all rules are known. Returns: the requested targets that are readable
+        The Snakefile calls this at the end, when all rules are known. Returns: the requested targets that are readable
         paths, with the declared path of each. A UserError, such as UnknownTarget, ends the process with one line.
         """
         with errors_in_one_line(self._logger.error):
@@ -115,7 +115,7 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw forced results and create MLflow's store; `onstart` calls it, when Snakemake has chosen the jobs.
+        """Withdraw forced results and create MLflow's store; `onstart` does this when Snakemake has chosen the jobs.
 
         A forced job would otherwise return its existing result. Results that depend on a forced one are withdrawn too,
         since their numbers may change. Their jobs run now, or in the next call if this call does not reach them.
@@ -126,7 +126,7 @@ class Driver:
         make_mlflow_store(self._plan.root.parent, self._logger)
 
     def after_last_job(self) -> None:
-        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` call it."""
+        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` do this."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
@@ -182,7 +182,8 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 def make_mlflow_store(results: Path, logger: logging.Logger) -> None:
     """Create MLflow's SQLite store if it does not exist: clients that open an empty store at the same time break it.
 
-    A job that finds no store creates it under the same lock. No job waits for a store, so a failure is only reported.
+    The creation holds a lock beside the store. A job that finds no store creates it under the same lock, so a failure
+    here is only reported.
     """
     path = sqlite_path(default_uri(results))
     if path is not None and not path.exists():
@@ -270,7 +271,7 @@ def check_cores(call: argparse.Namespace) -> None:
 
 
 def bring_to_present(plan: Plan) -> None:
-    """Give manifests from the future, which a clock that was wrong leaves behind, the present time.
+    """Set the modification time of manifests from the future, which a wrong clock leaves behind, to the present time.
 
     Snakemake declares a job failed whose output is older than its inputs, although their order decides nothing here.
     """

@@ -1,8 +1,8 @@
 """Collect the uses of Snakemake that have no documented interface; other modules only query the rules of a workflow.
 
-None of these names is private, except for argparse's list of options. A Snakefile cannot see its targets, so the
-command line is parsed once more. tests/workflow/test_snakemake_internals.py fails in a release in which one of these
-functions changes its meaning.
+None of these names is private, except for argparse's list of options. A Snakefile cannot see the requested targets, so
+the command line is parsed once more. tests/workflow/test_snakemake_internals.py fails in a release in which one of
+these functions changes its meaning.
 """
 
 import argparse

@@ -40,7 +40,7 @@ _NOTHING = r"[^\s\S]"  # matches no character
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
     """Return the plan of the configuration that Snakemake has merged; a job gets the plan of its driver.
 
-    Raises: ConfigError with a message of one line.
+    Raises: UserError with a message of one line.
     """
     if PLANNED in config:
         return Plan(planned_experiment(config[PLANNED]))
@@ -135,7 +135,7 @@ class RuleInputs:
         return manifest if is_made_now else self.ancient(manifest)
 
     def preflight(self, stage: str, workflow: Any) -> Callable[[Any], list[str]]:
-        """Return an input function that lists the preflight of the rule's hardware class, if the profile names one."""
+        """Return an input function that lists the preflight report of the rule's hardware class, if it has a class."""
 
         @_asked_by_snakemake
         def report(wildcards: Any) -> list[str]:
