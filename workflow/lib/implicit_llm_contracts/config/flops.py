@@ -93,9 +93,9 @@ def training_flops(
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of evaluations of f after the solve in a training step; 1 for an explicit model.
 
-    In `mode: unrolled` they are the unrolled iterations. All are differentiated; in `gradient: series` one is, and
-    `series_products` replace the others. The products that solve for an implicit gradient depend on the data, so they
-    are not counted.
+    In `mode: unrolled` they are the unrolled iterations. All are differentiated, except in a free pass with
+    `gradient: series`, which differentiates the last one; `series_products` replace the others. The products that solve
+    for an implicit gradient are not counted, because their number depends on the data.
     """
     if solver is None:
         return 1
@@ -106,8 +106,8 @@ def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of products with (df/dz)^T in the backward pass of `gradient: series`.
 
-    For y = W x, such a product computes the gradient of x alone, which is as much work as y. For a product of two
-    activations it computes both gradients, which is twice as much work.
+    For y = W x, such a product computes only the gradient of x, which is as much work as y. For a product of two
+    activations, the gradients of both are computed, which is twice as much work.
     """
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled" or settings.gradient != "series":
         return 0

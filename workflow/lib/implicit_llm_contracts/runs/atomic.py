@@ -258,7 +258,7 @@ POLL_S = 0.5
 
 
 def wait_for_files(paths: Iterable[Path]) -> None:
-    """Wait until all `paths` exist or the time is over; the code that reads them then reports missing ones.
+    """Wait until all `paths` exist or the time is over; code that then reads a missing file reports it.
 
     The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere; the environment
     variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
@@ -278,7 +278,7 @@ def wait_for_files(paths: Iterable[Path]) -> None:
 
 
 def default_wait_s() -> float:
-    """Return the seconds to wait for a file from another machine."""
+    """Return the seconds to wait for a file from another machine. Raises: UserError for a wrong variable."""
     given = os.environ.get(WAIT)
     try:
         return float(given or (SLURM_WAIT_S if "SLURM_JOB_ID" in os.environ else 0.0))

@@ -115,7 +115,7 @@ def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
-    """Return a list's entries by name if all have names, by position in lists of equal length, or else by content."""
+    """Return the entries of `items` by key (mapping) or by name, else by position (equal lengths), else by content."""
     if isinstance(items, Mapping):
         return items
     if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):
