@@ -81,7 +81,7 @@ class HubTokenizer:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A byte-level BPE tokenizer, trained on the first documents of the training split, `max_bytes` in total."""
+    """A byte-level BPE tokenizer, trained on the first documents of the training split, about `max_bytes` in total."""
 
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000

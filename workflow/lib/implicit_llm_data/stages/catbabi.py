@@ -144,7 +144,7 @@ def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.nd
 def rows(tokens_T: np.ndarray, task_T: np.ndarray, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
     """Cut the stream into sequences: input_ids, labels and task, each (N, L) in the vocabulary's token type.
 
-    In the mode `lm`, the last token has the label <eos>. The last sequence is padded with <pad>, and its task with 0.
+    In the mode `lm`, the last token has the label <eos>. All columns of the last sequence are padded with 0, <pad>.
     """
     labels_T = np.append(tokens_T[1:], EOS_ID)
     if config.mode == "qa":
