@@ -239,7 +239,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Return an SVG file as an element of a page, without a fixed size; ids get `prefix`, or are dropped if unused."""
+    """Return an SVG file as an element of a page, without a fixed size; used ids get `prefix`, others are dropped."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)

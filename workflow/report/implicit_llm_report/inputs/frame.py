@@ -3,9 +3,9 @@
 The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
 solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
 missing. A missing number is None or NaN in its own row, never zero; a missing number of EXTRAS has a row only if the
-record `lacks` it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a mapping
-by name. All columns have the type object: pandas then stores them as one array, and filters and slices this array much
-faster.
+record's `lacks` names it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a
+mapping by name. All columns have the type object: pandas then stores them as one array, and filters and slices this
+array much faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
 Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics that every record should have; an absent one is missing
-# Further numbers that only some records of a kind have; a record that lacks one gets no row for it.
+# Further numbers that only some records of a kind have. A record without one has a row for it only if `lacks` names it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip

@@ -61,7 +61,7 @@ SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", F
 
 @dataclass(frozen=True)
 class PageContent:
-    """The content of the pages. `published`: empty for an experiment that does not reproduce the paper."""
+    """The content of the pages. `published`: empty if the table is not selected, or no claim names the experiment."""
 
     title: str
     given: Given
@@ -179,7 +179,7 @@ def caption(name: str, kinds: Kinds) -> Markup:
 
 
 def number(value: float | None, metric: str = "") -> Markup:
-    """Return a share in percent, "missing" for None, and others with three decimals, four digits or an exponent."""
+    """Return a share in percent, other numbers with three decimals, four digits or an exponent, "missing" for None."""
     if value is None:
         return MISSING_WORD
     if metric in SHARES:
