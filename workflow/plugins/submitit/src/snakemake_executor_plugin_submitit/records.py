@@ -28,7 +28,7 @@ class Submitted:
     """The last submission of a job.
 
     state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class: None
-    unless the job failed. message: how it ended.
+    unless the job failed. message: how the job ended.
     """
 
     job_id: str

@@ -118,7 +118,7 @@ class JobFiles:
 class Record:
     """The last submission of a job.
 
-    key: a hash of the job's rule, outputs, parameters and command, equal for every driver; `JobFiles.key` is another.
+    key: a hash of the job's rule, outputs, parameters and command, equal for every driver; `JobFiles.key` differs.
     wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know yet how
     the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known whether
     sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the controller

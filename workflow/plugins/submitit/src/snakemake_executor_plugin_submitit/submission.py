@@ -53,7 +53,7 @@ class Dispatcher:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Take over or submit the jobs. Yields: each job, and why it was not submitted, or "" if it was."""
+        """Take over or submit the jobs. Yields: each job with "", or with the reason if it was neither."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
         known = self.queue.ask(ids) if ids else {}  # in one query
@@ -61,7 +61,7 @@ class Dispatcher:
             yield from self._dispatch(batch, known)
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
-        """Take over some of the jobs and submit the others together; return each job and why this failed, or "".
+        """Take over some of the jobs and submit the others together; return each job as `dispatch` does.
 
         Locks exclude other drivers meanwhile.
         """
@@ -200,7 +200,7 @@ class Dispatcher:
     def _free_gpus(self, job: Job) -> list[int]:
         """Return as many GPUs of this machine as the job requests, or all if it has fewer.
 
-        They are those that no other job of this driver uses; if too few are free, the first ones are shared.
+        No other job of this driver uses these GPUs; if too few are free, the first GPUs are shared.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
