@@ -191,7 +191,7 @@ class Kinds:
     def read(cls, paths: Iterable[Path], where: str) -> Kinds:
         """Return the kinds of an experiment with these plugins, without importing them.
 
-        Raises: ConfigError; if two plugins add the same name, its message starts with `where`.
+        Raises: ConfigError, also if two plugins add the same name; the message then starts with `where`.
         """
         plugins: dict[str, Plugin] = {}
         figures: dict[str, OwnFigure] = {}

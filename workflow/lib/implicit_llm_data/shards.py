@@ -76,7 +76,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A finished shard; `files` has one entry per column, whose path is relative to the data set's directory."""
+    """A finished shard; `files` has the file of each column, with a path relative to the data set's directory."""
 
     num_samples: int
     files: Mapping[str, FileRecord]

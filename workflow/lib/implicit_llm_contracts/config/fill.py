@@ -205,7 +205,7 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """Return the float of a text such as 1e-3; return any other value and infinite numbers unchanged."""
+    """Return the float of a text such as 1e-3; return any other value, also a text such as 1e999, unchanged."""
     is_number = isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) and math.isfinite(float(value))
     return float(value) if is_number else value
 

@@ -70,7 +70,7 @@ def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
 def training_flops(
     model: Mapping[str, Any], length: int, solver: SolverConfig | Mapping[str, Any] | None, f_evaluations: float | None
 ) -> float:
-    """Return the FLOPs per token of a training step: the forward pass and the backward pass of what is differentiated.
+    """Return the FLOPs per token of a training step: the forward pass and the backward pass of its differentiated part.
 
     solver: the fields of a `SolverConfig`; None for explicit models. f_evaluations: the mean number of evaluations of f
         per token, including the differentiated ones; None counts the maximum that the solver allows.
@@ -157,9 +157,9 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
     """Return the FLOPs of projections with convolution, and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
 
     SSD is masked attention inside a chunk, and a state that is passed from chunk to chunk. A token attends on average
-    to (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). The
-    update of the state and the output from it need 2 N I each. The first chunk has no state before it, and the state
-    after the last chunk is not used.
+    to (Q+1)/2 positions of its chunk. Each position needs a score C_i B_j for each group (2 G N), which is applied to
+    all inner channels (2 I). The update of the state and the output from it need 2 N I each. The first chunk has no
+    state before it, and the state after the last chunk is not used.
     """
     inner, _, channels = _mamba2_widths(model)
     projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)

@@ -31,10 +31,11 @@ class LibraryCorpus:
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """Files of jsonl, parquet or plain text, also compressed (gz, zst), in the downloads folder or working directory.
+    """Files of parquet, jsonl or plain text in the downloads folder or working directory.
 
-    `files`: names or patterns. `field`: the key of the text in a record. `split_by`: the key of another field, such as
-    a directory; documents with the same value are all in the same split.
+    jsonl and plain text may be compressed (gz, zst). `files`: names or patterns. `field`: the key of the text in a
+    record. `split_by`: the key of another field, such as a directory; documents with the same value are all in the same
+    split.
     """
 
     source: Literal["files"]

@@ -21,7 +21,7 @@ class ScheduleConfig:
     peak_learning_rate: Positive
     final_learning_rate: float
     warmup_fraction: Fraction
-    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # required by warmup_stable_decay alone
+    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # only warmup_stable_decay has and requires it
 
     def __post_init__(self) -> None:
         refuse_if(

@@ -81,7 +81,7 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the run of a training job, without the suffix of its seed, and the phase, which may be None."""
+    """Return the run and the phase in a training job's name: the run without its seed, None for a missing phase."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 

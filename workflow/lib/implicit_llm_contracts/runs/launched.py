@@ -61,7 +61,7 @@ class Death:
     host: str
 
     def end(self) -> ProcessEnd:
-        """Return the end of this process, which did not record it itself."""
+        """Return the end of this process, as far as it is known without a record by the process itself."""
         process = f"rank {self.rank} on {self.host}"
         if self.code > 0:
             return ProcessEnd(self.rank, self.code, None, f"{process} ended with code {self.code}; its output says why")

@@ -154,7 +154,7 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a manifest and its declared files to the work folder, publish the result, delete the one set aside."""
+        """Copy a manifest and its declared files to the work folder, publish them, and delete the result set aside."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")
@@ -200,7 +200,7 @@ def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
 
 
 def show_result(run_dir: Path, work: Path) -> None:
-    """Publish the finished result of this work folder in its run directory; delete copies that it does not declare.
+    """Publish the finished result of this work folder in its run directory; delete old copies of other files.
 
     The manifest is written last. Raises: ManifestError.
     """

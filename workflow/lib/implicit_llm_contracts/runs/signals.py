@@ -36,7 +36,7 @@ def restore(number: signal.Signals, previous: object) -> None:
 
 
 def _hold_back() -> None:
-    """Block handled signals before a fork; a child that gets a signal before it drops its handlers would lose it."""
+    """Block handled signals before a fork; a child that gets one before it drops its handlers would lose the signal."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 

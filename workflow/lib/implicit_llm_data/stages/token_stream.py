@@ -36,7 +36,7 @@ class StreamError(UserError):
 
 
 def run(context: StageContext) -> StageResult:
-    """Write the index, and the merged tokens except for the whole training split.
+    """Write the index and, unless the whole training split is wanted, the merged tokens.
 
     Raises: ConfigError; StreamError; StorageError.
     """

@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How to read a document: the field of its text, and the limit in bytes for the text and for a JSON line.
+    """The format of documents: the field of the text, and the limit in bytes for the text and for a JSON line.
 
     split_by: the field that names the document's group, if there is one.
     """
@@ -309,7 +309,7 @@ def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
 
 
 def check_fields(fields: dict[str, str], there: Collection[str], where: str) -> None:
-    """Raise CorpusError for a field that is not `there`."""
+    """Raise CorpusError for the first of `fields` that is not in `there`."""
     for field, key in fields.items():
         if field not in there:
             found = ", ".join(sorted(there)) or "none"
