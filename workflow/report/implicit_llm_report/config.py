@@ -91,8 +91,8 @@ class DataPart:
 class Front:
     """The first page: at most five figures, the most important one first, for a selection of models.
 
-    figures: the names of the figures; without names, the first of page/front.py and of plugins that have data. models:
-    patterns of the names that readers see, such as "S5, *"; without patterns, the first six models of each test.
+    figures: the names of the figures; without names, the first five that have data, of page/front.py and of plugins.
+    models: patterns of names that readers see, such as "S5, *"; without patterns, the first six models of each test.
     """
 
     figures: tuple[str, ...] = ()

@@ -26,11 +26,11 @@ PROJECT, OWN = "project", "this project"  # the origin of new claims, and the pl
 class Row:
     """A row of the table.
 
-    claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
-    interval, if there are few test sequences. essential: the number of models, a missed bound, missing seeds, unequal
-    test sets of a pair, how much smaller model and data are than the paper's, the controls. cut: the tested runs, then
-    `essential`. elsewhere: the numbers and verdicts of the other experiments that tested the claim. is_asked: whether
-    the experiment can test it.
+    claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. state:
+    the verdict in claims.json. few: the interval, if there are few test sequences. essential: the number of models, a
+    missed bound, missing seeds, unequal test sets of a pair, how much smaller model and data are than the paper's, the
+    controls. cut: the tested runs, then `essential`. elsewhere: the numbers and verdicts of the other experiments that
+    tested the claim. is_asked: whether the experiment can test it.
     """
 
     id: str
@@ -239,7 +239,7 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the verdict if a seed missed it."""
+    """Return the bound of the claim if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()

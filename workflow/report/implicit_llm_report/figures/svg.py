@@ -6,7 +6,7 @@ letters are text in the page's font, which a search finds and a screen reader re
 variables for light and dark.
 
 The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
-colour, marker and dashes at once. The colours are those of the light page; each becomes a CSS variable on the page.
+colour, marker and dashes at once. The constants have the light page's colours; on the page, each is a CSS variable.
 """
 
 import io

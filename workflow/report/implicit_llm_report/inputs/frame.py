@@ -161,7 +161,7 @@ def seeds_words(spread: Spread) -> str:
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
     """Return a sorting key of a record's mode.
 
-    Modes with the stopping criterion of the released code ("batch") come after all others. Both parts are sorted by
+    Modes with the stopping criterion of the released code ("batch") come after all others. Both groups are sorted by
     MODE_ORDER. Within one `eval_mode`, modes with the stopping criterion "token" come first; then names decide.
     """
     stop = record.get("eval_stop")

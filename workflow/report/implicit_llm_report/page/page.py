@@ -284,7 +284,7 @@ def _settings(source: Source) -> dict[str, Any]:
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
-    """Return `text` as a link to the first of its runs, with all of them in the tooltip; no link without runs."""
+    """Return `text` as a link to the first known run in `roles`, with all in the tooltip; plain text without one."""
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     link = Markup('<a class="n" href="#{}" title="{}">{}</a>')
     return link.format(known[0].anchor, "\n".join(map(origin_words, known)), text) if known else Markup.escape(text)

@@ -1,6 +1,6 @@
 """Provide this package's public interface: the state of submitted jobs, for other programs.
 
-This module keeps its names, while all others may change. It only reads, and never waits for the executor.
+The names in this module are stable; those in other modules may change. It only reads, and never waits for the executor.
 """
 
 import logging

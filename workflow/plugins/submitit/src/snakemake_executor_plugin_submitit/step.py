@@ -68,7 +68,7 @@ def pickle_path(folder: Path, task: int) -> Path:
 
 @dataclass(frozen=True)
 class JobStep:
-    """A submission of a job, which is pickled; submitit calls it on the node, again after a requeue.
+    """The process of a job, pickled for each submission; submitit calls it on the node, again after a requeue.
 
     command: a shell command. setup: shell commands that run before it. venv: a virtual environment; container: an
     Apptainer image; "" for none.

@@ -53,7 +53,7 @@ class Dispatcher:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Take over or submit the jobs. Yields: each job with "", or with the reason if it was neither."""
+        """Take over or submit the jobs. Yields: each job, and "" or the reason why it was not submitted."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
         known = self.queue.ask(ids) if ids else {}  # in one query
@@ -109,7 +109,10 @@ class Dispatcher:
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
-        """Return whether an earlier submission still runs or has made all outputs. Raises: NotSubmitted, NoAnswer."""
+        """Return whether the job takes over `earlier`, because this submission still runs or has made all outputs.
+
+        `earlier` becomes the job's record in any case. Raises: NotSubmitted, NoAnswer.
+        """
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # without an id, its driver was killed during the submission
         if not job_id:
