@@ -200,9 +200,10 @@ def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
 
 
 def show_result(run_dir: Path, work: Path) -> None:
-    """Publish the finished result of this work folder in its run directory; delete old copies of other files.
+    """Publish the finished result of this work folder in its run directory.
 
-    The manifest is written last. Raises: ManifestError.
+    Copies of files that only the result published before declares are deleted. The manifest is written last.
+    Raises: ManifestError.
     """
     manifest, before = Manifest.read(committed(work) or work / COMMIT), Manifest.find(run_dir / MANIFEST)
     names = {} if before is None else declared_files(before, run_dir)

@@ -197,7 +197,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Return the number of every matching model or chosen pair; its spread counts seeds without a value as missing."""
+    """Return the number of each matching model or chosen pair, all trained here; a seed without a value is missing."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:
