@@ -171,7 +171,7 @@ class TrackedRun:
         return {role: run for role, run in given.items() if run is not None and run.stage == "data"}
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
-        """Return the model folder of the finished run and its weights' digests by file name; None without one."""
+        """Return the model folder of the finished run and the weights' digests by file name; None without a model."""
         manifest = self.manifest
         if manifest is None or (folder := manifest.model_folder) is None:
             return None
