@@ -42,7 +42,7 @@ class EvaluationKind:
     """The properties of a kind of evaluation that other parts of the project need.
 
     `data`: the tasks whose models this kind evaluates in an experiment. `reads`: the kinds of data jobs whose data sets
-    it can read, which the command accepts for any model. `settings`: help texts by key; MODE_SETTINGS has those of modes.
+    it can read, which the command accepts for any model. `settings`: help texts by key (of modes: MODE_SETTINGS).
     `metrics`: the numbers of a record, in the order of the report. `columns`: the fields of a record and their headings
     in the table that the command prints. `parts`: the key that selects the parts of the data to evaluate; without this
     key, all parts. `lengths`: the lengths of a text's split that an experiment evaluates by default.
