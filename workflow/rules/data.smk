@@ -21,7 +21,7 @@ rule data_set:
 
 
 use rule data_set as tokenizer with:
-    """Copy the tokenizer of a language model, or train one, which counts pairs over the corpus on several cores."""
+    """Copy the tokenizer of a language model, or train one; training counts pairs over the corpus on several cores."""
     wildcard_constraints:
         data=job.names("data", "tokenizer"),
     threads: 8

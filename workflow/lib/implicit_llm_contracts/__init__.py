@@ -1,4 +1,4 @@
-"""Define what driver and library share. The package needs only the standard library, so planning needs no torch.
+"""Define the code that driver and library share. It imports only Python's own modules, so planning needs no torch.
 
 `config` defines the settings of a result; `runs` writes and reads a job's run directory, manifest and journal.
 """

@@ -1,4 +1,4 @@
-"""Collect the tasks, kinds of evaluation, groups and figures that an experiment can name: built-in or from its plugins.
+"""Read the plugins of an experiment, and collect the built-in tasks and kinds of evaluation with those of the plugins.
 
 A plugin is a Python file that an experiment names. It has a literal `PLUGIN = {...}` at its top level, with the fields
 of `Plugin` below. The workflow plans with this literal alone and does not import the file. The jobs that use the plugin
@@ -99,12 +99,12 @@ class Plugin:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the plugin that can occur in the config of a job, so without those of figures."""
+        """The names of the plugin that can occur in the config of a job, which are all except those of figures."""
         return (*self.families, *self.methods, *self.stops, *self.groups, *self.tasks, *self.evaluations)
 
     @property
     def functions(self) -> dict[tuple[str, str], str]:
-        """The name of each function of the file, by the stage that calls it and its task, kind or figure."""
+        """The names of the file's functions, by the stage that calls one and by its task, kind or figure."""
         verbs = {"data": "make", "evaluate": "evaluate", "report": "draw"}
         tables = zip(verbs.items(), (self.tasks, self.evaluations, self.figures), strict=True)
         return {(stage, name): f"{verb}_{name.replace('-', '_')}" for (stage, verb), names in tables for name in names}
@@ -191,7 +191,7 @@ class Kinds:
     def read(cls, paths: Iterable[Path], where: str) -> Kinds:
         """Return the kinds of an experiment with these plugins, without importing them.
 
-        Raises: ConfigError; if two plugins add the same name, its message starts with `where`.
+        Raises: ConfigError, also if two plugins add the same name; the message then starts with `where`.
         """
         plugins: dict[str, Plugin] = {}
         figures: dict[str, OwnFigure] = {}
@@ -225,7 +225,7 @@ class Kinds:
         }
 
     def owner(self, stage: str, name: str) -> Path | None:
-        """Return the path of the plugin that has a stage's function for a task, kind or figure; or None."""
+        """Return the path of the plugin whose task, kind or figure `name` runs in `stage`; None for a built-in name."""
         return next((Path(path) for path, plugin in self.plugins.items() if (stage, name) in plugin.functions), None)
 
     def function(self, stage: str, name: str) -> Callable[..., Any] | None:

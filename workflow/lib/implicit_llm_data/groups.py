@@ -127,7 +127,7 @@ def _build_group(family: str, n: int) -> Algebra:
 
 
 def _composition_table(permutations: np.ndarray) -> np.ndarray:
-    """Return the table of (a*b)(i) = a(b(i)). Each row (order, n) has a permutation's images; products are rows too."""
+    """Return the table of (a*b)(i) = a(b(i)). `permutations`: (order, n), the images of one permutation in each row."""
     order, n = permutations.shape
     # The images of a permutation, as digits in base n, give its key.
     place_values = n ** np.arange(n - 1, -1, -1)

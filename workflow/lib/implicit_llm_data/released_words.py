@@ -79,7 +79,7 @@ class _Tensors(pickle.Unpickler):
 
 
 def _tensor(storage: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> np.ndarray:
-    """Return the array of a contiguous tensor."""
+    """Return the array of a tensor. Raises: UnpicklingError if the tensor is not contiguous."""
     count = math.prod(size)
     if stride != tuple(math.prod(size[place + 1 :]) for place in range(len(size))) or offset + count > storage.size:
         raise pickle.UnpicklingError("a tensor is not contiguous")

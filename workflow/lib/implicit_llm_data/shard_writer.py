@@ -86,7 +86,7 @@ def write_index(directory: Path, index: Index) -> Path:
 
 
 class HashedFile:
-    """A writer to an open file that counts and digests the bytes."""
+    """A writer that counts and digests the bytes that it writes to an open file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name, self._size, self._digest = file, name, 0, hashlib.sha256()

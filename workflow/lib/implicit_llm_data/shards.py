@@ -76,7 +76,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A finished shard; `files` has one entry per column, whose path is relative to the data set's directory."""
+    """A finished shard; `files` has the file of each column, with a path relative to the data set's directory."""
 
     num_samples: int
     files: Mapping[str, FileRecord]
@@ -174,7 +174,7 @@ class TokenDataset:
 
     def _error(self, shard: int, file: FileRecord, damage: str) -> DatasetError:
         path = self._path(file)
-        # A separate job writes each part of a stream. After it has written a part again, the index is out of date.
+        # A separate job writes each part of a stream. If this job runs again, the index is out of date.
         directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
         return DatasetError(f"{path}: shard {shard}: {damage}; {rebuild_hint(*directories)}")
 
@@ -182,7 +182,7 @@ class TokenDataset:
 def open_dataset(directory: Path, length: int | None = None) -> TokenDataset:
     """Open a finished data set and check the sizes of its files.
 
-    length: the sequence length for a stream, which can be cut to any; other data sets have a fixed length.
+    length: the sequence length of a stream, by default that of its index; other data sets have a fixed length.
     Raises: DatasetError if the index or a shard is missing or damaged; LengthError for a length that the data set
     cannot have; ValueError for a length below 1.
     """

@@ -28,7 +28,7 @@ class ProgressLog:
         self._began_s = self._told_s = time.monotonic()
 
     def tell(self, done: int, words: Callable[[], str]) -> None:
-        """Report that `done` units are finished; `words` returns the state as text, and is called only for a line."""
+        """Report that `done` units are finished; `words`, which is called only if a line is due, returns the state."""
         self._bar.update(done - self._bar.n)
         now, is_last = time.monotonic(), done >= self._total
         elapsed_s = now - self._began_s

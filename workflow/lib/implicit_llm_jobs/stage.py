@@ -203,7 +203,7 @@ def _check_input(role: str, given: Input, path: Path, wanted: str) -> None:
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that temporary files are deleted and MLflow is updated."""
+    """Let SIGTERM unwind the stack, unless it is handled already: temporary files are deleted, MLflow is updated."""
     is_main = threading.current_thread() is threading.main_thread()
     with ExitStack() as stack:
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

@@ -49,8 +49,8 @@ class MissingResult:
 
     `config`, `data`, `is_implicit` and `training` are only for an evaluation: its settings, those of its data sets by
     role, whether its model is implicit, and those fields of its records that follow from the training settings.
-    `is_implicit` is None if this is not known before a model is imported. `training` is empty unless the evaluation is
-    in progress.
+    `is_implicit` is None if this is not known before a model is imported. `training` is empty unless the evaluation or
+    a job before it is running or queued.
     """
 
     job: str
@@ -91,8 +91,8 @@ class DataPart:
 class Front:
     """The first page: at most five figures, the most important one first, for a selection of models.
 
-    figures: the names of the figures; without names, the figures of page/front.py. models: patterns of the names that
-    readers see, such as "S5, *"; without patterns, the first six models of each test.
+    figures: the names of the figures; without names, the first five that have data, of page/front.py and of plugins.
+    models: patterns of names that readers see, such as "S5, *"; without patterns, the first six models of each test.
     """
 
     figures: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ class Entry:
     """A figure or a table; registry.yaml documents `needs`. Only tables have the fields after `caption`.
 
     title, text: the heading and text above the tables. by, rows: columns of the frame; each combination of their values
-    is a table or a row. across: the column whose values head the columns of the table. They show the first metric;
+    is a table or a row. across: the column whose values head the columns of the table. All cells show the first metric;
     if `metrics` is empty, each cell shows its own metric. Without `across`, each metric has a column. metrics: metrics
     with their headings. over: the column over which the spread is computed. foot: a metric of the test itself, shown in
     the last row.

@@ -89,7 +89,7 @@ def figure_of(given: Given, name: str) -> Figure | None:
 
 
 def sections_of(given: Given) -> dict[str, list[Table]]:
-    """Return the tables of each selected entry that has any by its name; a configured minimum-layers may have none."""
+    """Return tables by the names of the selected entries that have any; a configured minimum-layers may have none."""
     config = given.config
     asked = {name: rows_of(given) for name, rows_of in ROWS.items() if config.shows("tables", name)}
     found = {name: tables_of(registry().tables[name], rows) for name, rows in asked.items()}

@@ -99,7 +99,7 @@ class Table:
 
 
 def tables_of(entry: Entry, rows: pd.DataFrame) -> list[Table]:
-    """Return a table of the rows of a registry entry for each combination of values in `entry.by`."""
+    """Return a table of `rows` for each combination of values in the columns `entry.by`; without `by`, at most one."""
     tests = groups(rows, entry.by) if entry.by else [Group(rows)] if len(rows) else []
     return [_table(entry, test) for test in tests]
 
@@ -174,7 +174,7 @@ def _head(model: Group, metric: str) -> Head:
 
 
 def source_words(source: Mapping[str, Any]) -> str:
-    """Return "EleutherAI/pythia-70m at a39f36b10000", with a note if no revision was pinned."""
+    """Return a text such as "EleutherAI/pythia-70m at a39f36b10000", with a note if no revision was pinned."""
     name = str(source.get("hub") or source.get("path") or "trained elsewhere")
     commit = f" at {source['commit'][:12]}" if source.get("commit") else ""
     return name + commit + (", not pinned" if "hub" in source and not source.get("revision") else "")

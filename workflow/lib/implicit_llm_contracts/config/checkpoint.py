@@ -14,9 +14,9 @@ _NOT_GIVEN = ""
 class CheckpointConfig:
     """A model that was trained elsewhere.
 
-    `path`: a folder in the downloads folder or working directory. Its format is that of transformers, the published
-    layout, or that of the original Mamba2 release. `hub`, `revision`: a model on the hub and its commit; null means the
-    newest commit, which the report shows as not pinned. `sha256`: the digests that files must have, by file name;
+    `path`: a folder in the downloads folder or working directory, in the format of transformers, of the published
+    implicit models, or of the original Mamba2 release. `hub`, `revision`: a model on the hub and its commit; null means
+    the newest commit, which the report shows as not pinned. `sha256`: the digests that files must have, by file name;
     a pickle is read only if its digest is given here.
     """
 

@@ -25,13 +25,13 @@ from implicit_llm_contracts.hints import nearest
 PARALLEL = "parallel"  # the one mode of an explicit model
 SEQUENTIAL = "sequential"
 COSTS = ("f_evaluations_per_token", "unconverged_share")  # numbers that records of every kind may have
-# The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion. This is one
-# relative residual over the whole batch.
+# The mode of `implicit-llm evaluate` that solves simultaneously and stops by the released code's criterion: a relative
+# residual over the whole batch.
 RELEASED_CRITERION = "released-criterion"
 
 # The stopping rule "batch" couples the sequences of a batch, so the batch size changes the numbers and is fixed.
 COUPLED_BATCH_SIZE = 64
-# The number of draws for the standard error of a perplexity, which is the default of the harness.
+# The harness's default number of draws for the standard error of a perplexity.
 BOOTSTRAP_DRAWS = 100_000
 AtLeastTwo = Annotated[int, Only(lambda value: value >= 2, "an integer of at least 2")]
 EXAMPLE = "{name: blockwise-8-token, eval_mode: blockwise, eval_block_len: 8, eval_stop: token}"
@@ -84,7 +84,8 @@ class ModeConfig(AsGiven):
     def coupled_batch_size(self, trained: SolverConfig | None) -> int | None:
         """Return `batch_size` if it is set, else COUPLED_BATCH_SIZE if the sequences influence each other, else None.
 
-        trained: the solver saved with the model, whose stopping rule may also be "batch"; None for an explicit model.
+        trained: the solver saved with the model, which supplies the stopping rule if the mode sets none; None for an
+            explicit model.
         """
         if self.batch_size is not None or trained is None:
             return self.batch_size
@@ -105,8 +106,8 @@ class ModeConfig(AsGiven):
     def record(self, trained: SolverConfig | None) -> dict[str, Any]:
         """Return the mode's fields in a record of metrics.json: its settings, which are None for an explicit model.
 
-        For the mode "as_trained" they are None except `eval_mode`, because the phase defines them. In a sweep, the
-        record of an explicit model also has a sweep with key None, because the report would otherwise show it twice.
+        In the mode "as_trained" all except `eval_mode` are None, because the phase defines them. In a sweep, the record
+        of an explicit model has a sweep with key None; without it, the report would show the model twice.
         """
         keys = ("eval_mode", "eval_stop", "eval_block_len")
         unknown = dict.fromkeys((*keys, "eval_max_iter", "eval_tol", "sweep"))
@@ -131,7 +132,8 @@ class SweepConfig(AsGiven):
 def modes_of(modes: tuple[ModeConfig, ...], sweep: SweepConfig | None, where: str) -> tuple[ModeConfig, ...]:
     """Return the modes to evaluate: those of the config, or those of its sweep.
 
-    Raises: EvaluateConfigError for no mode, a name that is taken already, or a sweep of the mode "as_trained".
+    Raises: EvaluateConfigError for no mode, a name that two modes share, the name "parallel", or a sweep of
+        "as_trained".
     """
     unswept = next((mode.name for mode in modes if mode.eval_mode == AS_TRAINED), None)
     if sweep is not None and unswept is not None:
@@ -260,10 +262,10 @@ class DualityConfig(InModes):
 class JacobianConfig(AsGiven):
     """The Jacobian of a layer's state at tokens of the test sequences.
 
-    `positions`: tokens, which count from 1; if empty, 16 tokens, spread evenly from the second to the last or the
-    256th. `num_sequences`: the number of sequences, which are the first of the shortest test set. With the defaults,
-    sequences of 16 or more tokens have at least 128 measured tokens together. `checked_rows`: at the last position of
-    each sequence, this many rows of the Jacobian are compared with autograd through the iteration; each costs a solve.
+    `positions`: tokens, which count from 1; if empty, at most 16 tokens, spread evenly from the second to the last, at
+    most the 256th. `num_sequences`: the number of sequences, which are the first of the shortest test set. With the
+    defaults, 128 or more tokens are measured in total if sequences have at least 16. `checked_rows`: at the last of the
+    positions, this many rows of the Jacobian are compared with autograd through the iteration; each costs a solve.
     """
 
     kind: Literal["jacobian"]
@@ -278,8 +280,8 @@ class LmEvalConfig(InModes):
     """Downstream tasks of the harness by name, each with the metrics that its YAML file names.
 
     `limit`: the maximum number of documents per task; None for all. `task_path`: a folder of further tasks.
-    `task_files`: the sha256 of its files by path below the folder; None skips the check. `precision`: bf16 runs the
-    model under autocast. `bootstrap_draws`: the number of draws for the standard error of a perplexity.
+    `task_files`: the sha256 of each file of this folder by its path there; None skips the check. `precision`: bf16 runs
+    the model under autocast. `bootstrap_draws`: the number of draws for the standard error of a perplexity.
     """
 
     kind: Literal["lm_eval"]

@@ -119,7 +119,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def below(where: str, key: Any) -> str:
-    """Return the place of a key, which is in a file or below another key, for messages."""
+    """Return the place of `key` for messages; `where` is the file or the key above it."""
     return f"{where}: {key}" if where.endswith((".yaml", ".json")) else f"{where}.{key}"
 
 
@@ -172,7 +172,7 @@ def _convert_union(wanted: Any, value: Any, where: str) -> Any:
         try:
             return _convert(member, value, where)
         except ConfigError as error:
-            # The error of the member with the same shape is the useful one: an unknown key inside, a wrong element.
+            # The error of the member with the same shape is the useful one; it names the wrong key or element.
             reason = reason or (error if _has_shape(member, value) else None)
     raise reason or ConfigError(f"{where}: expected {_described(wanted)}, found {_shown(value)}")
 
@@ -205,7 +205,7 @@ def _convert_mapping(wanted: Any, value: Any, where: str) -> dict[Any, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """Return the float of a text such as 1e-3; return any other value and infinite numbers unchanged."""
+    """Return the float of a text such as 1e-3; return any other value, also a text such as 1e999, unchanged."""
     is_number = isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) and math.isfinite(float(value))
     return float(value) if is_number else value
 

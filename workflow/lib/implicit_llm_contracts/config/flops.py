@@ -70,7 +70,7 @@ def forward_flops(model: Mapping[str, Any], length: int) -> ForwardFlops:
 def training_flops(
     model: Mapping[str, Any], length: int, solver: SolverConfig | Mapping[str, Any] | None, f_evaluations: float | None
 ) -> float:
-    """Return the FLOPs per token of a training step: the forward pass and the backward pass of what is differentiated.
+    """Return the FLOPs per token of a training step: the forward pass and the backward pass of its differentiated part.
 
     solver: the fields of a `SolverConfig`; None for explicit models. f_evaluations: the mean number of evaluations of f
         per token, including the differentiated ones; None counts the maximum that the solver allows.
@@ -93,9 +93,9 @@ def training_flops(
 def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of evaluations of f after the solve in a training step; 1 for an explicit model.
 
-    In `mode: unrolled` they are the unrolled iterations. All are differentiated; in `gradient: series` one is, and
-    `series_products` replace the others. The products that solve for an implicit gradient depend on the data, so they
-    are not counted.
+    In `mode: unrolled` they are the unrolled iterations. All are differentiated, except in a free pass with
+    `gradient: series`, which differentiates the last one; `series_products` replace the others. The products that solve
+    for an implicit gradient are not counted, because their number depends on the data.
     """
     if solver is None:
         return 1
@@ -106,8 +106,8 @@ def last_evaluations(solver: SolverConfig | Mapping[str, Any] | None) -> int:
 def series_products(solver: SolverConfig | Mapping[str, Any] | None) -> int:
     """Return the number of products with (df/dz)^T in the backward pass of `gradient: series`.
 
-    For y = W x, such a product computes the gradient of x alone, which is as much work as y. For a product of two
-    activations it computes both gradients, which is twice as much work.
+    For y = W x, such a product computes only the gradient of x, which is as much work as y. For a product of two
+    activations, the gradients of both are computed, which is twice as much work.
     """
     if solver is None or (settings := SolverConfig.of(solver)).mode == "unrolled" or settings.gradient != "series":
         return 0
@@ -157,9 +157,9 @@ def _mamba2_layer(model: Mapping[str, Any], length: int) -> tuple[float, float]:
     """Return the FLOPs of projections with convolution, and of the scan. Source: Dao and Gu 2024, sections 6 and 7.
 
     SSD is masked attention inside a chunk, and a state that is passed from chunk to chunk. A token attends on average
-    to (Q+1)/2 positions of its chunk: a score C_i B_j for each group (2 G N), applied to all inner channels (2 I). The
-    update of the state and the output from it need 2 N I each. The first chunk has no state before it, and the state
-    after the last chunk is not used.
+    to (Q+1)/2 positions of its chunk. Each position needs a score C_i B_j for each group (2 G N), which is applied to
+    all inner channels (2 I). The update of the state and the output from it need 2 N I each. The first chunk has no
+    state before it, and the state after the last chunk is not used.
     """
     inner, _, channels = _mamba2_widths(model)
     projections = 2 * model["hidden_size"] * (_injection_width(model) + inner)

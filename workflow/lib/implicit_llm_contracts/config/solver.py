@@ -28,25 +28,25 @@ class SolverConfig(AsGiven):
     Training. `mode="unrolled"` differentiates through `num_unroll` iterations; the first is undamped, and `tau` damps
     the others. `mode="fixed_point"` runs up to `max_iter` iterations of `method` without gradient until the relative
     residual is below `tol`. Then it runs `phantom_steps` differentiated steps z <- (1-tau) z + tau f(z), as in the
-    paper's (max_iter + phantom_steps). `stop` selects the residual that must be below tol before a sequence stops: its
-    residual over all positions ("sequence"), that of each of its tokens ("token"), or the largest of all sequences
-    ("batch", the released code's criterion), so that no sequence stops early. `block_len` solves blocks of this many
-    tokens one after another; None solves the whole sequence at once.
+    paper's (max_iter + phantom_steps). `stop` selects the residual that must be below tol before a sequence stops: the
+    sequence's residual over all positions ("sequence"), that of each of its tokens ("token"), or the largest residual
+    of all sequences ("batch", the released code's training criterion). With "batch" all sequences stop together.
+    `block_len` solves blocks of this many tokens one after another; None solves the whole sequence at once.
 
     Evaluation. `eval_mode` "blockwise" solves blocks of `eval_block_len` tokens from the converged state before them.
     In "sequential" a block is one token, and in "simultaneous" it is the whole sequence. For every `method`, iterations
-    are damped by `tau`, and one undamped f closes each block. Together they evaluate f at most `eval_max_iter` times
-    per block (None: four times `max_iter`), but at least twice. `eval_stop="token"` iterates a block until each of its
-    tokens has converged; in "sequence", the residual over all tokens can hide late tokens that have not. "batch" is the
-    released code's criterion: one norm over the whole batch, relative to the iterate before f. "as_trained" solves for
-    no fixed point: it is the training pass with its settings, which starts from an empty state and returns no state.
+    are damped by `tau`, and one undamped f closes each block. A block evaluates f at most `eval_max_iter` times in all
+    (None: four times `max_iter`), but at least twice. `eval_stop="token"` iterates a block until each of its
+    tokens has converged; with "sequence", the residual over all tokens can hide late tokens that have not. "batch" is
+    the released code's evaluation criterion: the norm of f(z) - z over the whole batch, relative to that of z. The mode
+    "as_trained" runs the training pass with its settings, from an empty state, and returns no state.
 
     Gradient, in a free training pass and in evaluation. "phantom" differentiates the `phantom_steps`. "series" runs the
     same steps, but differentiates f only at the last one: with M = (1-tau) + tau (df/dz)^T it sums M^m g over
     m < `phantom_steps`, and one backward pass propagates tau times this sum to the weights. This equals the phantom
-    gradient if f is linear, or if z hardly changes any more. It stores the activations of one step. "implicit" runs one
-    step f(z) and solves u = g + (df/dz)^T u for its backward pass (implicit function theorem) by Anderson's method to
-    the relative residual `gradient_tol`, in at most as many products as evaluation allows evaluations of f per block.
+    gradient if f is linear, or if z hardly changes any more. "series" stores the activations of one step. "implicit"
+    runs one step f(z). Its backward pass solves u = g + (df/dz)^T u (implicit function theorem) by Anderson's method to
+    the relative residual `gradient_tol`, with at most as many products as evaluation allows evaluations per block.
 
     Source: Schöne et al. 2025, section 2; phantom gradient of Geng et al. 2021, "series" is its Neumann form; blockwise
     evaluation is new here.
@@ -100,14 +100,14 @@ class SolverConfig(AsGiven):
         return 4 * self.max_iter if self.eval_max_iter is None else self.eval_max_iter
 
     def eval_width(self, length: int) -> int:
-        """Return the tokens of a block in evaluation, for sequences of `length` tokens; not for "as_trained"."""
+        """Return the block length (tokens) for `length` tokens in evaluation. Raises: KeyError for "as_trained"."""
         return {"simultaneous": length, "sequential": 1, "blockwise": self.eval_block_len}[self.eval_mode]
 
 
 class HasSolver(Protocol):
     """A model that finds its fixed point with `solver`, which is None for an explicit model.
 
-    Assign another solver to change the phase or the evaluation mode.
+    Assign another `SolverConfig` to change the phase or the evaluation mode.
     """
 
     solver: SolverConfig | None

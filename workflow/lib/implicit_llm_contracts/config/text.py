@@ -31,10 +31,11 @@ class LibraryCorpus:
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """Files of jsonl, parquet or plain text, also compressed (gz, zst), in the downloads folder or working directory.
+    """Files of parquet, jsonl or plain text in the downloads folder or working directory.
 
-    `files`: names or patterns. `field`: the key of the text in a record. `split_by`: the key of another field, such as
-    a directory; documents with the same value are all in the same split.
+    jsonl and plain text may be compressed (gz, zst). `files`: names or patterns. `field`: the key of the text in a
+    record. `split_by`: the key of another field, such as a directory; documents with the same value are all in the same
+    split.
     """
 
     source: Literal["files"]
@@ -81,7 +82,7 @@ class HubTokenizer:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """A byte-level BPE tokenizer, trained on the first documents of the training split, `max_bytes` in total."""
+    """A byte-level BPE tokenizer, trained on the first documents of the training split, about `max_bytes` in total."""
 
     source: Literal["trained"]
     max_bytes: Annotated[int, Only(lambda value: value >= 1000, "an integer of at least 1000")] = 100_000_000

@@ -21,7 +21,7 @@ class ScheduleConfig:
     peak_learning_rate: Positive
     final_learning_rate: float
     warmup_fraction: Fraction
-    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # required by warmup_stable_decay alone
+    decay_fraction: Annotated[Fraction | None, UNLESS_DEFAULT] = None  # only warmup_stable_decay has and requires it
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -131,8 +131,8 @@ class Runtime:
     """The settings that may differ between two runs with the same result.
 
     micro_batch_size: sequences of one forward pass on one device; None for all sequences of the process at once.
-    save_every_s: seconds between checkpoints, more if saving is slow, see save_schedule.py; None for none.
-    save_steps: steps between further checkpoints.
+    save_every_s: seconds between checkpoints, more if saving is slow, see save_schedule.py; None saves none by time.
+    save_steps: steps between further checkpoints; None saves none by steps.
     grace_s: seconds between the stop signal and the kill; the log warns if two saves take longer.
     hang_s: seconds without progress after which a process writes its stacks and ends; 0 waits forever.
     gradient_checkpointing: recompute activations in the backward pass to save memory; the numbers are the same.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from implicit_llm_contracts.config.fill import Only
 
-_MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # tokens are stored as uint16 at most
+_MAX_LENGTH = _MAX_VOCABULARY = 1 << 16  # ids of tokens must fit into uint16
 _MAX_BATCH, _MAX_ITERATIONS, _MAX_STEPS = 1 << 20, 1_000_000, 1_000_000_000  # more than any machine can run
 
 

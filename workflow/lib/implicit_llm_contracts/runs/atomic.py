@@ -259,10 +259,10 @@ POLL_S = 0.5
 
 
 def wait_for_files(paths: Iterable[Path]) -> None:
-    """Wait until all `paths` exist or the time is over; the code that reads them then reports missing ones.
+    """Wait until all `paths` exist or the time is over; code that then reads a missing file reports it.
 
-    The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere; the environment
-    variable IMPLICIT_LLM_LATENCY_WAIT_S sets it.
+    The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere. The environment
+    variable IMPLICIT_LLM_LATENCY_WAIT_S sets another time.
     """
     end = time.monotonic() + default_wait_s()
     missing = [path for path in paths if not os.path.exists(path)]  # errors count as absence

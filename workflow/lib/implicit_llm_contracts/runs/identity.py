@@ -81,7 +81,7 @@ class Identity:
 
 
 def run_and_phase(name: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the run of a training job, without the suffix of its seed, and the phase, which may be None."""
+    """Return the run and the phase in a training job's name: the run without its seed, None for a missing phase."""
     run, _, phase = name.partition("/")
     return run.removesuffix(f"-s{config.get('seed')}"), phase or None
 
@@ -115,7 +115,7 @@ def config_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def _entries(items: Any, others: Any) -> Mapping[Any, Any]:
-    """Return a list's entries by name if all have names, by position in lists of equal length, or else by content."""
+    """Return the entries of `items` by key (mapping) or by name, else by position (equal lengths), else by content."""
     if isinstance(items, Mapping):
         return items
     if all(isinstance(item, Mapping) and "name" in item for item in (*items, *others)):

@@ -42,8 +42,8 @@ class Point:
 class Journal:
     """The writer of a journal. Each line reaches the operating system before the call returns, unless the disk fails.
 
-    Lines that could not be written wait in memory for the next call. If the process ends, it loses only lines after the
-    last `flush_to_disk`, which are newer than the state from which the stage resumes.
+    Lines that could not be written wait in memory for the next call. A crash loses only lines after the last
+    `flush_to_disk`, which are newer than the state from which the stage resumes.
     path: None writes nothing, for ranks above 0 of a distributed job.
     """
 

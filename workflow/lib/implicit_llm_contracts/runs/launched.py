@@ -10,7 +10,7 @@ The executor reads the progress of a job and the reason of its failure from the 
 
     {"progress": 1200, "failure_class": "quota", "message": "cannot write ..."}
 
-Without the variable nothing is written. No result depends on this file.
+Without the variable there is no such file. No result depends on it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _UNSPECIFIC = (None, "bug", "preempted")
 class ProcessEnd:
     """The end of a process or of the job.
 
-    failure_class: None if only the exit code is known. time_s: the time by the clock of its node, for the order of
-    ends.
+    failure_class: "" for success, None if only the exit code is known or the process was interrupted. time_s: the time
+    by the clock of the process's node, for the order of ends.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Death:
     host: str
 
     def end(self) -> ProcessEnd:
-        """Return the end of a process that did not record it itself."""
+        """Return the end of this process, as far as it is known without a record by the process itself."""
         process = f"rank {self.rank} on {self.host}"
         if self.code > 0:
             return ProcessEnd(self.rank, self.code, None, f"{process} ended with code {self.code}; its output says why")

@@ -20,7 +20,7 @@ FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in 
 def configured(log: Path | None, shown: Path | None = None) -> Iterator[None]:
     """Log to stderr and append to the file `log`, with UTC times; restore the previous logging afterwards.
 
-    `shown`: the path of a link to a hidden file beside `log`, which gets the lines of all starts. Snakemake deletes
+    `shown`: the path of a link to a hidden file beside `log`; this file gets the lines of all starts. Snakemake deletes
     `log` before each start, so `log` has the lines of one start, and Snakemake shows no older lines after a failure.
     Raises: StorageError if a file cannot be written.
     """
@@ -67,7 +67,7 @@ def _kept(log: Path) -> Path:
 
 
 def show_log(log: Path, shown: Path) -> None:
-    """Make `shown` a link to the log, or to the log of all starts if it exists."""
+    """Make `shown` a link to the log of all starts, or to `log` if only that exists; ignore file system errors."""
     source = _kept(log) if _kept(log).exists() else log
     target = os.path.relpath(source, shown.parent)
     with suppress(OSError):  # the file system has no links, or another process was faster
@@ -88,7 +88,7 @@ def _is_for_stderr(record: logging.LogRecord) -> bool:
 
 
 def wants_bar(progress: str = "auto") -> bool:
-    """Return whether `progress` selects a bar; "auto" does on a terminal, but not among Snakemake's own lines."""
+    """Return whether `progress` selects a bar; "auto" does on a terminal, but not in a process of Snakemake."""
     if progress != "auto":
         return progress == "bar"
     return sys.stderr.isatty() and not any(key.startswith("SNAKEMAKE") for key in os.environ)

@@ -26,7 +26,7 @@ from implicit_llm_contracts.runs.identity import Identity
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # these identify a run without its code
+IDENTITY_KEYS = ("stage", "name", "fingerprint", "config")  # the fields by which MLflow knows a run
 Reads = Callable[[PurePosixPath], bool]  # whether a job reads this path below a run directory
 
 
@@ -130,7 +130,7 @@ class Manifest:
 
     @classmethod
     def find(cls, path: Path) -> Manifest | None:
-        """Return the manifest in the file `path`, or None if the file is missing or damaged."""
+        """Return the manifest in the file `path`, or None if `read` raises ManifestError."""
         try:
             return cls.read(path)
         except ManifestError:
@@ -159,7 +159,7 @@ def sha256_of(path: Path) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with null for numbers that are not finite and plain numbers for those of numpy and torch.
+    """Return `value` as JSON: numbers of numpy and torch become plain, and numbers that are not finite become null.
 
     Raises: TypeError, which names a value that is not JSON.
     """

@@ -32,7 +32,7 @@ def local_folder(path: Path, downloads: Path | None = None) -> Path | None:
 def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
     """Return names and paths of the matching files in the downloads folder, or else in the working directory.
 
-    A name is relative to either folder, so that all machines have the same name; an absolute pattern stays absolute.
+    Names are relative to this folder, so that all machines have equal names; an absolute pattern stays absolute.
     """
     for root in [Path("/")] if Path(pattern).is_absolute() else [downloads, Path()]:
         is_name = (root / pattern).is_file()  # a file name may contain brackets

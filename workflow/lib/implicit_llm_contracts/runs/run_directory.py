@@ -6,11 +6,11 @@
         work/.lock
         work/<first 16 of fingerprint>/    all files of one identity: artifacts, journal.jsonl, provenance.json, ...
             commit.json                    the manifest; a result without it is not finished
-            manifest.json                  its copy for Snakemake, which runs the job if the copy is missing
-            declared/                      its files are also copied to the work folder, for Snakemake, and to the
+            manifest.json                  a copy of commit.json for Snakemake, which runs the job if it is missing
+            declared/                      files that are also copied to the work folder, for Snakemake, and to the
                                            run directory, for people
-            again                          the next job must compute the finished result again
-            freed.json                     the larger files of the finished result were deleted to free disk space
+            again                          a request to the next job to compute the finished result again
+            freed.json                     a note that larger files were deleted to free disk space
         work/<...>.previous/               a finished result that is computed again, until the new one is committed
 
 Snakemake deletes the declared outputs of a rule before its job starts and after it failed, so the commit is a separate
@@ -54,7 +54,7 @@ class ResultError(Exception):
 
 @contextmanager
 def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
-    """Hold the lock of a file, which the kernel releases when the process ends for any reason.
+    """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
     Raises: the error that `busy` returns for the present holder, such as "process 7 on HOST".
     """
@@ -80,7 +80,7 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
 
 
 class RunDirectory:
-    """The run directory `path` of a job with one identity, whose files are in the folder `work`."""
+    """The run directory `path` of a job; the files of its identity are in the folder `work`."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class RunDirectory:
     def prepare(self) -> None:
         """Create `work`, delete temporary files of a killed writer, and set aside a result to be computed again.
 
-        It also forgets that files were freed, because the job rebuilds them. The caller must hold the lock.
+        It also deletes `freed.json`, because the job rebuilds the freed files. The caller must hold the lock.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path)
@@ -109,7 +109,7 @@ class RunDirectory:
     def _set_result_aside(self) -> None:
         """Move the finished result aside until the new one is committed; the log continues.
 
-        This deletes the request `again`, so it has an effect only once.
+        The request `again` is deleted, so that it has an effect only once.
         """
         faults.point("run.before_set_aside")
         shutil.rmtree(self._previous, ignore_errors=True)
@@ -123,7 +123,7 @@ class RunDirectory:
         """Return the manifest of the finished result, or None if it is not there or a file is missing or changed.
 
         The first changed file, or a wrong manifest, is renamed to `*.bad`, so that the stage does not resume from it.
-        Stages check other files before they reuse them.
+        The caller must hold the lock. Stages check other files before they reuse them.
         """
         if (path := committed(self.work)) is None:
             return None
@@ -154,7 +154,7 @@ class RunDirectory:
         return manifest
 
     def republish(self, manifest: Manifest) -> None:
-        """Copy a manifest and its declared files to the work folder, publish the result, delete the one set aside."""
+        """Copy a manifest and its declared files to the work folder, publish them, and delete the result set aside."""
         _copy(manifest, self.path, self.work)
         show_result(self.path, self.work)
         faults.point("publish.after_manifest")
@@ -200,9 +200,10 @@ def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
 
 
 def show_result(run_dir: Path, work: Path) -> None:
-    """Publish the finished result of this work folder in its run directory; delete copies that it does not declare.
+    """Publish the finished result of this work folder in its run directory.
 
-    The manifest is written last. Raises: ManifestError.
+    Copies of files that only the result published before declares are deleted. The manifest is written last.
+    Raises: ManifestError.
     """
     manifest, before = Manifest.read(committed(work) or work / COMMIT), Manifest.find(run_dir / MANIFEST)
     names = {} if before is None else declared_files(before, run_dir)
@@ -215,7 +216,7 @@ def show_result(run_dir: Path, work: Path) -> None:
 
 
 def is_result_shown(run_dir: Path, work: Path) -> bool:
-    """Return whether the run directory shows the finished result of this work folder."""
+    """Return whether the run directory has equal copies of the work folder's manifest and declared files."""
     pairs = {path: run_dir / path.relative_to(work / DECLARED) for path in (work / DECLARED).rglob("*.*")}
     pairs[committed(work) or work / COMMIT] = run_dir / MANIFEST
     try:
@@ -240,7 +241,7 @@ def is_done(work: Path) -> bool:
 
 
 def committed_below(root: Path) -> Iterator[Path]:
-    """Yield the manifest paths of all finished results below `root`, also of former ones and those set aside."""
+    """Yield the manifest paths of all finished results below `root`, also of former settings and those set aside."""
     works = (work for run_dir in run_directories(root) for work in sorted(run_dir.glob(f"{WORK}/*/")))
     return filter(None, map(committed, works))
 

@@ -20,7 +20,7 @@ _masks = threading.local()
 
 
 def handle(number: signal.Signals, handler: Callable[[int, FrameType | None], Any]) -> object:
-    """Handle a signal of IN_FORKS by `handler` in this process; return the previous handler for `restore`."""
+    """Handle a signal of IN_FORKS by `handler`; return the previous handler. Raises: ValueError for another signal."""
     if number not in IN_FORKS:
         raise ValueError(f"{number.name}: only {', '.join(known.name for known in IN_FORKS)} are handled")
     previous = signal.signal(number, handler)
@@ -36,7 +36,7 @@ def restore(number: signal.Signals, previous: object) -> None:
 
 
 def _hold_back() -> None:
-    """Block signals before a fork; a signal that reached the child before it drops its handlers would be lost."""
+    """Block handled signals before a fork; a child that gets one before it drops its handlers would lose the signal."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
 
 

@@ -44,8 +44,8 @@ class Input:
 class StageContext:
     """The context in which the body of a stage runs. The body writes only below `work`.
 
-    Files below `work / "declared"` that the result names are also copied to the same path below `work`, where the
-    workflow declares its small outputs, and below the run directory.
+    Files below `work / "declared"` that the result names are also copied to the same path in two folders: in `work`,
+    where Snakemake expects the outputs of a rule, and in the run directory.
     """
 
     stage: str

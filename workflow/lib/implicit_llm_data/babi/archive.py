@@ -1,6 +1,6 @@
 """Read the official bAbI v1.2 text from its archive: only the known files, each checked by its digest.
 
-The digests are in `babi_files.sha256`, in the format of sha256sum; for one file only its git blob id is known.
+The digests are in `babi_files.sha256`, in the format of sha256sum; one file has only a git blob id.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def read_archive(archive: Path, missing_files: Collection[str] = ()) -> dict[str
     """Return the checked content of every official file except `missing_files`, by name.
 
     Nothing is extracted to disk, and unknown members are ignored.
-    Raises: BabiArchiveError for a truncated archive, and for a file that is missing or has another digest.
+    Raises: BabiArchiveError for a damaged archive, and for a file that is missing or has another digest.
     """
     wanted, again = official_files().keys() - set(missing_files), f"remove {archive.name} and {FETCH}"
     try:
@@ -77,7 +77,7 @@ def _read_members(archive: Path, wanted: Collection[str]) -> dict[str, bytes]:
 
 
 def _digest(content: bytes, *, is_git: bool) -> str:
-    """Return the sha256 or git's blob id."""
+    """Return the sha256, or with `is_git` "git:" and the git blob id."""
     if is_git:
         return "git:" + hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Simulate bAbI files: eleven families of stories of any length, with the task numbers and the format of bAbI.
+"""Simulate stories of any length in the format of bAbI; eleven families have the numbers of the bAbI tasks.
 
 A family is a class. Its `tell` adds an event to the story, `subjects` returns possible subjects of a question, and
 `ask` returns a question about one of them. The families follow the description of the tasks in Weston et al. 2015
@@ -124,7 +124,7 @@ class Family:
         raise NotImplementedError
 
     def state(self, statement: str, **words: str) -> int:
-        """Add a statement of this kind from STATEMENTS; return its line number, by which questions refer to it."""
+        """Add a statement; return its line number, by which questions refer to it. `statement`: a key of STATEMENTS."""
         self.lines.append(StoryLine(len(self.lines) + 1, self.dice.pick(STATEMENTS[statement]).format(**words)))
         self.num_statements += 1
         return len(self.lines)
@@ -132,7 +132,7 @@ class Family:
     def story(self) -> Story:
         """Return a story of at least `length` statements that ends with a question.
 
-        It has more if the last event adds two statements, or if the family needs more for a question.
+        It has more than `length` if the last event adds two statements, or if a question needs more.
         """
         left_until_question = 1 + self.dice.below(_MOST_STATEMENTS_BETWEEN_QUESTIONS)
         while self.num_statements < self.length or self.lines[-1].answer is None:
@@ -248,7 +248,7 @@ class Carrying(Walks):
             self.lying[thing] = self.rooms[giver], (*self.proofs[giver], line)
 
     def _handovers(self) -> list[list[Handover]]:
-        """Return all possible handovers in lists by kind; the list of takes occurs twice, so that hands fill up."""
+        """Return all possible handovers, a list for each kind; takes have two equal lists, so that hands fill up."""
         present = [person for person in PERSONS if person in self.rooms]
         takers = [person for person in present if len(self.held[person]) < self.hands]
         free = [thing for thing in THINGS if not any(thing in held for held in self.held.values())]
@@ -395,7 +395,7 @@ class Sizes(Family):
         return {"larger": self._by_size[pair[0]], "smaller": self._by_size[pair[1]]}
 
     def subjects(self) -> Sequence[tuple[tuple[int, int], Lines]]:
-        """Return the pairs that no single line compares, with the fewest lines that prove them."""
+        """Return the pairs that no single line compares, each with the fewest lines that prove its order."""
         found: dict[tuple[int, int], Lines] = {pair: (line,) for pair, line in self._told.items()}
         newest = found
         while newest:  # each round adds the pairs that need one more line
@@ -469,7 +469,7 @@ FAMILIES: Mapping[int, type[Family]] = {
 
 
 def simulate(config: SimulatedText, family: int, split: str) -> list[Story]:
-    """Return the stories of one file."""
+    """Return the stories of the file of one family and split."""
     numbers = range(getattr(config.stories, split))
     all_dice = (Dice(config.seed, family, SPLITS.index(split), number) for number in numbers)
     return [FAMILIES[family](dice, config.story_length).story() for dice in all_dice]

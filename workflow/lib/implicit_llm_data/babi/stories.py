@@ -23,7 +23,7 @@ PAD_ID, EOS_ID = 0, 1  # in every vocabulary
 class StoryLine:
     """A line of a story; `text` does not contain the number, and `answer` is None for a statement.
 
-    supports: the lines that prove the answer, in the file's order.
+    supports: the numbers of the lines that prove the answer, in the order of the file.
     """
 
     number: int
@@ -41,7 +41,7 @@ def file_name(task: int, split: str) -> str:
 
 
 def find_files(directory: Path, split: str) -> dict[int, Path]:
-    """Return the files of a split below `directory`, by task in ascending order."""
+    """Return the files of a split in `directory`, by task in ascending order."""
     found = {
         int(match[1]): path
         for path in directory.iterdir()

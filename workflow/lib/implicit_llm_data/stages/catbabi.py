@@ -103,7 +103,7 @@ def _counts(stories: Sequence[TaskStory]) -> dict[str, Any]:
 def read_stories(text: Path, config: CatbabiConfig) -> list[TaskStory]:
     """Return the stories of a split in shuffled order; `text` is the folder of the collections.
 
-    Raises: InvalidCatbabi if the collection does not exist or has no story.
+    Raises: InvalidCatbabi if the collection does not exist or no story of the split is left.
     """
     collections = sorted(path.name for path in text.iterdir())
     if config.collection not in collections:
@@ -144,7 +144,7 @@ def join(stories: Sequence[TaskStory], vocabulary: Sequence[str]) -> tuple[np.nd
 def rows(tokens_T: np.ndarray, task_T: np.ndarray, question_mark: int, config: CatbabiConfig) -> dict[str, np.ndarray]:
     """Cut the stream into sequences: input_ids, labels and task, each (N, L) in the vocabulary's token type.
 
-    In the mode `lm`, the last token has the label <eos>. The last sequence is padded with <pad>, and its task with 0.
+    In the mode `lm`, the last token has the label <eos>. The last sequence is padded with 0 (<pad>) in all columns.
     """
     labels_T = np.append(tokens_T[1:], EOS_ID)
     if config.mode == "qa":

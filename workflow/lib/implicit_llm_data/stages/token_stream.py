@@ -36,7 +36,7 @@ class StreamError(UserError):
 
 
 def run(context: StageContext) -> StageResult:
-    """Write the index, and the merged tokens except for the whole training split.
+    """Write the index and, unless the whole training split is wanted, the merged tokens.
 
     Raises: ConfigError; StreamError; StorageError.
     """
@@ -95,9 +95,9 @@ def _check_listings(context: StageContext, records: dict[str, dict[str, Any]]) -
 
 
 def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[FileRecord]) -> list[np.ndarray]:
-    """Choose sequences of `config.tokens` tokens together, spread evenly over all parts; return byte offsets by part.
+    """Choose `config.tokens // config.length` sequences, spread evenly over all parts; return byte offsets by part.
 
-    Raises: StreamError if there are fewer tokens.
+    Raises: StreamError if the parts have fewer sequences.
     """
     assert config.tokens is not None
     row_bytes, wanted = config.length * TOKEN_TYPE.itemsize, config.tokens // config.length
@@ -114,7 +114,7 @@ def _chosen_rows(context: StageContext, config: TokenStreamConfig, parts: list[F
 
 
 def _merge(work: Path, parts: list[FileRecord], places: Sequence[Iterable[int]], size: int) -> FileRecord:
-    """Write pieces of the parts, each of at most `size` bytes, to one file; `places` has their offsets by part."""
+    """Write the pieces at `places`, byte offsets by part, to one file; a piece has at most `size` bytes."""
     with new_file(work / MERGED_NAME) as whole:
         merged = HashedFile(whole, MERGED_NAME)
         for part, starts in zip(parts, places, strict=True):

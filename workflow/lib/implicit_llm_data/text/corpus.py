@@ -4,8 +4,8 @@
 {"source": "files", "files": ["books.jsonl.gz", "more/*.txt"], "field": "text"}
 {"source": "hub", "dataset": "EleutherAI/the_pile_deduplicated", "split": "train", "field": "text"}
 
-A file is parquet, or JSON lines or plain text, which may be compressed. A plain text is one document. For a file of any
-length, only one document (with parquet: one batch of rows) is in memory.
+A file is parquet, JSON lines or plain text; the last two may be compressed. A plain text is one document. For a file of
+any length, only one document (with parquet: one batch of rows) is in memory.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How to read a document: the field of its text, and the limit in bytes for the text and for a JSON line.
+    """The format of documents: the field of the text, and the limit in bytes for the text and for a JSON line.
 
     split_by: the field that names the document's group, if there is one.
     """
@@ -223,7 +223,7 @@ def _read_source(path: Path, text_format: TextFormat) -> Iterator[Document]:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0] if path.suffix == ".py" else "utf-8"
         text = data.decode(encoding)
     except (SyntaxError, UnicodeDecodeError):
-        return  # a few test files deliberately have another encoding
+        return  # some Pythons have files that deliberately are not in their declared encoding
     yield checked(text, str(path), text_format, len(data))
 
 
@@ -265,7 +265,7 @@ def _read(reader: Reader, path: Path, text_format: TextFormat) -> Iterator[Docum
 
 
 def checked(text: object, where: str, text_format: TextFormat, position: int, group: str | None = None) -> Document:
-    """Return `text` as a document. Raises: CorpusError if it is not valid."""
+    """Return `text` as a document. Raises: CorpusError if it is no string, not valid Unicode, or too long."""
     if not isinstance(text, str):
         raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
     try:
@@ -309,7 +309,7 @@ def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
 
 
 def check_fields(fields: dict[str, str], there: Collection[str], where: str) -> None:
-    """Raise CorpusError for a field that is not `there`."""
+    """Raise CorpusError for the first of `fields` that is not in `there`."""
     for field, key in fields.items():
         if field not in there:
             found = ", ".join(sorted(there)) or "none"

@@ -354,7 +354,7 @@ def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dic
 
 
 class Trajectory:
-    """A filter over the records of a journal, from its first line, that returns what is new in each.
+    """A filter that returns the new metrics of each record of a journal, from the first line on.
 
     MLflow keeps every point and cannot delete one. After a rewind, the points of repeated steps already exist and are
     left out. They are equal, because a resumed run is bitwise equal. With another number of processes they differ;

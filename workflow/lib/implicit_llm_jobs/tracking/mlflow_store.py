@@ -89,7 +89,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
 def alone(path: Path) -> Iterator[None]:
     """Exclude other processes by a lock on the file `path`."""
     faults.point("tracker.before_lock")
-    # This is not flock, because a data worker that is forked meanwhile would keep its lock.
+    # `lockf`, because a data worker that is forked meanwhile would keep a lock of `flock`.
     with open(path, "a", encoding="utf-8") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
 """Write the journal of a running stage to MLflow in a thread, and fill a store from the results of finished runs.
 
-`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs left out. A call of
-Snakemake ends with this command if there are such runs.
+`python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs did not write to the
+end. A call of Snakemake ends with this command if there are such runs.
 
 No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
 points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 WAIT_S = 30.0  # for the store, at the end of a stage
-STOP_WAIT_S = 5.0  # after a stop request, because others need the remaining time
+STOP_WAIT_S = 5.0  # after a stop request, because the remaining time may be short
 LONG_DATA = "token_shard"  # the only kind of data set that takes hours and logs points while it runs
 
 
@@ -44,7 +44,7 @@ class MlflowWriter:
             threading.Thread(target=self._serve, args=(bridge,), name="mlflow-writer", daemon=True).start()
 
     def finish(self, wait_s: float | None = None) -> None:
-        """Wait for a last attempt to write the rest, at most `wait_s` seconds (by default WAIT_S); then warn."""
+        """Wait at most `wait_s` seconds (None: WAIT_S) for a last attempt to write the rest; warn if it did not end."""
         wait_s = WAIT_S if wait_s is None else wait_s
         self._is_asked.set()
         if self._bridge is not None and not self._is_done.wait(wait_s):
@@ -56,7 +56,7 @@ class MlflowWriter:
             is_last = self._is_asked.is_set()
             try:
                 if not has_brought_inputs:
-                    bring_late_inputs(bridge.run)  # first, because the run's tags name their MLflow runs
+                    bring_late_inputs(bridge.run)  # first, because tags name the inputs' MLflow runs
                 bridge.bring()
                 has_brought_inputs = True
             except Exception as error:  # the tracker must not stop a run, whatever the error is
@@ -74,7 +74,7 @@ class MlflowWriter:
 def open_run(run: TrackedRun) -> MlflowWriter:
     """Start to write the journal of `run` to its MLflow run, which an earlier attempt may have created.
 
-    A run that logs no points before its end leaves this to the call of Snakemake that started it.
+    A run that logs no points before its end leaves this to the call of Snakemake that started it, if there is one.
     """
     has_points = run.stage not in ("data", "report") or run.config.get("kind") == LONG_DATA
     if not has_points and current_invocation() is not None:

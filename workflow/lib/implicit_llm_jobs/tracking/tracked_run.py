@@ -171,7 +171,7 @@ class TrackedRun:
         return {role: run for role, run in given.items() if run is not None and run.stage == "data"}
 
     def weights(self) -> tuple[Path, dict[str, str]] | None:
-        """Return the model folder of the finished run and its weights' digests by file name; None without one."""
+        """Return the model folder of the finished run and the weights' digests by file name; None without a model."""
         manifest = self.manifest
         if manifest is None or (folder := manifest.model_folder) is None:
             return None
@@ -180,7 +180,7 @@ class TrackedRun:
         return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:
-        """Return the path relative to the parent of the results folder, or unchanged if it is outside."""
+        """Return the path relative to the parent of the results folder, or unchanged if it or the run is outside."""
         folder = self.config_dir.parent.parent
         is_below = experiment_folder(self.run_dir, self.title) is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
@@ -221,7 +221,7 @@ _STATUS = {
 
 
 def works_below(root: Path) -> list[Path]:
-    """Return the work directories with a journal, including those of former settings."""
+    """Return the work directories below `root` that have a journal, including those of former settings."""
     found = run_directories(root.absolute())
     return [path.parent for run in found for path in sorted(run.glob(f"{WORK}/*/{JOURNAL}"))]
 

@@ -133,7 +133,7 @@ def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, which starts with `where`, for sizes below 1 or for heads that do not fit the width.
 
     Without a layer, training would not even fail. Heads are checked for models of the library alone: they must divide
-    the width, and those of Llama3 must also have an even width. Raises: ConfigError that starts with `where`.
+    the width, and those of Llama3 must also have an even width.
     """
     is_ours = fields["model_type"] in _FAMILIES
     sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1]) if is_ours else ()

@@ -7,8 +7,8 @@ the seeds that all runs with a score share. The result of the comparison never d
 compete and none has a score, there is no number.
 
 The number of a pair combines every seed of the first model with every seed of the second. If both models belong to one
-run, in which they share their start, or if the claim requires it, only equal seeds are combined. The value of a seed
-with several records is their mean.
+run, in which they share their start, or if the claim requires it, only equal seeds are combined. If a seed has several
+records, its value is their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class Found:
 
     text: its description for the reader. roles: the evaluations from which it was computed. num_samples: for a single
     model and a metric in COUNTED, the smallest number of test sequences of a seed. Sequences count because the tokens
-    of one sequence are not independent. of_pair: for two models and such a metric, this number for each model.
+    of one sequence are not independent. of_pair: for two models and a metric in COUNTED, `num_samples` of each.
     """
 
     spread: Spread = field(default_factory=Spread)
@@ -168,7 +168,7 @@ def choose(rivals: Sequence[Group]) -> tuple[Group, str | None]:
 def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
     """Return mean score and index of each rival with scores.
 
-    The mean is over the seeds that all of these rivals share; if there is no such seed, it is over all seeds.
+    The mean is over the seeds that all these rivals share; without a shared seed, it is over all seeds of a rival.
     """
     known = ((index, cell.rows.dropna(subset=[column])) for index, cell in enumerate(rivals))
     scored = [(index, rows) for index, rows in known if len(rows)]
@@ -180,7 +180,7 @@ def _scores(rivals: Sequence[Group], column: str) -> list[tuple[float, int]]:
 
 
 def in_rivals(cells: Sequence[Group], same: Sequence[str], equal: Sequence[str]) -> list[list[Group]]:
-    """Return groups of cells that agree with the first of their group: exactly in `same`, within EQUAL in `equal`."""
+    """Return groups of cells that agree with the first of the group: exactly in `same`, within EQUAL in `equal`."""
     found: list[list[Group]] = []
     for cell in cells:
         mine: list[Group] = next((rivals for rivals in found if _is_alike(rivals[0], cell, same, equal)), [])
@@ -197,7 +197,7 @@ def _is_alike(first: Group, other: Group, same: Sequence[str], equal: Sequence[s
 
 
 def find(measure: Measure, frame: pd.DataFrame) -> list[Found]:
-    """Return the number of every matching model or chosen pair; its spread counts seeds without a value as missing."""
+    """Return the number of each matching model or chosen pair, all trained here; a seed without a value is missing."""
     rows = frame[(frame["kind"] == measure.kind) & (frame["metric"] == measure.metric) & frame["source"].isna()]
     firsts = _cells(measure, measure.of, rows) if len(rows) else []
     if measure.against is None or not firsts:

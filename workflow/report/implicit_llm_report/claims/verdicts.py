@@ -26,11 +26,11 @@ PROJECT, OWN = "project", "this project"  # the origin of new claims, and the pl
 class Row:
     """A row of the table.
 
-    claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. few: the
-    interval, if there are few test sequences. essential: a bound that was missed, missing seeds, unequal test sets of a
-    pair, how much smaller model and data are than the paper's, the controls. cut: the tested runs, then `essential`.
-    elsewhere: the numbers and verdicts of the other experiments that tested the claim. is_asked: whether the experiment
-    can test it.
+    claim: the short statement. where: the place in the paper. here: the mean, then the worst to the best seed. state:
+    the verdict in claims.json. few: the interval, if there are few test sequences. essential: the number of models, a
+    missed bound, missing seeds, unequal test sets of a pair, how much smaller model and data are than the paper's, the
+    controls. cut: the tested runs, then `essential`. elsewhere: the numbers and verdicts of the other experiments that
+    tested the claim. is_asked: whether the experiment can test it.
     """
 
     id: str
@@ -67,9 +67,9 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 def merged(experiments: Mapping[str, Iterable[Entry]]) -> list[Entry]:
     """Return one entry for each claim, that of the experiment with the worst verdict; of equal ones, the first.
 
-    If the best model decides a claim, it is the experiment with the best verdict. experiments: the entries of each
-    experiment, by a name for its models. The other experiments that ran the claim are in `elsewhere`; then `models` has
-    the name for those of the verdict.
+    If the best model decides a claim, the experiment with the best verdict counts instead. experiments: the entries of
+    each experiment, by a name for its models. If several experiments ran a claim, the entry's `elsewhere` has the
+    others by name, and its `models` has the name of the one that counts.
     """
     found: dict[str, dict[str, Entry]] = {}
     for name, entries in experiments.items():
@@ -213,7 +213,7 @@ def _interval(entry: Entry) -> str:
 
 
 def _tested(entry: Entry) -> tuple[str, ...]:
-    """Return the run, its seeds and test sequences, and the range of the other models, with those not finished."""
+    """Return the run, its seeds and test sequences, the range of the other models, and those not finished."""
     number, samples = entry["num_seeds"], entry["num_samples"]
     others = [value for value in entry["others"].values() if value is not None]
     lacking = [name for name, value in entry["others"].items() if value is None]
@@ -228,7 +228,7 @@ def _tested(entry: Entry) -> tuple[str, ...]:
 
 
 def _of_several(entry: Entry) -> tuple[str, ...]:
-    """Return of how many measured models this is the best or worst, if there are several."""
+    """Return the number of measured models and whether this one is the best or worst, if there are several."""
     number = sum(value is not None for value in (entry["measured"]["mean"], *entry["others"].values()))
     is_one_of_several = number > 1 and entry["measured"]["mean"] is not None
     return (f"{'best' if entry['is_best_of_them'] else 'worst'} of {number} models",) if is_one_of_several else ()
@@ -239,7 +239,7 @@ def _range(low: float, high: float, form: str) -> str:
 
 
 def _bound(entry: Entry) -> tuple[str, ...]:
-    """Return the bound of the verdict if a seed missed it."""
+    """Return the bound of the claim if a seed missed it."""
     sign, bound = entry["condition"].split()
     is_missed = entry["verdict"] in (BY_SEED, FAILS)
     return (f"needs {sign} {shown(float(bound), entry['form'])}{UNITS[entry['form']]}",) if is_missed else ()

@@ -144,7 +144,7 @@ def jacobian_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def jacobian(given: Given) -> Figure | None:
-    """Draw a heat map of one token for each of the first six models; a model without entries is "missing"."""
+    """Draw a heat map of one token for each of the first six models, or "missing" for a model without entries."""
     shown = groups(jacobian_rows(given.measured), ("name", "setting"))[:MOST_PANELS]
     panels = tuple(
         Panel(model.name, partial(_draw, model=model), f"{model.name}: absolute values of the Jacobian")

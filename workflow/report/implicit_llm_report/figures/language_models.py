@@ -42,7 +42,7 @@ def perplexity_by_position(given: Given) -> Figure | None:
 
 
 def _perplexities(cell: Group) -> list[tuple[float, Spread]]:
-    """Return the perplexity of each bin with enough tokens, without seeds that lack a loss or have other bins."""
+    """Return position and perplexity of bins with enough tokens; leave out seeds without a loss or with other bins."""
     curves = [curve for curve in cell.details("loss_by_position") if None not in curve["loss"]]
     if not curves:
         return []

@@ -6,7 +6,7 @@ letters are text in the page's font, which a search finds and a screen reader re
 variables for light and dark.
 
 The figures are readable in colour, to colour-blind readers and in grey: every series differs from its neighbours in
-colour, marker and dashes at once. The colours are those of the light page; each becomes a CSS variable on the page.
+colour, marker and dashes at once. The constants have the light page's colours; on the page, each is a CSS variable.
 """
 
 import io
@@ -239,7 +239,7 @@ def _svg(canvas: Canvas, name: str, letters: Literal["none", "path"] = "none") -
 
 
 def _element(svg: str, prefix: str) -> str:
-    """Return an SVG file as an element of a page, without a fixed size; ids get `prefix`, or are dropped if unused."""
+    """Return an SVG file as an element of a page, without a fixed size; used ids get `prefix`, others are dropped."""
     prefix = re.sub(r"[^a-z0-9-]+", "-", prefix.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)

@@ -57,7 +57,7 @@ def loss_by_flops(given: Given) -> Figure | None:
 
 
 def _by_task(given: Given, left_out: Iterable[str] = ()) -> dict[str, list[TrainingRun]]:
-    """Return the evaluated runs by panel title, implicit runs first; return all runs if none was evaluated."""
+    """Return the evaluated runs except `left_out`, or else all runs, by panel title; implicit runs come first."""
     frame, training = given.measured, given.training
     labels = {run: models for run, models in zip(frame["run"], frame["models"], strict=True) if models}
     for task in groups(given.words, TASK):

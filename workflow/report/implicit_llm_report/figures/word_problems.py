@@ -127,7 +127,8 @@ def _decorate_positions(axis: Axes, test: Group) -> None:
 def accuracy_by_mode(given: Given) -> Figure | None:
     """Draw last-ten accuracy against serial steps per token, with a panel for each test.
 
-    If possible, only models that were evaluated in several modes are shown, at four times the training length.
+    The figure shows the models that were evaluated in several modes, at four times the training length; without such
+    rows, at all lengths; without such models, all models. Return None without an implicit model.
     """
     rows = without_fraction_sweep(of_lengths(given.words))
     if not rows["is_implicit"].any():

@@ -3,9 +3,9 @@
 The columns are the `kind` of evaluation, `metric` and `value`; the conditions of the number (run, seed, phase and its
 solver, model, data, length, mode, ...); the `role` of the input from which it comes; and the `reason` why a result is
 missing. A missing number is None or NaN in its own row, never zero; a missing number of EXTRAS has a row only if the
-record `lacks` it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a mapping
-by name. All columns have the type object: pandas then stores them as one array, and filters and slices this array much
-faster.
+record's `lacks` names it. A column that does not apply to a kind is None. Curves and other details are in `detail`, a
+mapping by name. All columns have the type object: pandas then stores them as one array, and filters and slices this
+array much faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from implicit_llm_report.config import VALIDATION_KINDS, ReportError
 from implicit_llm_report.inputs.training_runs import TrainingRun, end_loss_of, share_bounded
 
 Metrics = Mapping[str, Sequence[str]]  # by kind: the metrics that every record should have; an absent one is missing
-# Further numbers that only some records of a kind have; a record that lacks one gets no row for it.
+# Further numbers that only some records of a kind have. A record without one has a row for it only if `lacks` names it.
 EXTRAS = (
     "logit_std", "against_f_evaluations_per_token", "iterations_per_token", "residual", "token_match_sequential",
 )  # fmt: skip
@@ -161,7 +161,7 @@ def seeds_words(spread: Spread) -> str:
 def mode_rank(record: Mapping[str, Any]) -> tuple[bool, int, bool, str]:
     """Return a sorting key of a record's mode.
 
-    Modes with the stopping criterion of the released code ("batch") come after all others. Both parts are sorted by
+    Modes with the stopping criterion of the released code ("batch") come after all others. Both groups are sorted by
     MODE_ORDER. Within one `eval_mode`, modes with the stopping criterion "token" come first; then names decide.
     """
     stop = record.get("eval_stop")

@@ -82,7 +82,7 @@ class Given:
 
 
 def load_inputs(inputs: Mapping[str, Input], config: ReportConfig, kinds: Kinds = BUILTIN) -> Given:
-    """Read every input; missing evaluations become rows without a value. Raises: ReportError with input or file."""
+    """Read every input; missing evaluations become rows without a value. Raises: ReportError that names the place."""
     unknown = sorted({*inputs, *(item.role for item in config.missing)} - set(config.jobs))
     if unknown:
         raise ReportError(f"input {unknown[0]}: the report's `jobs` do not say what it is; plan the workflow again")

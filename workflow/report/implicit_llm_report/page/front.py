@@ -86,7 +86,7 @@ def front_tables(rows_of: dict[str, pd.DataFrame], patterns: Sequence[str] = ())
 
 
 def facts_of(given: Given) -> Sequence[str]:
-    """Return phrases on the origin of the numbers: devices, training jobs with their summed time, and commits."""
+    """Return phrases on the origin of the numbers: devices, training jobs with the time of all processes, commits."""
     sources = list(given.sources.values())
     devices = dict.fromkeys(str(one.provenance["device"]) for one in sources if one.provenance.get("device"))
     trained = [one.provenance for one in sources if one.manifest.stage == "train"]

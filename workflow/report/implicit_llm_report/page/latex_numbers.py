@@ -31,7 +31,7 @@ HEAD = r"""% Numbers of the experiment {experiment}: \input this file, then \res
 
 
 def latex_numbers(given: Given, judgements: Sequence[Judgement]) -> str:
-    """Return the text of the file: a definition for each number, and the runs from which it comes in a comment."""
+    """Return the text of the file: the definitions of all numbers, each after a comment that names its runs."""
     lines = [HEAD.format(experiment=given.config.experiment)]
     lines += [f"% lacks {item.job} ({item.state}); made by: {item.command}" for item in given.config.missing]
     metrics = metrics_of(given.kinds)

@@ -61,7 +61,7 @@ SYMBOLS: dict[Verdict, str] = {HOLDS: "✓", BY_SEED: "≈", UNDECIDED: "≈", F
 
 @dataclass(frozen=True)
 class PageContent:
-    """The content of the pages. `published`: empty for an experiment that does not reproduce the paper."""
+    """The content of the pages. `published`: empty if the table is not selected, or no claim names the experiment."""
 
     title: str
     given: Given
@@ -179,7 +179,7 @@ def caption(name: str, kinds: Kinds) -> Markup:
 
 
 def number(value: float | None, metric: str = "") -> Markup:
-    """Return a share in percent, "missing" for None, and others with three decimals, four digits or an exponent."""
+    """Return a share in percent, other numbers with three decimals, four digits or an exponent, "missing" for None."""
     if value is None:
         return MISSING_WORD
     if metric in SHARES:
@@ -284,7 +284,7 @@ def _settings(source: Source) -> dict[str, Any]:
 
 
 def linked(text: object, roles: Iterable[str], sources: Mapping[str, Source]) -> Markup:
-    """Return `text` as a link to the first of its runs, with all of them in the tooltip; no link without runs."""
+    """Return `text` as a link to the first known run in `roles`, with all in the tooltip; plain text without one."""
     known = [sources[role] for role in dict.fromkeys(roles) if role in sources]
     link = Markup('<a class="n" href="#{}" title="{}">{}</a>')
     return link.format(known[0].anchor, "\n".join(map(origin_words, known)), text) if known else Markup.escape(text)

@@ -1,6 +1,6 @@
 """Provide this package's public interface: the state of submitted jobs, for other programs.
 
-This module keeps its names, while all others may change. It only reads, and never waits for the executor.
+The names in this module are stable; those in other modules may change. It only reads, and never waits for the executor.
 """
 
 import logging
@@ -28,7 +28,7 @@ class Submitted:
     """The last submission of a job.
 
     state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class: None
-    unless the job failed. message: how it ended.
+    unless the job failed. message: how the job ended.
     """
 
     job_id: str

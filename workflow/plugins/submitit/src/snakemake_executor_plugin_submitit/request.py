@@ -50,7 +50,7 @@ class Job(SubmittedJobInfo):
     """A job of Snakemake, `job`, and its last submission.
 
     step: the part that all its submissions share. request: options of sbatch; {} if it runs on this machine.
-    is_small: whether the job may be a task of a job array. is_forced: whether finished outputs are not taken over.
+    is_small: whether the job may be a task of a job array. is_forced: whether the job runs even if its outputs exist.
     The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
     in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """

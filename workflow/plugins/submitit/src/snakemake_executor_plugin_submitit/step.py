@@ -37,7 +37,7 @@ from snakemake_executor_plugin_submitit.store import (
 LOOK_EVERY_S = 0.2
 KILL_WITHIN_S = 0.8  # submitit's local controller kills this process a second after SIGINT
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
-ENV_EXIT = 96  # our own script's exit code if the setup of the environment fails
+ENV_EXIT = 96  # the exit code of `script` if the setup of the environment fails
 # 137: another process killed the command, and the job itself is not at fault
 EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
@@ -68,7 +68,7 @@ def pickle_path(folder: Path, task: int) -> Path:
 
 @dataclass(frozen=True)
 class JobStep:
-    """A submission of a job, which is pickled; submitit calls it on the node, again after a requeue.
+    """The process of a job, pickled for each submission; submitit calls it on the node, again after a requeue.
 
     command: a shell command. setup: shell commands that run before it. venv: a virtual environment; container: an
     Apptainer image; "" for none.

@@ -46,7 +46,7 @@ class JobFiles:
         return self.path / f"outcome-{number}.json"
 
     def end(self, number: int) -> "End | None":
-        """Return the `End` of submission `number`, or None if the job has not written it or another plugin version has.
+        """Return the `End` of submission `number`; None if the job wrote none, or with another version of this plugin.
 
         An unknown failure class becomes "bug".
         """
@@ -109,7 +109,7 @@ class JobFiles:
         return progress is not None and len(last) == UNFRUITFUL_LIMIT and all(is_stuck)
 
     def reset(self) -> None:
-        """Delete the files of earlier attempts, because the next job does not continue them."""
+        """Delete the files of earlier attempts, which do not count for the next submission."""
         for path in (self.attempts, self.status, self.output_log, *self.path.glob("outcome-*.json")):
             path.unlink(missing_ok=True)
 
@@ -118,7 +118,7 @@ class JobFiles:
 class Record:
     """The last submission of a job.
 
-    key: a hash of the job's rule, outputs, parameters and command, equal for every driver; `JobFiles.key` is another.
+    key: a hash of the job's rule, outputs, parameters and command, equal for every driver; `JobFiles.key` differs.
     wildcards: their values, for names. name: the unique name in Slurm. is_open: whether Snakemake does not know yet how
     the job ended. job_id: the id in Slurm, or the pid of submitit's local controller; "" until it is known whether
     sbatch accepted the job. folder: submitit's folder. task: the index in a job array. started: when the controller

@@ -53,7 +53,7 @@ class Dispatcher:
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def dispatch(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, str]]:
-        """Take over or submit the jobs. Yields: each job, and why it was not submitted, or "" if it was."""
+        """Take over or submit the jobs. Yields: each job, and "" or the reason why it was not submitted."""
         earlier = [store.load(job.files) for job in jobs]
         ids = [found.job_id for found in earlier if found and found.is_on_slurm and found.job_id and found.is_open]
         known = self.queue.ask(ids) if ids else {}  # in one query
@@ -61,7 +61,7 @@ class Dispatcher:
             yield from self._dispatch(batch, known)
 
     def _dispatch(self, batch: Sequence[Job], known: dict[str, SlurmState]) -> list[tuple[Job, str]]:
-        """Take over some of the jobs and submit the others together; return each job and why this failed, or "".
+        """Take over some of the jobs and submit the others together; return each job as `dispatch` does.
 
         Locks exclude other drivers meanwhile.
         """
@@ -109,7 +109,10 @@ class Dispatcher:
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
-        """Return whether an earlier submission still runs or has made all outputs. Raises: NotSubmitted, NoAnswer."""
+        """Return whether the job takes over `earlier`, because this submission still runs or has made all outputs.
+
+        `earlier` becomes the job's record in any case. Raises: NotSubmitted, NoAnswer.
+        """
         job.record = earlier
         job_id = earlier.job_id or self._find(job)  # without an id, its driver was killed during the submission
         if not job_id:
@@ -200,7 +203,7 @@ class Dispatcher:
     def _free_gpus(self, job: Job) -> list[int]:
         """Return as many GPUs of this machine as the job requests, or all if it has fewer.
 
-        They are those that no other job of this driver uses; if too few are free, the first ones are shared.
+        No other job of this driver uses these GPUs; if too few are free, the first GPUs are shared.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
