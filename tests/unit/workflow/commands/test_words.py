@@ -219,6 +219,7 @@ def test_a_folder_of_ones_own_knows_the_targets_of_its_experiment_and_of_rules_a
         assert (code, error.startswith(f"error: {target}: {other}")) == (2, True)
     code, (error,) = call("figure_2")
     assert (code, error.startswith("error: figure_2: no target of workflow/config/demo.yaml, by name")) == (2, True)
+    assert error.endswith("; rules of your own Snakefile must stand above its `include`")
     assert call("mine.txt") == (0, [])
 
 

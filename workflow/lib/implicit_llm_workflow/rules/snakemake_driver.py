@@ -26,6 +26,7 @@ from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.run_directory import (
     AGAIN,
     COMMIT,
@@ -225,7 +226,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
         if path in readable:
             found[word] = readable[path]
         elif not (word in names or path in declared or _is_made_otherwise(workflow, path)):
-            raise _unknown(word, names, plan, readable)
+            raise _unknown(workflow, word, names, plan, readable)
     return found
 
 
@@ -235,7 +236,7 @@ def _is_made_otherwise(workflow: Any, path: str) -> bool:
     return not is_result and any(rule.is_producer(path) for rule in workflow.rules)
 
 
-def _unknown(word: str, names: Iterable[str], plan: Plan, readable: Iterable[str]) -> UnknownTarget:
+def _unknown(workflow: Any, word: str, names: Iterable[str], plan: Plan, readable: Iterable[str]) -> UnknownTarget:
     source = plan.experiment.source
     other = os.path.normpath(word).removeprefix(f"{plan.root.parent}/").partition("/")[0]
     if other in experiment_names() - {plan.experiment.name}:
@@ -244,6 +245,8 @@ def _unknown(word: str, names: Iterable[str], plan: Plan, readable: Iterable[str
             f"{shlex.quote(str(experiment_path(other)))}` with your other options"
         )
     hint = nearest(word, [*names, *readable], f"`{plan.list_command}` lists its jobs")
+    if Path(workflow.basedir).resolve() != PROJECT_DIR.resolve():
+        hint += "; rules of your own Snakefile must stand above its `include`"
     return UnknownTarget(f"{word}: no target of {source}, by name there are {', '.join(sorted(names))}; {hint}")
 
 
