@@ -139,12 +139,18 @@ def solver_words(solver: SolverConfig | None) -> str:
         return "explicit: no iterations"
     if solver.mode == "unrolled":
         return f"unrolled: {solver.num_unroll} iterations, all differentiated, damped by {solver.tau:g}"
-    what = {"sequence": "of each sequence", "token": "of each token", "batch": "of the worst sequence"}[solver.stop]
+    known = {"sequence": "of each sequence", "token": "of each token", "batch": "of the worst sequence"}
+    what = known.get(solver.stop, f"by the rule {solver.stop}")  # of a plugin
+    blocks = f" in blocks of {solver.block_len} tokens" if solver.block_len is not None else ""
+    steps = f"{solver.phantom_steps} phantom-gradient steps with tau {solver.tau:g}"
+    after = {
+        "phantom": steps,
+        "series": f"{steps}, whose gradient is a series at the last",
+        "implicit": "one step with the gradient of the implicit function theorem",
+    }
     return (
-        f"({solver.max_iter}+{solver.phantom_steps}): up to {solver.max_iter} iterations "
-        f"({solver.method}) until the relative residual {what} is below {solver.tol:g}, then "
-        f"{solver.phantom_steps} phantom-gradient steps with tau {solver.tau:g}"
-        f"{', whose gradient is a series at the last' if solver.gradient == 'series' else ''}"
+        f"({solver.max_iter}+{solver.steps_after_solve}): up to {solver.max_iter} iterations ({solver.method}){blocks} "
+        f"until the relative residual {what} is below {solver.tol:g}, then {after[solver.gradient]}"
     )
 
 

@@ -54,7 +54,7 @@ Answer = tuple[float, bool]
 
 
 class SolverSettingError(UserError):
-    """A solver setting was given that the model or its task cannot use."""
+    """A setting was given that the model or its task cannot use."""
 
 
 class StaleAnswers(UserError):
@@ -95,6 +95,10 @@ class ImplicitLM(HFLM):
         if isinstance(pretrained, str):
             pretrained = str(model_folder(Path(pretrained)))
             select_kernels_for(options.setdefault("device", choose_device("auto")), kernels)
+        elif kernels != "auto":
+            raise SolverSettingError(
+                "kernels: only for a model that is loaded here; select them before, or leave it out"
+            )
         if tokenizer is None or isinstance(tokenizer, str):
             name = pretrained if isinstance(pretrained, str) else pretrained.name_or_path
             tokenizer = load_tokenizer(tokenizer, name)

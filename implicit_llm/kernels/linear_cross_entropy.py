@@ -29,7 +29,7 @@ def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor,
     and their result can be differentiated any number of times.
     """
     device = hidden_TD.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:  # as autocast itself does
         hidden_TD = hidden_TD.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
         if selection.is_reference():
@@ -70,7 +70,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden, d_weight = ctx.saved_tensors
         grad = grad / ctx.scale
         return (
-            None if d_hidden is None else (d_hidden * grad).to(d_hidden.dtype),
+            # A GPU would first round a factor without axes to the dtype of the other, and fp16 would lose it.
+            None if d_hidden is None else (d_hidden.to(grad.dtype) * grad).to(d_hidden.dtype),
             None if d_weight is None else (d_weight * grad).to(ctx.weight_dtype),
             None,
             None,

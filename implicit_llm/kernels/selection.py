@@ -237,10 +237,10 @@ def trained_scan_runs_on_triton(
 
 
 def search_runs_on_triton(
-    injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], width: int, stop: str
+    injection_BLE: Tensor, out_proj_DI: Tensor, sizes: tuple[int, int, int], taps: int, width: int, stop: str
 ) -> bool:
     """Return whether one kernel solves all blocks of a model with one layer. This rule logs nothing."""
-    if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, MAX_TAPS, MAX_TRAINED_STATE_TILE):
+    if selected_kernels() != "triton" or _unfit_mixer(injection_BLE, sizes, taps, MAX_TRAINED_STATE_TILE):
         return False
     batch, length, columns = injection_BLE.shape
     model_width, inner = out_proj_DI.shape

@@ -124,7 +124,7 @@ class Best:
             sequence, position = self.non_finite.nonzero()[0].tolist()
             raise NonFiniteState(
                 f"the fixed-point iteration became NaN or infinite, first seen at sequence {sequence}, "
-                f"position {position}; lower the learning rate, check the input, or solve in fp32"
+                f"position {position} of its block; lower the learning rate, check the input, or solve in fp32"
             )
 
 

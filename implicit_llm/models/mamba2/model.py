@@ -303,7 +303,8 @@ class ImplicitMamba2Model(RecurrentModel):
             return None
         if search.damping is None or x.valid_BL is not None:
             return None
-        if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, width, search.rule.stop):
+        taps = weights.conv_CK.shape[1]
+        if not search_runs_on_triton(injection_BLE, weights.out_proj_DI, sizes, taps, width, search.rule.stop):
             return None
         from implicit_llm.models.mamba2.triton import search as triton_search
 

@@ -69,6 +69,6 @@ class StopRequest:
         if self.received is None:
             self.received = signal.Signals(number).name
             again = " (press Ctrl-C again to stop at once)" if number == signal.SIGINT else ""
-            log.warning("%s received: finishing and committing this step, then training stops%s", self.received, again)
+            log.warning("%s received: training stops after the next step that can be committed%s", self.received, again)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from implicit_llm.cards import model_card
 from implicit_llm.cards.model_card import render_card
 from implicit_llm.models.lstm import LstmConfig
+from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.plugins import load_plugin
 from implicit_llm_contracts.runs.manifest import Manifest
 from implicit_llm_contracts.runs.run_directory import COMMIT, work_directory
@@ -205,3 +206,15 @@ def test_a_card_names_what_to_import_before_the_model_is_loaded() -> None:
     imports = [re.findall(r"^import (\w+)", card, re.MULTILINE) for card in cards]
     assert imports == [["implicit_llm", "gated_rnn"], ["implicit_llm"]]
     assert not any("trust_remote_code" in card for card in cards)  # they are saved without code
+
+
+def test_the_words_of_a_phase_name_its_blocks_its_gradient_and_the_stopping_rule_of_a_plugin() -> None:
+    solver = SolverConfig(max_iter=32, phantom_steps=4, block_len=8)
+    assert ", then 4 phantom-gradient steps with tau 0.8" in model_card.solver_words(solver)
+    assert "up to 32 iterations (plain) in blocks of 8 tokens until" in model_card.solver_words(solver)
+    implicit = model_card.solver_words(replace(solver, gradient="implicit"))
+    assert implicit.startswith("(32+1): ")
+    assert implicit.endswith(", then one step with the gradient of the implicit function theorem")
+    own = replace(solver)
+    object.__setattr__(own, "stop", "own_stop")  # registered by a plugin
+    assert "residual by the rule own_stop is below" in model_card.solver_words(own)

@@ -138,6 +138,11 @@ def test_a_tokenizer_without_any_token_that_begins_or_ends_a_text_is_refused() -
         ImplicitLM(harness_model("mamba2"), PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()))
 
 
+def test_kernels_are_only_for_a_model_that_is_loaded_here() -> None:
+    with pytest.raises(SolverSettingError, match="kernels: only for a model that is loaded here"):
+        ImplicitLM(harness_model("mamba2"), harness_tokenizer(), kernels="torch")
+
+
 def test_nothing_is_generated_without_an_end_of_a_text_or_in_a_mode_that_leaves_no_state() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), bos_token="a")
     with pytest.raises(TokenizerMissing, match="names no token that ends a text"):

@@ -103,6 +103,13 @@ def test_under_autocast_the_gradients_of_the_fp32_weight_are_fp32_and_close(dtyp
     assert all(relative_error(mine, other) < 2e-2 for mine, other in zip(found, wanted, strict=True))
 
 
+def test_autocast_leaves_fp64_as_it_is() -> None:
+    hidden, weight, labels = head_inputs(torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, labels, IGNORED)
+    assert torch.equal(loss, linear_cross_entropy(hidden, weight, labels, IGNORED))
+
+
 def test_a_frozen_head_gets_no_gradient_and_tokens_without_a_label_count_nothing() -> None:
     hidden, weight, labels = head_inputs(torch.float64)
     loss = linear_cross_entropy(hidden, weight.detach(), labels, IGNORED)

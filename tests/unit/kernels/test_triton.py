@@ -159,6 +159,14 @@ def test_several_sequences_keep_the_kernels_that_are_faster_for_them(
 
 
 @pytest.mark.usefixtures("_interpreted")
+def test_the_kernel_that_solves_all_blocks_has_no_wider_convolution() -> None:
+    injection, out_proj = torch.zeros(4, 16, 400, dtype=torch.float16), torch.zeros(64, 128, dtype=torch.float16)
+    sizes = (32, 1, 64)
+    fits = [selection.search_runs_on_triton(injection, out_proj, sizes, taps, 8, "token") for taps in (2, 4, 5)]
+    assert fits == [True, True, False]
+
+
+@pytest.mark.usefixtures("_interpreted")
 @torch.no_grad()
 def test_a_stack_that_these_kernels_cannot_evaluate_keeps_its_own() -> None:
     model = decoding.model_of("small").backbone

@@ -82,6 +82,9 @@ def test_a_store_that_fails_is_one_warning_and_a_later_writer_makes_it_good(
     (results / "mlflow.db").write_bytes(b"this is no database" * 100)
     finish(run, open_run(run))
     assert BridgeState.read(run.work) is None
+    (run.work / "mlflow.json").write_text('{"run_id": "a"}')  # damaged: without its key
+    assert BridgeState.read(run.work) is None
+    (run.work / "mlflow.json").unlink()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "found no SQLite database" in warning
     assert warning.endswith(f"the run goes on, its metrics wait in {run.journal}")

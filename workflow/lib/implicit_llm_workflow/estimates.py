@@ -124,12 +124,13 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 class Work:
     """The computation and disk space of a training job.
 
-    `flops` and `disk_bytes` are None if the model's configuration does not determine them. `f_evaluations`: per token
+    `flops` and `disk_bytes` are None if the model's configuration does not determine them, and so is `tokens` if the
+    data set's settings do not. `f_evaluations`: per token
     of a training step, including those with gradient. `unique_tokens`: the size of the data set if its key `tokens`
     limits it; training repeats these tokens.
     """
 
-    tokens: int
+    tokens: int | None
     f_evaluations: float
     flops: float | None = None
     disk_bytes: float | None = None
@@ -215,8 +216,10 @@ class CostModel:
         """Return the computation and disk space of a training job."""
         model, phase = node.config["model"], node.config["phase"]
         data = self._plan.nodes[node.upstream["data"]].config
-        length, unique = int(data["length"]), data.get("tokens")
-        tokens, f_evaluations = _sequences(node.config) * length, self._f_evaluations(node)
+        length, unique, f_evaluations = data.get("length"), data.get("tokens"), self._f_evaluations(node)
+        if length is None:  # a data set of a plugin
+            return Work(None, f_evaluations)
+        tokens = _sequences(node.config) * int(length)
         try:
             flops = tokens * training_flops(model, length, phase["solver"], f_evaluations)
             # The last training state, the states from which branches start, and the model remain on disk.
@@ -381,7 +384,7 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
     """Return the cells of a row for jobs that differ only in their seed: sums, except for the values per job."""
     job, sums = jobs[0], _sums(jobs)
     unique = job.work.unique_tokens
-    passes = "" if unique is None else f" (each {job.work.tokens / unique:.3g} x {_short(unique)})"
+    passes = f" (each {job.work.tokens / unique:.3g} x {_short(unique)})" if unique and job.work.tokens else ""
     place = f"{job.gpus} x {job.card}" if job.cost.device in (None, job.card) else str(job.cost.device)
     return [
         str(len(jobs)),
@@ -395,9 +398,9 @@ def _cells(jobs: list[JobEstimate]) -> list[str]:
 
 
 def _sums(jobs: list[JobEstimate]) -> dict[str, str]:
-    disk = _total(job.work.disk_bytes for job in jobs)
+    disk, tokens = _total(job.work.disk_bytes for job in jobs), _total(job.work.tokens for job in jobs)
     return {
-        "tokens": _short(sum(job.work.tokens for job in jobs)),
+        "tokens": MISSING if tokens is None else _short(tokens),
         "flops": number_text(_total(job.work.flops for job in jobs), 3),
         "hours": number_text(_total(job.cost.hours for job in jobs), 3),
         "disk": number_text(None if disk is None else disk / 1e9, 2),

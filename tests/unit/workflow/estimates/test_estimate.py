@@ -13,12 +13,21 @@ from implicit_llm_contracts.config import flops
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.run_directory import PROVENANCE
 from implicit_llm_workflow.commands.options import make_plan
-from implicit_llm_workflow.estimates import HARDWARE_FILE, CostModel, MeasuredStep, read_hardware, training_estimates
+from implicit_llm_workflow.estimates import (
+    HARDWARE_FILE,
+    CostModel,
+    MeasuredStep,
+    read_hardware,
+    training_estimates,
+    training_table,
+)
 from implicit_llm_workflow.experiment_files.models import model_fields
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
+from implicit_llm_workflow.planning.staleness import Status
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
 from implicit_llm_workflow.results.explain import upstream_closure
+from implicit_llm_workflow.rules.snakemake_driver import check_disk
 from implicit_llm_workflow.site import RuleResources
 from implicit_llm_workflow.text import number_text
 from tests.pages import ROOT
@@ -173,6 +182,18 @@ def test_a_pretrained_model_has_tokens_but_no_price(tiny: ExperimentFile) -> Non
     (job,) = training_estimates(plan, CostModel(plan))
     assert job.work.tokens == STEPS * BATCH * LENGTH
     assert (job.work.flops, job.work.disk_bytes, job.cost.hours) == (None, None, None)
+
+
+def test_a_data_set_of_a_plugin_without_a_length_leaves_its_tokens_unknown(tiny: ExperimentFile) -> None:
+    plan = language_plan(tiny, train_node("a-s0/explicit", model_fields("mamba2-130m-explicit", ""), None))
+    del plan.nodes["data/pile-train"].config["length"]
+    plan.nodes["data/pile-train"].config["num_samples"] = 2**60
+    jobs = training_estimates(plan, CostModel(plan))
+    assert (jobs[0].work.tokens, jobs[0].work.flops, jobs[0].cost.hours) == (None, None, None)
+    column = training_table(jobs).columns[2]
+    assert [*map(str, column.cells)] == ["-", "-"]
+    plan.statuses["data/pile-train"] = Status("missing", "")
+    check_disk(plan)  # nothing is known of the disk space either
 
 
 def test_the_peaks_are_those_of_the_utilisation_that_training_reports() -> None:

@@ -67,7 +67,7 @@ class BridgeState:
         """Return the state in `work`, or None if it is missing or damaged."""
         values = read_object(work / MLFLOW)
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**known) if values else None
+        return cls(**known) if "key" in known else None
 
 
 class Bridge:

@@ -290,7 +290,8 @@ def check_disk(plan: Plan) -> None:
     free = shutil.disk_usage(plan.root).free
     for node in plan.nodes.values():
         config = node.config
-        if node.stage != "data" or "num_samples" not in config or plan.statuses[node.key].state != "missing":
+        is_sized = {"num_samples", "length"} <= config.keys()  # a data set of a plugin may lack either
+        if node.stage != "data" or not is_sized or plan.statuses[node.key].state != "missing":
             continue
         needed = 2 * config["num_samples"] * config["length"]  # tokens and labels, of at least one byte each
         if needed > free:
