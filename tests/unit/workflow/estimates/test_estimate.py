@@ -192,7 +192,7 @@ def test_a_data_set_of_a_plugin_without_a_length_leaves_its_tokens_unknown(tiny:
     assert (jobs[0].work.tokens, jobs[0].work.flops, jobs[0].cost.hours) == (None, None, None)
     column = training_table(jobs).columns[2]
     assert [*map(str, column.cells)] == ["-", "-"]
-    plan.statuses["data/pile-train"] = Status("missing", "")
+    plan.statuses["data/pile-train"] = Status("missing", "", None)
     check_disk(plan)  # nothing is known of the disk space either
 
 
