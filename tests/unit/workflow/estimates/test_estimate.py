@@ -193,6 +193,7 @@ def test_a_data_set_of_a_plugin_without_a_length_leaves_its_tokens_unknown(tiny:
     column = training_table(jobs).columns[2]
     assert [*map(str, column.cells)] == ["-", "-"]
     plan.statuses["data/pile-train"] = Status("missing", "", None)
+    plan.root.mkdir(parents=True)
     check_disk(plan)  # nothing is known of the disk space either
 
 
