@@ -21,7 +21,12 @@ from tests.measuring import HAS_GPU, card, keep, options_of, show
 def main() -> None:
     arguments: dict[str, dict[str, Any]] = {
         "runs": {"nargs": "+", "type": Path, "help": "run directories"},
-        "--last": {"nargs": "+", "type": int, "default": [1, 4, 8, 16, 32], "help": "the states in each mean"},
+        "--last": {
+            "nargs": "+",
+            "type": int,
+            "default": [1, 4, 8, 16, 32],
+            "help": "the states in each mean, if there are as many",
+        },
         "--length": {"type": int, "default": 2**16, "help": "tokens of a sequence"},
         "--sequences": {"type": int, "default": 256},
         "--precision": {"default": "bf16", "choices": ("fp32", "bf16")},
@@ -34,7 +39,7 @@ def main() -> None:
         model = load(str(run))
         end = {name: tensor.cpu() for name, tensor in model_tensors(model).items()}
         states = [*map(load_file, sorted(run.glob("kept/*/model.safetensors"))), end]
-        for count in options.last:
+        for count in (count for count in options.last if 0 < count <= len(states)):
             load_model(model, mean(states[-count:]), str(run))
             about = {"run": run.parents[2].name, "states": count, "length": length, "sequences": sequences}
             rows.append({**about, **exact_matches(model, ids_BL, labels_BL, options.precision)})

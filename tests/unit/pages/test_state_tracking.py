@@ -173,6 +173,9 @@ def test_what_the_page_says_of_state_passing_is_in_the_kept_results() -> None:
     explicit = frame[frame.run.str.startswith("s5-passing-explicit-layers") & (frame.length == 32)]
     exact = explicit.groupby(explicit.run.str.partition("layers")[2]).accuracy_sequence.agg(["count", "min", "max"])
     assert exact.loc["1"].tolist() == exact.loc["4"].tolist() == [3, 0, 0]
+    training = pd.read_csv(STATE_TRACKING / "training.csv")
+    carried = training[training.job.str.startswith("train/s5-passing-explicit-layers16-s")].carried_share
+    assert (len(carried), f"{3 * carried.mean():.0f}", "a third of the sequences carried one" in page) == (3, "1", True)
     deep = frame[frame.run == "s5-passing-explicit-layers16"].set_index("length").accuracy_sequence
     assert (deep[32].min() > 0.9, deep[512].tolist()) == (True, [0, 0, 0])
 

@@ -230,6 +230,14 @@ CASES: list[tuple[list[dict[str, Any]], str]] = [
         [{"steps": "rest", "keep": [0.8]}, {"start": 0.7, "steps": "rest"}],
         "b.start: phase 'a', steps 0 to 1000, does not keep step 700; add 0.7 to its list `keep`",
     ),
+    (
+        [{"steps": "rest", "keep": [800], "state_passing": 64}, {"start": 0.7, "steps": "rest"}],
+        "a.keep: at step 800 some sequences continue a carried state",
+    ),
+    (
+        [{"steps": "rest", "keep": [640], "state_passing": 64}, {"start": 0.7, "steps": "rest"}],
+        "b.start: at step 700 some sequences of phase 'a' continue a carried state",
+    ),
     ([{"steps": 500}, {"start": 600, "steps": "rest"}], "b.start: phase 'a', steps 0 to 500, does not keep step 600"),
     ([{"steps": "rest", "start": 5}], "a.start: the first phase starts at step 0; remove the key"),
     (

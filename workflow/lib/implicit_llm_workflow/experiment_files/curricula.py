@@ -128,8 +128,8 @@ def _place(
     amid = next((step for step in keep if passing is not None and (step - start) % passing), None)
     if amid is not None:
         raise ConfigError(
-            f"{at}.keep: at step {amid} some sequences continue a carried state, which a checkpoint lacks; all restart "
-            f"after every {passing} steps of the phase: give one of these steps"
+            f"{at}.keep: at step {amid} some sequences continue a carried state, which a checkpoint lacks; give a step "
+            f"after which all restart, as after every {passing} steps of the phase, or remove it"
         )
     index = before.index + 1 if before is not None else 0
     return PhaseConfig(
@@ -147,6 +147,12 @@ def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int,
             raise ConfigError(f"{at}.start: the first phase starts at step 0; remove the key")
         return 0
     start = before.end_step if entry.start is None else _step(entry.start, total_steps)
+    passing = before.state_passing
+    if passing is not None and start != before.end_step and (start - before.start_step) % passing:
+        raise ConfigError(
+            f"{at}.start: at step {start} some sequences of phase {before.name!r} continue a carried state, which a "
+            f"checkpoint lacks; start after a multiple of its {passing} steps, or at its end {before.end_step}"
+        )
     if start not in (before.end_step, *before.keep):
         raise ConfigError(
             f"{at}.start: phase {before.name!r}, steps {before.start_step} to {before.end_step}, does not keep step "

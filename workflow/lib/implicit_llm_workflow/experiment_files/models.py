@@ -123,8 +123,8 @@ def _check_family(fields: Mapping[str, Any], where: str) -> None:
 
 # The names of sizes in configurations of Hugging Face; their other integers may be 0 or -1.
 _SIZE = re.compile(
-    "(hidden|intermediate|ffn_hidden|state)_size|d_model|n_embd|emb_dim|head_dim|n_inner|n_positions|"
-    "max_position_embeddings|(n|num|num_hidden|decoder)_layers?|"
+    "(hidden|intermediate|ffn_hidden|state)_size|d_model|n_embd|emb_dim|n_inner|n_positions|"
+    "max_position_embeddings|(n|num|num_hidden|num_decoder|decoder)_layers?|"
     "(n|num|num_attention|num_key_value|decoder_attention)_heads?"
 )
 

@@ -225,15 +225,18 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
         path = os.path.normpath(word)
         if path in readable:
             found[word] = readable[path]
-        elif not (word in names or path in declared or _is_made_otherwise(workflow, path)):
+        elif not (word in names or path in declared or _is_made_otherwise(workflow, path, word)):
             raise _unknown(workflow, word, names, plan, readable)
     return found
 
 
-def _is_made_otherwise(workflow: Any, path: str) -> bool:
-    """Return whether this file is no result, and a rule makes it: ours, or one above the `include` of our Snakefile."""
+def _is_made_otherwise(workflow: Any, path: str, word: str) -> bool:
+    """Return whether this file is no result, and a rule makes it: ours, or one above the `include` of our Snakefile.
+
+    `word` is the path as it was typed, which may be the address of a remote file.
+    """
     is_result = f"/{WORK}/" in path or Path(path).name == MANIFEST
-    return not is_result and any(rule.is_producer(path) for rule in workflow.rules)
+    return not is_result and any(rule.is_producer(name) for rule in workflow.rules for name in (path, word))
 
 
 def _unknown(workflow: Any, word: str, names: Iterable[str], plan: Plan, readable: Iterable[str]) -> UnknownTarget:
