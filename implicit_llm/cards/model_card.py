@@ -213,7 +213,10 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the rows of the table of phases: any earlier phases in one row, the start phase if any, and this phase."""
+    """Return the rows of the table of phases; the last row is this phase.
+
+    The row before it is the phase from which it starts, if any. One row before that stands for all earlier phases.
+    """
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]
     if START in context.inputs:

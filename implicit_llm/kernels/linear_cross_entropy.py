@@ -23,8 +23,8 @@ FP16_SCALE = 1024.0
 def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, ignore_index: int = -100) -> Tensor:
     """Return the cross entropy in nats of `hidden @ weight.T`, summed over tokens, in fp32 (fp64 for fp64 products).
 
-    Products are computed in autocast's dtype if autocast is on, otherwise in that of hidden; the softmax is computed in
-    that of the result. Tokens with label `ignore_index` are skipped.
+    Products are computed in autocast's dtype if autocast is on and hidden is not fp64, otherwise in hidden's dtype. The
+    softmax is computed in the dtype of the result. Tokens with label `ignore_index` are skipped.
     The result can be differentiated once, with respect to hidden and weight. The `reference` kernels store all logits,
     and their result can be differentiated any number of times.
     """

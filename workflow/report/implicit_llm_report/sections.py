@@ -66,7 +66,11 @@ ROWS: Mapping[str, Callable[[Given], pd.DataFrame]] = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A published number or text; `ours` is the number of one model, None if we did not measure the same quantity."""
+    """A published number or text, beside ours.
+
+    `ours` has the values of one model over its seeds, and no values if its result is missing. It is None if no model of
+    ours is evaluated under the same conditions.
+    """
 
     entry: PublishedEntry
     ours: Spread | None

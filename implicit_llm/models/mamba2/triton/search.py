@@ -74,8 +74,8 @@ def search_blocks(
     """Solve and close block after block of `width` tokens, from z = 0 in each.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
-        block, None if it is empty. L must be a multiple of `width`, and K at most 4. The search must be plain or
-        damped, and stop by sequence or by token.
+        block, None if it is empty. `kernels.selection.search_runs_on_triton` must be true: among other conditions, L is
+        a multiple of `width`, K at most 4, and the search stops by sequence or by token. It must be plain or damped.
     Returns: the closed fixed point (B, L, D) in fp32, the state after the last block, and the statistics of each block;
         None instead of all three if any token became NaN or infinite.
     """

@@ -1,4 +1,4 @@
-"""Write and read the journal of a run: JSON lines that the stage appends, the source of all data in MLflow.
+"""Write and read the journal of a run: JSON lines that the stage appends, from which MLflow gets all metrics.
 
     {"kind": "metrics", "step": 10, "time": "2025-01-01T00:00:00.000+00:00", "values": {"loss": 1.5}}
     {"kind": "event", "name": "stage_started", "time": ..., "host": ...}

@@ -181,9 +181,10 @@ def split(given: Iterable[str], results: Path) -> tuple[list[str], list[str]]:
 
 
 def experiments(results: Path) -> dict[str, str]:
-    """Return the names in workflow/config/ and those of experiments that ran below `results`.
+    """Return the names by which an experiment can be given, each with what leads to its file.
 
-    Each name has itself as its value, or the file of the experiment if only its results have this name.
+    A name in workflow/config/ leads to itself, and the name of another experiment that ran below `results` to its file.
+    Experiments whose file no longer exists are left out.
     """
     return _files_run(results) | {name: name for name in experiment_names()}
 

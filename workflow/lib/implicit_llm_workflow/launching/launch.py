@@ -255,7 +255,10 @@ def require_nodes(nodes: int, allocation: Allocation) -> None:
 
 
 class Ended(Exception):
-    """The processes ended before the job was complete; `exit_code` and message are those for the job's own process."""
+    """The processes ended before the job was complete.
+
+    `exit_code`, `failure_class` and message sum up all processes; the launcher must end with this code.
+    """
 
     def __init__(self, end: ProcessEnd) -> None:
         super().__init__(end.message)

@@ -21,8 +21,8 @@ from snakemake_executor_plugin_submitit.step import JobStep
 from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, digest, job_files
 
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
-# The sbatch option of each resource. The names of the resources are those of the official Slurm plugin. If two
-# resources set the same option, the resource listed later counts.
+# The sbatch option of each resource. The names that the official Slurm plugin reads are among them; the first five
+# options also have a second name, with or without `slurm_`. If two resources set the same option, the later one counts.
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
     "exclude": "exclude",

@@ -210,10 +210,10 @@ def time_limits() -> dict[str, int]:
 
 
 def signals_steps_first() -> bool:
-    """Return whether Slurm sends the first signal of a preemption, SIGTERM, only to the steps of srun.
+    """Return whether a preemption first signals, by SIGTERM, only the steps of srun.
 
-    Slurm also signals the batch script after the grace time, or if it is configured to send the signal of --signal.
-    Raises: NoAnswer.
+    The batch script then gets a signal only after the grace time. The result is False if preemption is off, or if Slurm
+    is configured to send the signal of --signal at a preemption (`send_user_signal`). Raises: NoAnswer.
     """
     config = ask_slurm(("scontrol", "show", "config"))
     return "preempt/none" not in config and "send_user_signal" not in config
