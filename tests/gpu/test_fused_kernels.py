@@ -76,6 +76,16 @@ def test_the_fused_head_equals_its_logits(vocab: int, dtype: torch.dtype) -> Non
         assert relative_error(mine, other) < TOLERANCE[dtype]
 
 
+def test_a_small_factor_of_the_loss_keeps_its_digits_in_the_gradient_of_an_fp16_head() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 64, device=DEVICE, dtype=torch.float16, requires_grad=True)
+    weight, labels = torch.randn(100, 64, device=DEVICE) * 0.3, torch.randint(100, (300,), device=DEVICE)
+    whole, small = (
+        torch.autograd.grad(factor * linear_cross_entropy(hidden, weight, labels), hidden)[0] for factor in (1, 1e-3)
+    )
+    assert relative_error(small, 1e-3 * whole.double()) < 2e-3
+
+
 @pytest.mark.parametrize("stop", ["sequence", "token"])
 @pytest.mark.parametrize("shape", [(6, 1, 768), (6, 32, 256), (5, 100, 48), (5, 2048, 768)])
 def test_an_iteration_judged_by_kernels_equals_the_plain_rule(shape: tuple[int, int, int], stop: str) -> None:
