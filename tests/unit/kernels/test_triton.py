@@ -93,6 +93,7 @@ def test_a_kernel_equals_the_slow_reference(check: Callable[..., None], case: tu
         (layer.test_rotation_takes_gradients_of_any_layout, ()),
         *((fused.test_a_mixer_in_one_kernel_equals_the_plain_one, (True, length, NARROW)) for length in (1, 50)),
         (fused.test_the_fused_head_equals_its_logits, (100,)),
+        (fused.test_a_small_factor_of_the_loss_keeps_its_digits_in_the_gradient_of_an_fp16_head, ()),
         *((fused.test_an_iteration_judged_by_kernels_equals_the_plain_rule, ((6, 8, 48), stop)) for stop in STOPS),
         *((fused.test_a_layer_solved_at_once_equals_its_blocks_one_by_one, (stop, torch.float16)) for stop in STOPS),
     ],
