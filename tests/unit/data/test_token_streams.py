@@ -157,6 +157,14 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"file_sha256": {"part-0.jsonl.gz": "0" * 64}},
+            "part-0.jsonl.gz: has changed since this job was planned; plan it again",
+        ),
+        (
+            {"file_sha256": {"part-9.jsonl.gz": "0" * 64}},
+            "part-9.jsonl.gz: has changed since this job was planned; plan it again",
+        ),
         ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
         ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),
         ({"shard": -1}, ".shard: -1 is not allowed; give an integer of at least 0"),

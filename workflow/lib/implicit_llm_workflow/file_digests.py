@@ -1,7 +1,7 @@
 """Compute the digests of files that no job made, for identities of jobs; each state of a file is hashed once."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from implicit_llm_contracts.runs.atomic import read_object, write_once
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, weight_files
 from implicit_llm_contracts.runs.manifest import sha256_of
-from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_contracts.runs.places import corpus_files, downloads_folder, local_folder
 
 
 class Remembered:
@@ -41,6 +41,13 @@ class Remembered:
         self._is_changed = True
         return found
 
+    def last(self, key: str) -> Any:
+        """Return the value of `key` in its last state, or None if there is no value."""
+        match self._known.get(key):
+            case [_, found]:
+                return found
+        return None
+
     def save(self) -> None:
         """Write the cache file if a value is new."""
         if self._path is not None and self._is_changed:
@@ -67,6 +74,19 @@ class FileDigests:
         digest: str = self._cache.find(str(path.resolve()), state, lambda: sha256_of(path))
         self._cache.save()
         return digest
+
+    def of_corpus(self, patterns: Sequence[str]) -> dict[str, str]:
+        """Return the digests of a corpus's files by name; if all files are gone, those of the last call that saw them.
+
+        The tokens of a corpus remain valid if a user deletes its files to save disk space.
+        """
+        key = f"corpus {json.dumps(list(patterns))}"
+        digests = {name: self(path) for name, path in corpus_files(patterns, downloads_folder()).items()}
+        if not digests:
+            return self._cache.last(key) or {}
+        self._cache.find(key, digests, lambda: digests)
+        self._cache.save()
+        return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:

@@ -594,3 +594,46 @@ def test_what_is_made_from_a_result_is_found_with_it_and_nothing_else(plan: Plan
         found = {node.key for node in plan.made_from([first.key])}
         assert found == {first.key} | {key for key, node in plan.nodes.items() if found & {*node.upstream.values()}}
         assert "report" in found
+
+
+TEXT_JOBS = {"data/text-tokenizer", "data/text-shard-00000", "data/text-shard-00001"}
+
+
+def test_other_files_of_a_corpus_make_its_data_stale_and_deleted_ones_do_not(
+    language: ExperimentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IMPLICIT_LLM_DATA", raising=False)
+    language.edit("{source: python_library}", "{source: files, files: ['texts/*.txt']}").edit("shards: 3", "shards: 2")
+    one = language.beside("texts/1.txt", "one")
+    two = language.beside("texts/2.txt", "two")
+    monkeypatch.chdir(one.parents[1])
+    finish(language.plan())
+    assert not keys(language.plan(), "stale")
+    shard = language.plan().nodes["data/text-shard-00001"].config
+    assert shard["file_sha256"] == {"texts/2.txt": sha256_of(two)}
+
+    one.write_text("One")
+    assert keys(language.plan(), "stale") >= TEXT_JOBS
+    assert "corpus_sha256" in language.plan().statuses["data/text-shard-00001"].why
+    one.write_text("one")
+    assert not keys(language.plan(), "stale")
+    three = language.beside("texts/3.txt", "three")
+    assert keys(language.plan(), "stale") >= TEXT_JOBS
+    three.unlink()
+    assert not keys(language.plan(), "stale")
+    for path in (one, two):
+        path.unlink()
+    assert not keys(language.plan(), "stale")  # the tokens are still those of the files
+
+
+def test_another_tokenizer_file_makes_the_tokens_stale(
+    language: ExperimentFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IMPLICIT_LLM_DATA", raising=False)
+    path = language.edit("{source: trained}", "{source: file, file: t.json}").beside("t.json", "one")
+    monkeypatch.chdir(path.parent)
+    finish(language.plan())
+    assert not keys(language.plan(), "stale")
+    path.write_text("another")
+    assert keys(language.plan(), "stale") >= {"data/text-tokenizer", "data/text-shard-00000"}

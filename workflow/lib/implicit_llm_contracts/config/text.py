@@ -164,7 +164,11 @@ class CatbabiConfig:
 
 @dataclass(frozen=True)
 class TokenShardConfig:
-    """The shard `shard` of a text that is divided into `num_shards`. Every field is part of its identity."""
+    """The shard `shard` of a text that is divided into `num_shards`. Every field is part of its identity.
+
+    corpus_sha256: a digest of all files of a corpus of files. file_sha256: the digests of this shard's files by name.
+    Both are None for another corpus, and if the files were gone when the job was first planned.
+    """
 
     corpus: Corpus
     shard: Number
@@ -173,6 +177,8 @@ class TokenShardConfig:
     test_fraction: BelowOne
     seed: Seed
     validation_fraction: Annotated[BelowOne, UNLESS_DEFAULT] = 0.0
+    corpus_sha256: Annotated[str | None, UNLESS_DEFAULT] = None
+    file_sha256: Annotated[dict[str, str] | None, UNLESS_DEFAULT] = None
     kind: Literal["token_shard"] = "token_shard"
 
     def __post_init__(self) -> None:

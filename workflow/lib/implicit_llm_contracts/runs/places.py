@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from implicit_llm_contracts.runs.manifest import sha256_of
@@ -40,6 +41,15 @@ def local_files(pattern: str, downloads: Path) -> list[tuple[str, Path]]:
         if found := [(name, root / name) for name in names if (root / name).is_file()]:
             return found
     return []
+
+
+def corpus_files(patterns: Iterable[str], downloads: Path) -> dict[str, Path]:
+    """Return the paths of the files by their names: in the order of `patterns`, sorted within a pattern, each once."""
+    found: dict[Path, tuple[str, Path]] = {}
+    for pattern in patterns:
+        for name, path in local_files(pattern, downloads):
+            found.setdefault(path.resolve(), (name, path))
+    return dict(found.values())
 
 
 def find_task_folder(name: str) -> Path | None:

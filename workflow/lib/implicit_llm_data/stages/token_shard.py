@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tqdm import tqdm
 
-from implicit_llm_contracts.config.text import TokenShardConfig
+from implicit_llm_contracts.config.text import CorpusFiles, TokenShardConfig
 from implicit_llm_contracts.runs import faults
 from implicit_llm_contracts.runs.atomic import new_file, write_json
 from implicit_llm_contracts.runs.fetched_files import TOKENIZER_FILE
@@ -28,7 +28,14 @@ from implicit_llm_contracts.runs.stage_context import TOKENIZER_ROLE, StageConte
 from implicit_llm_data.shard_writer import HashedFile
 from implicit_llm_data.shards import TOKEN_TYPE
 from implicit_llm_data.stages.tokenizer import load_tokenizer, require_ids_below
-from implicit_llm_data.text.corpus import CorpusShare, Document, DocumentSplit, Split, open_share
+from implicit_llm_data.text.corpus import (
+    CorpusShare,
+    Document,
+    DocumentSplit,
+    Split,
+    open_share,
+    require_planned_files,
+)
 
 RECORD_NAME = "shard.json"
 BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small compared with the memory per core
@@ -44,6 +51,8 @@ def run(context: StageContext) -> StageResult:
     Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
     """
     config = context.settings(TokenShardConfig)
+    if isinstance(config.corpus, CorpusFiles):
+        require_planned_files(config.corpus, config.file_sha256 or {}, context.downloads)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
     given = context.given(TOKENIZER_ROLE)
     path, end_of_text = given.work / TOKENIZER_FILE, int(given.manifest.summary["end_of_text_id"])

@@ -28,7 +28,8 @@ class TokenizerError(UserError):
 class TokenizerConfig:
     """A tokenizer by `source`: `file`, with an optional sha256; `name` and revision on the hub; or trained.
 
-    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`. vocab_size: that of the model, at
+    A tokenizer is trained on about `max_bytes` of the training documents of `corpus`; `corpus_sha256`, a digest of its
+    files, only makes other files another tokenizer. vocab_size: that of the model, at
     least the tokenizer's number of ids; a trained tokenizer has exactly this many ids, or fewer for a short text.
     """
 
@@ -40,6 +41,7 @@ class TokenizerConfig:
     name: str = ""
     revision: str | None = None
     corpus: Corpus | None = None
+    corpus_sha256: str | None = None
     max_bytes: Count = 100_000_000
     test_fraction: BelowOne = 0.001
     validation_fraction: BelowOne = 0.0
@@ -105,8 +107,8 @@ def _from_file(config: TokenizerConfig, downloads: Path) -> bytes:
     digest = hashlib.sha256(data).hexdigest()
     if config.sha256 is not None and digest != config.sha256.lower():
         raise TokenizerError(
-            f"{path}: sha256 is {digest[:16]}..., expected {config.sha256[:16]}...; fetch it again, or correct "
-            "tokenizer.sha256"
+            f"{path}: sha256 is {digest[:16]}..., expected {config.sha256[:16]}...; fetch it again, correct "
+            "tokenizer.sha256, or plan the job again if you replaced the file"
         )
     return data
 

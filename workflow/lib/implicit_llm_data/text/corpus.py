@@ -14,7 +14,7 @@ import json
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from implicit_llm_contracts.config.text import Corpus, CorpusFiles, HubCorpus, LibraryCorpus
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.fetched_files import FETCH, HubFiles, fetched_files, is_text, words_of
-from implicit_llm_contracts.runs.places import local_files
+from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.places import corpus_files, local_files
 
 # With its copies and tokens, a document needs several times its size in memory. At this size, a hundred long novels, a
 # job stays below 2 GiB.
@@ -171,17 +172,21 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
     A relative name is searched in `downloads` and, if nothing matches, in the working directory.
     Raises: CorpusError for a pattern without files, or a file of an unknown kind.
     """
-    found: dict[Path, CorpusFile] = {}
     for pattern in patterns:
-        files = local_files(pattern, downloads)
-        if not files:
+        if not local_files(pattern, downloads):
             raise CorpusError(
                 f"files: nothing matches '{pattern}' in {downloads.absolute()} or {Path.cwd()}; correct the name, or "
                 "fetch the file"
             )
-        for name, path in files:
-            found.setdefault(path.resolve(), stored_file(name, path, text_format))
-    return list(found.values())
+    return [stored_file(name, path, text_format) for name, path in corpus_files(patterns, downloads).items()]
+
+
+def require_planned_files(config: CorpusFiles, digests: Mapping[str, str], downloads: Path) -> None:
+    """Raise CorpusError if a file that `digests` names is missing, or has another sha256."""
+    paths = corpus_files(config.files, downloads)
+    for name, digest in digests.items():
+        if name not in paths or sha256_of(paths[name]) != digest:
+            raise CorpusError(f"{paths.get(name, name)}: has changed since this job was planned; plan it again")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are

@@ -1,14 +1,17 @@
 """Turn an experiment into its jobs: the nodes, the inputs of each node, and the contents of the report."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from implicit_llm_contracts.config.fill import as_config
 from implicit_llm_contracts.config.tasks import WORD_PROBLEM
 from implicit_llm_contracts.plugins import PLUGINS, Plugin
-from implicit_llm_contracts.runs.places import local_folder
+from implicit_llm_contracts.runs.places import downloads_folder, local_files, local_folder
 from implicit_llm_report.config import VALIDATION, VALIDATION_KINDS
 from implicit_llm_report.registry import Entry, figures_with, registry
 from implicit_llm_workflow.experiment_files.data_sets import LanguageModel, WordProblem
@@ -16,19 +19,23 @@ from implicit_llm_workflow.experiment_files.evaluations import CHECKPOINT, ONE_M
 from implicit_llm_workflow.experiment_files.experiment import Excerpt, Experiment
 from implicit_llm_workflow.experiment_files.runs import Run
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
-from implicit_llm_workflow.file_digests import safe_digests
+from implicit_llm_workflow.file_digests import FileDigests, safe_digests
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.staleness import EXCERPT, PAGES
 
 
-def build_graph(experiment: Experiment, digest: Callable[[Path], str | None] = lambda path: None) -> dict[str, Node]:
-    """Return all nodes by key, every node after its inputs. `digest` returns the sha256 of a file, None if unknown."""
-    nodes = {node.key: _with_digests(node, digest) for node in _all_nodes(experiment)}
+def build_graph(experiment: Experiment, digests: FileDigests | None = None) -> dict[str, Node]:
+    """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count."""
+    of_corpus = cache(lambda *patterns: digests.of_corpus(patterns) if digests else {})
+    nodes = {
+        node.key: _with_corpus(_with_digests(node, digests or (lambda path: None)), of_corpus)
+        for node in _all_nodes(experiment)
+    }
     return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """Add the sha256 of the files that the job reads from a folder, because other content is another model or data set.
+    """Add the sha256 of the files of a word problem, tokenizer or model: other content is another data set or model.
 
     The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
     """
@@ -38,6 +45,9 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
         return replace(
             node, config={**config, "sha256": digest((local_folder(path.parent) or path.parent) / path.name)}
         )
+    if config.get("kind") == "tokenizer" and config["source"] == "file" and config["sha256"] is None:
+        found_file = next((path for _, path in local_files(config["file"], downloads_folder())), None)
+        return node if found_file is None else replace(node, config={**config, "sha256": digest(found_file)})
     if node.stage == CHECKPOINT and "path" in config:
         found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
         return replace(node, config={**config, "sha256": found})
@@ -45,6 +55,18 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
         found = safe_digests(Path(model["pretrained"]), digest)
         return replace(node, config={**config, "model": {**model, "sha256": found}})
     return node
+
+
+def _with_corpus(node: Node, of_corpus: Callable[..., Mapping[str, str]]) -> Node:
+    """Add the sha256 of the files of a corpus, all in one digest and those of a shard by name, to jobs that read it."""
+    corpus = node.config.get("corpus", {})
+    digests = of_corpus(*corpus["files"]) if corpus.get("source") == "files" else {}
+    if not digests:
+        return node
+    config = {**node.config, "corpus_sha256": hashlib.sha256(json.dumps([*digests.items()]).encode()).hexdigest()}
+    if "shard" in config:
+        config["file_sha256"] = dict([*digests.items()][config["shard"] :: config["num_shards"]])
+    return replace(node, config=config)
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
