@@ -6,6 +6,7 @@ Shapes: `B` batch, `L` length, `D` model, `E` width of the injection, `V` vocabu
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -52,11 +53,16 @@ class StackMap:
         return self.x.valid_BL
 
     def __call__(self, z_BLD: Tensor) -> Tensor:
-        if self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training:
-            fz_BLD = self.model._gradient_checkpointing_func(lambda z: self.model.apply_stack(z, self.x)[0], z_BLD)
-            refuse_lost_gradient(fz_BLD, self.model, self.x)
-            return fz_BLD
-        return self.model.apply_stack(z_BLD, self.x)[0]
+        return self.evaluate(z_BLD)[0]
+
+    def evaluate(self, z_BLD: Tensor, *, return_states: bool = False) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """Return what `apply_stack` returns; with activation checkpointing, the backward pass evaluates f again."""
+        evaluate = partial(self.model.apply_stack, x=self.x, return_states=return_states)
+        if not (self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training):
+            return evaluate(z_BLD)
+        fz_BLD, states = self.model._gradient_checkpointing_func(evaluate, z_BLD)
+        refuse_lost_gradient(fz_BLD, self.model, self.x)
+        return fz_BLD, states
 
     def select(self, index_B: Tensor) -> "StackMap":
         return StackMap(self.model, self.x.select(index_B))
@@ -172,8 +178,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
             converged states, which is advanced in place and passes no gradient. output_hidden_states: only for explicit
             models. eval_mode: replaces the solver's `eval_mode` for this call.
         Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
-            TypeError for unknown arguments; NonFiniteState, whose position counts the tokens of a block without
-            padding; LostGradient; NotImplementedError if an implicit model is exported or traced.
+            ConfigError for an unknown `eval_mode`; TypeError for unknown arguments; NonFiniteState, whose position
+            counts the tokens of a block without padding; LostGradient; NotImplementedError if an implicit model is
+            exported or traced.
         """
         self.refuse_unknown(kwargs)
         h_BLD = self._embedded(input_ids, inputs_embeds, bool(output_hidden_states))
@@ -253,7 +260,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return self.get_input_embeddings()(given) if is_ids else given
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
-        """Return the solver of this call. Raises: ValueError if `eval_mode` is set in train mode or without solver."""
+        """Return the solver of this call.
+
+        Raises: ValueError if `eval_mode` is set in train mode or without solver; ConfigError for an unknown mode.
+        """
         solver = self.solver
         if eval_mode is None:
             return solver
@@ -321,9 +331,10 @@ class ImplicitModel(ImplicitPreTrainedModel):
     def _explicit_pass(
         self, h_BLD: Tensor, x: StackInput, with_state: bool, collect: list[Tensor] | None
     ) -> tuple[Tensor, Prefix | None]:
-        if collect is None and not with_state:
-            return StackMap(self, x)(h_BLD), None
-        out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
+        if collect is None:
+            out_BLD, layers = StackMap(self, x).evaluate(h_BLD, return_states=with_state)
+        else:
+            out_BLD, layers = self.apply_stack(h_BLD, x, return_states=with_state, collect=collect)
         prefix = x.extend_prefix(layers, h_BLD.shape[1]).map(Tensor.detach) if with_state else None
         return out_BLD, prefix
 

@@ -333,6 +333,30 @@ def test_reentrant_checkpointing_of_an_explicit_model_changes_no_gradient(make_m
     torch.testing.assert_close(_gradients(model), _gradients(wanted), **CLOSE)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_an_explicit_pass_that_fills_a_cache_is_checkpointed_too(
+    make_model, family: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
+        return make_model(family, "explicit", num_hidden_layers=2).train()
+
+    model, wanted, num_evaluations = make(), _gradients(make()), 0
+    apply_stack = type(model.base).apply_stack
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_evaluations
+        num_evaluations += 1
+        return apply_stack(*args, **kwargs)
+
+    monkeypatch.setattr(type(model.base), "apply_stack", counted)
+    _enable(model, use_reentrant=reentrant)
+    out = model(INPUT_IDS, labels=INPUT_IDS, use_cache=True)
+    out.loss.backward()
+    assert num_evaluations == 2  # the forward pass, and once more for the gradient
+    assert out.past_key_values.get_seq_length() == INPUT_IDS.shape[1]
+    torch.testing.assert_close({name: p.grad for name, p in model.named_parameters()}, wanted, **CLOSE)
+
+
 def test_checkpointing_only_some_layers_is_refused_since_the_stack_is_checkpointed_whole(make_model) -> None:
     model = make_model("mamba2")
     if not hasattr(model, "activation_checkpointing_enable"):
