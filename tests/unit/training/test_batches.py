@@ -8,9 +8,11 @@ from implicit_llm.models.stack import Prefix
 from implicit_llm.training.batches import BatchLayout, BatchSizeError, StepSampler, micro_batches, permuted
 from implicit_llm.training.state_passing import StatePassing
 from implicit_llm_contracts.config.training import PhaseConfig
+from implicit_llm_contracts.errors import InvalidValue
 from implicit_llm_data.groups import load_group
 from implicit_llm_data.shards import IGNORED_LABEL
 from implicit_llm_data.stages.word_problem import prefix_products
+from tests.refusals import refused
 from tests.unit.evaluation.finished_runs import Rows
 
 # Input i is i * 10 + position; labels are inputs + 1000.
@@ -105,6 +107,16 @@ def test_a_batch_larger_than_the_data_takes_samples_of_several_epochs() -> None:
 
 def test_the_order_is_the_same_on_every_machine() -> None:
     assert StepSampler(1000, 8, seed=3).indices(5).tolist() == [916, 469, 903, 521, 490, 172, 17, 220]
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [(2, "keep: at step 2 some sequences continue a carried state"), (9, "keep: step 9 is not between .* 1 and end 9")],
+)
+def test_a_phase_keeps_no_checkpoint_that_would_lack_its_states(keep: int, message: str) -> None:
+    with refused(message, InvalidValue):
+        PhaseConfig("a", 0, 1, 9, None, (keep,), state_passing=4)
+    assert PhaseConfig("a", 0, 1, 9, None, (5,), state_passing=4).keep == (5,)
 
 
 @pytest.mark.parametrize("restarts", [True, False])

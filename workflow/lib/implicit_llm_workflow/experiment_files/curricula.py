@@ -8,7 +8,7 @@ from implicit_llm_contracts.config.fill import Only, fill
 from implicit_llm_contracts.config.solver import SolverConfig
 from implicit_llm_contracts.config.training import PhaseConfig
 from implicit_llm_contracts.config.values import SOME, Count, Name, Text
-from implicit_llm_contracts.errors import ConfigError, refuse_if
+from implicit_llm_contracts.errors import ConfigError, InvalidValue, refuse_if
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 
@@ -118,23 +118,13 @@ def _place(
             "phases fewer steps, or the last one 'rest'"
         )
     keep = sorted({_step(value, total_steps) for value in entry.keep})
-    outside = next((step for step in keep if not start < step < end), None)
-    if outside is not None:
-        raise ConfigError(
-            f"{at}.keep: step {outside} is not between the phase's start {start} and end {end} (the end is kept "
-            "anyway); remove it"
-        )
-    passing = entry.state_passing
-    amid = next((step for step in keep if passing is not None and (step - start) % passing), None)
-    if amid is not None:
-        raise ConfigError(
-            f"{at}.keep: at step {amid} some sequences continue a carried state, which a checkpoint lacks; give a step "
-            f"after which all restart, as after every {passing} steps of the phase, or remove it"
-        )
     index = before.index + 1 if before is not None else 0
-    return PhaseConfig(
-        entry.name, index, start, end, entry.solver, tuple(keep), entry.state_passing, entry.restart_when_wrong
-    )
+    try:
+        return PhaseConfig(
+            entry.name, index, start, end, entry.solver, tuple(keep), entry.state_passing, entry.restart_when_wrong
+        )
+    except InvalidValue as error:
+        raise ConfigError(f"{at}.{error}") from error
 
 
 def _start_step(entry: PhaseEntry, before: PhaseConfig | None, total_steps: int, at: str) -> int:
