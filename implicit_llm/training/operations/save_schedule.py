@@ -49,7 +49,7 @@ class SaveSchedule:
         self._written_step = 0
         self._staging = Staging()
         self._due_at = self._last_save = time.monotonic()
-        self._stall_s = 0.0
+        self._stall_s = self._between_stops_s = 0.0
 
     def __enter__(self) -> SaveSchedule:
         return self
@@ -64,7 +64,8 @@ class SaveSchedule:
         faults.point("train.after_step")
         if self._write is not None and self._write.done():
             self._finish_write()
-        self._due_at = time.monotonic()
+        now = time.monotonic()
+        self._between_stops_s, self._due_at = now - self._due_at, now
         wish = max_over_ranks(self._wish(step))
         must_stop = bool(wish & _STOP)
         self._must_save = step >= self._end_step or step in self._store.keep or must_stop
@@ -103,10 +104,12 @@ class SaveSchedule:
         seconds, grace_s = self._store.last_save_s, self._runtime.grace_s
         self._journal.event("checkpoint_committed", step=self._written_step, seconds=round(seconds, 3))
         launched.report_progress(self._written_step)
-        if grace_s is not None and 2 * seconds > grace_s:  # a stop may come while an earlier state is written
+        # A stop signal may come just after training could have stopped, while an earlier state is written.
+        if grace_s is not None and self._between_stops_s + 2 * seconds > grace_s:
             log.warning(
-                "a save takes %.1f s, and a stop may wait for two, longer than the grace of %.1f s after a stop signal:"
-                " steps can be lost",
+                "a stop may wait %.1f s for a step at which training can stop, and for two saves of %.1f s, longer than"
+                " the grace of %.1f s after a stop signal: steps can be lost",
+                self._between_stops_s,
                 seconds,
                 grace_s,
             )

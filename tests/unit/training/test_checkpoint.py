@@ -234,6 +234,23 @@ def test_saves_are_made_at_every_interval_and_at_given_steps(
     assert found == saved
 
 
+@pytest.mark.parametrize(("steps_between_stops", "is_warned"), [(1, False), (64, True)])
+def test_the_grace_covers_the_steps_until_training_can_stop(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    steps_between_stops: int, is_warned: bool,
+) -> None:  # fmt: skip
+    """With steps of one second each; with state passing, training can stop after every 64 steps, for example."""
+    clock, runtime = SimpleNamespace(now=100.0), Runtime(save_every_s=0.0, grace_s=30.0)
+    monkeypatch.setattr(save_schedule, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(save_schedule, "in_background", at_once)
+    with StopRequest() as stop, SaveSchedule(runtime, stop, 10**6, store, Journal(None)) as schedule:
+        for step in range(1, 4):
+            clock.now += steps_between_stops
+            schedule.after_step(step)
+            schedule.commit(state(step))
+    assert ("a stop may wait 64.0 s for a step at which training can stop" in caplog.text) is is_warned
+
+
 @pytest.mark.parametrize(
     ("wanted_s", "stall_s", "write_s", "interval_s"),
     [(10, 0, 0, 10), (10, 2, 0, 100), (10, 0.1, 30, 150), (0, 2, 30, 0)],
