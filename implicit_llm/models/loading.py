@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,20 @@ def load_foreign(
             f"its weights lack {lost[0]}{more}, as config.json wants it; it would be drawn at random: "
             "give a whole checkpoint of a causal language model"
         )
+    # Other unexpected tensors are buffers of older versions, which lie in layers that the model has.
+    layers = {_layer_of(name) for name in model.state_dict()} | {None}
+    surplus = next((name for name in sorted(loading["unexpected_keys"]) if _layer_of(name) not in layers), None)
+    if surplus is not None:
+        raise ModelConfigError(
+            f"its weights have {surplus}, but config.json describes no such layer; correct its number of layers"
+        )
     return model
+
+
+def _layer_of(name: str) -> str | None:
+    """Return a parameter's name up to the number of its layer, such as "model.layers.3."; None outside of layers."""
+    found = re.match(r".*?\.\d+\.", name)
+    return found and found[0]
 
 
 def _check_sizes(config: PreTrainedConfig) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
@@ -35,8 +35,7 @@ FIXED_OF_TRANSFORMERS = {
 TAKEN = ("expand", "state_size", "head_dim", "conv_kernel", "layer_norm_epsilon")
 DEFAULT_PAD_MULTIPLE = 8
 
-# Settings of the original, each with the only value for which its layer equals ours. Unknown settings in ssm_cfg are
-# refused; other unknown settings are ignored.
+# Settings of the original, each with the only value for which its layer equals ours. Unknown settings are refused.
 FIXED = {
     "ssm_cfg.layer": "Mamba2",
     "ssm_cfg.ngroups": 1,
@@ -54,6 +53,10 @@ FIXED = {
 # Sizes, which we adopt, and settings that affect only the original's initialisation and speed.
 FREE = frozenset({"d_state", "d_conv", "expand", "headdim", "A_init_range", "dt_min", "dt_max", "dt_init_floor"})
 FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
+# The same outside ssm_cfg, and keys that transformers may have added to the file.
+FREE_OUTSIDE = frozenset({"d_model", "n_layer", "vocab_size", "pad_vocab_size_multiple", "tie_embeddings", "ssm_cfg"})
+FREE_OUTSIDE |= {"attn_cfg", "residual_in_fp32", "fused_add_norm", "torch_dtype", *PreTrainedConfig().to_dict()}
+FREE_OUTSIDE |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
@@ -79,10 +82,12 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
     """Convert an original configuration to ours. Raises: ModelConfigError if a setting makes a layer unlike ours."""
     block = config["ssm_cfg"]
-    settings = {key: value for key, value in config.items() if key in FIXED}
+    settings = {key: value for key, value in config.items() if key not in FREE_OUTSIDE}
     settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}
     for key, value in settings.items():
-        if key not in FIXED or value != FIXED[key]:
+        if key not in FIXED:
+            raise ModelConfigError(f"{key}: {value!r} is unknown and may give another layer than ours; remove the key")
+        if value != FIXED[key]:
             raise ModelConfigError(f"{key}: {value!r} gives another layer than ours; give another checkpoint")
     multiple = config.get("pad_vocab_size_multiple", DEFAULT_PAD_MULTIPLE)
     return ImplicitMamba2Config(

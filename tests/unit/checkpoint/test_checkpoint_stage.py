@@ -142,6 +142,19 @@ def as_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def with_one_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+
+
+def test_buffers_of_older_versions_are_no_surplus_layers(tmp_path: Path) -> None:
+    save_foreign("gpt_neox", tmp_path / "source")
+    weights = load_file(tmp_path / "source" / "model.safetensors")
+    buffer = {"gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(2)}
+    save_file(weights | buffer, tmp_path / "source" / "model.safetensors", {"format": "pt"})
+    assert (import_checkpoint(tmp_path) / "manifest.json").is_file()
+
+
 IN_MLP = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
 WITHOUT_VOCABULARY = '{"d_model": 16, "n_layer": 2, "ssm_cfg": {"layer": "Mamba2"}}'
 
@@ -158,6 +171,11 @@ def with_text(name: str, text: str) -> Callable[[Path], object]:
             "gpt_neox",
             lambda folder: with_weight(folder, IN_MLP, torch.zeros(16, 16)),
             f"lack {IN_MLP}, as config.json wants it",
+        ),
+        (
+            "gpt_neox",
+            with_one_layer,
+            r"weights have gpt_neox\.layers\.1\..*no such layer; correct its number of layers",
         ),
         ("gpt_neox", with_text("config.json", '{"model_type": "surprise"}'), "'surprise' is none of transformers"),
         ("gpt_neox", with_text("config.json", '{"model_type": "vit"}'), "no causal language model"),

@@ -160,6 +160,7 @@ def test_a_pickle_is_read_only_for_who_vouches_for_it(tmp_path: Path) -> None:
         ({"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}}, "ssm_cfg.norm_before_gate"),
         ({"ssm_cfg": {"layer": "Mamba2", "surprise": 1}}, "ssm_cfg.surprise"),
         ({"ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.0, 0.1]}}, "ssm_cfg.dt_limit"),
+        ({"n_layers": 1}, "n_layers: 1 is unknown and may give another layer"),
         ({"attn_layer_idx": [1]}, r"attn_layer_idx: \[1\]"),
         ({"n_layer": 3}, r"do not belong together.*layers\.2\."),
         ({"d_model": 32}, "size mismatch"),
