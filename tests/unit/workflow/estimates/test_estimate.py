@@ -274,6 +274,18 @@ def test_the_classes_of_the_profile_say_which_cards_train_and_how_many(capsys: p
     assert (shown["language-models"], shown["demo"]) == (number_text(sum(hours), 3), "-")
 
 
+def test_training_on_a_cpu_takes_no_gpu_hours_of_the_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = make_plan("miniature", tmp_path)
+    for key, node in plan.nodes.items():
+        if node.stage == "train":
+            finish_with(plan, key, {})
+            took = {"attempts": [{"busy_s": 7200}], "device": "cpu", "processes": 1}
+            (work_of(plan, key) / PROVENANCE).write_text(json.dumps(took))
+    listed = json.loads(output(capsys, "list", "--json", "--results", str(tmp_path)))["experiments"]
+    (found,) = (one for one in listed if one["name"] == "miniature")
+    assert (found["gpu_hours"], found["has_unknown"]) == (0, False)
+
+
 def test_a_class_whose_card_has_no_facts_is_named_with_the_two_ways_to_give_them(
     capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:

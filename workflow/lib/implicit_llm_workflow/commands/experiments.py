@@ -155,8 +155,8 @@ def list_(
 ) -> None:
     """List the experiments, with what they take and how far they are, and the trained models of the package.
 
-    GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, or that those of some jobs are
-    unknown.
+    GPU-hours are those of training, by `implicit-llm estimate`. A dash means none, as after training on a CPU, or that
+    those of some jobs are unknown.
 
     **Example**
 

@@ -24,9 +24,8 @@ class Listed:
     """An experiment in the list.
 
     about: the first sentence of the comment at the head of its file. done: the number of its `jobs` that have fresh
-    results. gpu_hours: the known GPU-hours of its training, with the wall time of training jobs that ran on a CPU.
-    has_unknown: whether the hours of some training jobs are unknown. error: why it has no plan; the numbers are then
-    zero.
+    results. gpu_hours: the known GPU-hours of its training; jobs that ran on a CPU have none. has_unknown: whether the
+    hours of some training jobs are unknown. error: why it has no plan; the numbers are then zero.
     """
 
     name: str
@@ -63,10 +62,11 @@ def _listed(name: str, results: Path) -> Listed:
     except UserError as error:
         return Listed(name, about, error=str(error))
     costs = CostModel(plan)
-    hours = [costs.whole(node).hours for node in plan.nodes.values() if node.stage == "train"]
+    found = [costs.whole(node) for node in plan.nodes.values() if node.stage == "train"]
     states = [plan.statuses[key].state for key in plan.wanted]
-    known = sum(hour for hour in hours if hour is not None)
-    return Listed(name, about, len(states), states.count("fresh"), known, None in hours)
+    known = sum(cost.hours for cost in found if cost.hours is not None and cost.unit == "gpu")
+    has_unknown = any(cost.hours is None for cost in found)
+    return Listed(name, about, len(states), states.count("fresh"), known, has_unknown)
 
 
 def models() -> list[TrainedModel]:
