@@ -115,8 +115,9 @@ class TaskError(UserError):
 
 
 def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
-    """Load the tasks in the order of `config.tasks`, with the random seeds of the harness's command line.
+    """Load the tasks in the order of `config.tasks`.
 
+    Also set the global random seeds of Python, NumPy and PyTorch to the defaults of the harness's command line.
     Raises: TaskError; if data is not in the cache of `datasets`, the message names the command that fetches it.
     """
     folder = None
@@ -175,5 +176,5 @@ def _load(manager: TaskManager, name: str) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise TaskError(
             f"task {name}: its data cannot be read ({reason}); where there is a network, run `implicit-llm prefetch "
-            "EXPERIMENT` with the same HF_HOME"
+            "EXPERIMENT` with the same HF_HOME, after adding a task that is missing in evaluation-data.yaml there"
         ) from error

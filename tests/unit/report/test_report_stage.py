@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 from implicit_llm_report import stage
@@ -282,6 +283,15 @@ def test_the_first_page_draws_at_most_six_lines_a_panel_and_counts_the_models_th
     (table, *_) = front_tables({name: ROWS[name](given) for name in TABLES}, ["e25"])
     assert "e25" in [head.title for head in table.table.side]
     assert len(table.table.side) == MOST_ROWS
+
+
+def test_a_test_on_the_first_page_has_six_lines_although_another_test_has_other_models(tmp_path: Path) -> None:
+    runs = tuple(replace(SMALL[0], name=f"i{index}", seeds=(0,)) for index in range(12))
+    given = inputs_of(make_context(tmp_path / "report", make_runs(tmp_path / "results", runs)))
+    rows = given.measured
+    last = rows[rows["name"].isin(["i10", "i11"])].assign(group="S3")
+    few = with_few_models(replace(given, measured=pd.concat([rows, last], ignore_index=True))).measured
+    assert few.groupby("group")["name"].nunique().to_dict() == {"A5": MOST_LINES, "S3": 2}
 
 
 def test_models_and_figures_of_the_first_page_and_their_names_are_those_of_the_experiment(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from implicit_llm_report.config import MOST_FIGURES
 from implicit_llm_report.figures.svg import Drawn, drawn
-from implicit_llm_report.inputs.frame import SHARES, Group, count_words, groups, headlines
+from implicit_llm_report.inputs.frame import SHARES, count_words, groups, headlines
 from implicit_llm_report.inputs.sources import Given
 from implicit_llm_report.registry import registry
 from implicit_llm_report.sections import figure_of
@@ -49,19 +49,20 @@ def front_figures(given: Given) -> list[Drawn]:
 
 
 def with_few_models(given: Given) -> Given:
-    """Return the results of the models that match the configured patterns; without patterns, the first six per test."""
+    """Return the results of the models that match the configured patterns; without patterns, each test's first six."""
     rows, patterns = given.measured, given.config.front.models
     named = {name for name in rows["name"].unique() if any(fnmatch(str(name), one) for one in patterns)}
-    first = {name for test in groups(headlines(rows), TEST) for name in _first(test)}
-    kept = rows[rows["name"].isin(named if patterns else first)]
+    few = [one.rows[one.rows["name"].isin(named if patterns else _first(one.rows))] for one in groups(rows, TEST)]
+    kept = pd.concat([rows[:0], *few]).sort_index()
     runs = set(kept["run"])
     return replace(given, measured=kept, training=tuple(one for one in given.training if one.run in runs))
 
 
-def _first(test: Group) -> list[str]:
-    """Return the first six models of a test: three of each kind, or more of one kind if the other has fewer."""
-    is_implicit, half = test.rows["is_implicit"].astype(bool), MOST_LINES // 2
-    implicit, explicit = (list(dict.fromkeys(test.rows[rows]["name"])) for rows in (is_implicit, ~is_implicit))
+def _first(rows: pd.DataFrame) -> list[str]:
+    """Return the first six models of a test's rows: three of each kind, or more of one if the other has fewer."""
+    shown, half = headlines(rows), MOST_LINES // 2
+    is_implicit = shown["is_implicit"].astype(bool)
+    implicit, explicit = (list(dict.fromkeys(shown[kind]["name"])) for kind in (is_implicit, ~is_implicit))
     return [*implicit[: max(half, MOST_LINES - len(explicit))], *explicit[: max(half, MOST_LINES - len(implicit))]]
 
 
