@@ -29,7 +29,7 @@ def linear_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor,
     and their result can be differentiated any number of times.
     """
     device = hidden_TD.device.type
-    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:  # as autocast itself does
+    if torch.is_autocast_enabled(device) and hidden_TD.dtype != torch.float64:  # autocast leaves fp64 alone too
         hidden_TD = hidden_TD.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
         if selection.is_reference():

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The size of the decay matrices computed at once: enough to fill a GPU, but small beside a model's activations.
+# The size of the decay matrices computed at once, if one sequence does not need more: enough to fill a GPU, but small
+# beside a model's activations.
 SLICE_BYTES = 256 * 2**20
 
 

@@ -229,7 +229,10 @@ class CostModel:
             return Work(tokens, f_evaluations, unique_tokens=unique)
 
     def place(self, node: Node) -> tuple[str, int]:
-        """Return the name and the number of the GPUs of a training job; this number divides the batch size."""
+        """Return the name and number of the GPUs of a training job; ("cpu", 1) if its rule has no GPUs.
+
+        The number is the largest one up to the requested number that divides the batch size.
+        """
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
         sizes = range(1, (self._gpus or gpus) + 1)

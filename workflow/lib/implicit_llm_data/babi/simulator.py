@@ -80,7 +80,8 @@ class Dice:
 
     def below(self, count: int) -> int:
         """Return one of 0..count - 1."""
-        accepted = (1 << 64) // count * count  # larger words are rejected, as they would make some numbers more likely
+        # Random numbers from here on are rejected, because they would make some results more likely than others.
+        accepted = (1 << 64) // count * count
         while True:
             if not self._words:
                 self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()

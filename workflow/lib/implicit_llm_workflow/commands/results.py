@@ -37,7 +37,8 @@ def report(
 ) -> None:
     """Print the path of the report: one HTML page with the verdict on every claim.
 
-    Snakemake makes it. The exit code is 2 if it is missing or stale; the command that makes it is then printed.
+    Snakemake makes the report. If it is missing or stale, the exit code is 2, and the command that makes it is printed.
+    With --numbers, the numbers so far are printed instead, and the exit code is 0.
 
     **Example**
 

@@ -19,7 +19,7 @@ LACKING = "not finished"  # the text for a claim that lacks a planned number
 ORDER = (HOLDS, BY_SEED, UNDECIDED, FAILS, MISSING)
 SEVERITY = (HOLDS, UNDECIDED, BY_SEED, MISSING, FAILS)  # from the best verdict to the worst
 FEW_SAMPLES = 256  # below this number of test sequences, the short table shows their 95 % interval
-PROJECT, OWN = "project", "this project"  # the origin of new claims, and the place of those without a source
+PROJECT, OWN = "project", "this project"  # `origin` of new claims, and `where` of unpublished ones
 
 
 @dataclass(frozen=True)

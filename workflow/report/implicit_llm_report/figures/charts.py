@@ -23,7 +23,7 @@ from implicit_llm_report.inputs.frame import Group, Spread, groups, headlines, r
 from implicit_llm_report.tables import title_of
 
 NOTE: dict[str, Any] = {"xycoords": "axes fraction", "fontsize": 7, "color": MUTED}
-MISSING_CHARACTERS = 52  # the length of a line that fits into a panel
+MISSING_CHARACTERS = 52  # of a note that fits into the width of a panel
 
 
 @dataclass(frozen=True)

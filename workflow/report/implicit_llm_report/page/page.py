@@ -179,7 +179,10 @@ def caption(name: str, kinds: Kinds) -> Markup:
 
 
 def number(value: float | None, metric: str = "") -> Markup:
-    """Return a share in percent, other numbers with three decimals, four digits or an exponent, "missing" for None."""
+    """Return a share in percent, another number in a form that depends on its size, and "missing" for None.
+
+    The forms are three decimals below 10, four significant digits below 10,000, and an exponent for other sizes.
+    """
     if value is None:
         return MISSING_WORD
     if metric in SHARES:

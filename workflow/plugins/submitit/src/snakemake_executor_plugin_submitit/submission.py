@@ -40,10 +40,10 @@ class NotSubmitted(Exception):
 
 @dataclass
 class Dispatcher:
-    """A dispatcher that takes over or submits jobs.
+    """A dispatcher that takes over jobs of an earlier driver, or submits jobs.
 
-    log: Snakemake's logger, so that the user sees which jobs were taken over; it does not format arguments. jobs: the
-    jobs for which Snakemake waits, by the id() of Snakemake's job.
+    log: Snakemake's logger, whose messages the user sees; it ignores %-arguments, so messages must be complete. jobs:
+    the jobs for which Snakemake waits, by the id() of Snakemake's job.
     """
 
     settings: ExecutorSettings
