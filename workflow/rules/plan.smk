@@ -1,13 +1,14 @@
 # The validated configuration and what follows from it for the rules: `plan` and `job`.
 from snakemake.logging import logger
 
-from implicit_llm_workflow.project_dirs import require_own_package
+from implicit_llm_workflow.project_dirs import require_known_variables, require_own_package
 from implicit_llm_workflow.rules.before_snakemake import errors_in_one_line
 from implicit_llm_workflow.rules.snakemake_driver import Driver, announce
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 
 with errors_in_one_line(logger.error):
     require_own_package(Path(workflow.basedir))
+    require_known_variables()
     plan = plan_from_snakemake(config, workflow.configfiles)
     if workflow.is_main_process:
         driver = Driver(workflow, plan, logger)

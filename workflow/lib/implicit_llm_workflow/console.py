@@ -20,7 +20,7 @@ from implicit_llm_workflow.commands.results import compare, lineage, missing, ml
 from implicit_llm_workflow.commands.try_it import try_it
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_names
 from implicit_llm_workflow.launching.launch import end
-from implicit_llm_workflow.project_dirs import require_own_package
+from implicit_llm_workflow.project_dirs import require_known_variables, require_own_package
 from implicit_llm_workflow.results.listing import models
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -103,6 +103,7 @@ def options(
 ) -> None:
     """Define the options of all commands; `main` has already removed --debug from the arguments."""
     require_own_package(Path.cwd())
+    require_known_variables()
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -1,10 +1,12 @@
-"""Define the paths of the project's files, and check that the installed code is that of the current checkout."""
+"""Define the paths of the project's files, and check the environment: the installed code, and the variables' names."""
 
 import importlib.util
+import os
 import shlex
 from pathlib import Path
 
 from implicit_llm_contracts.errors import ConfigError, UserError
+from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 
 LIBRARY = "implicit_llm"
@@ -16,6 +18,9 @@ CONFIG_DIR = PROJECT_DIR / "workflow/config"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 LOCAL_PROFILE = "profiles/local"
+# What may follow IMPLICIT_LLM_ in the name of an environment variable; users set only the first three and the last two.
+VARIABLES = ("COMMIT", "DATA", "KERNELS", "FAULT", "FAULT_TRACE", "INVOCATION", "LAUNCH_FOLDER", "LAUNCH_NODE")
+VARIABLES += ("LAUNCH_WORLD_SIZE", "LATENCY_WAIT_S", "PLUGIN")
 
 
 class ForeignPackage(UserError):
@@ -40,6 +45,15 @@ def trained_models() -> Path:
 def nearest_with(name: str | Path, folder: Path) -> Path | None:
     """Return `folder` if it contains `name`, or else its nearest parent that does; None if no parent does."""
     return next((item for item in (folder, *folder.parents) if (item / name).exists()), None)
+
+
+def require_known_variables() -> None:
+    """Raise ConfigError if an environment variable has the project's prefix and an unknown name."""
+    known = [f"IMPLICIT_LLM_{name}" for name in VARIABLES]
+    for name in sorted(os.environ):
+        if name.startswith("IMPLICIT_LLM_") and name not in known:
+            hint = nearest(name, known, "unset it")
+            raise ConfigError(f"{name}: is no environment variable of this project; {hint}")
 
 
 def require_own_package(folder: Path) -> None:

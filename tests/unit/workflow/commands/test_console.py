@@ -13,6 +13,7 @@ from typer.main import get_command
 from implicit_llm_contracts.runs.identity import Identity
 from implicit_llm_workflow import console
 from implicit_llm_workflow.planning.plan import DRIVER_RECORD
+from implicit_llm_workflow.project_dirs import PROJECT_DIR, VARIABLES
 from implicit_llm_workflow.results.verify import rebuild_commands
 from tests.unit.workflow.experiments import (
     START_S,
@@ -444,3 +445,21 @@ def test_a_preflight_that_failed_is_told(capsys: pytest.CaptureFixture[str], tin
     assert (failure in out, "    no space left\n" in out) == (True, True)
     log.with_suffix(".json").touch()
     assert "failed preflight" not in output(capsys, "status", *where(tiny))
+
+
+def test_a_misspelt_environment_variable_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPLICIT_LLM_KERNEL", "torch")
+    message = "IMPLICIT_LLM_KERNEL: is no environment variable of this project; did you mean 'IMPLICIT_LLM_KERNELS'?"
+    assert message in refusal(capsys, "list")
+    monkeypatch.delenv("IMPLICIT_LLM_KERNEL")
+    monkeypatch.setenv("IMPLICIT_LLM_KERNELS", "torch")
+    assert output(capsys, "list")
+
+
+def test_the_known_environment_variables_are_those_in_the_code() -> None:
+    code = ("implicit_llm", "workflow/lib", "workflow/report", "workflow/plugins/submitit/src")
+    paths = [PROJECT_DIR / "hatch_build.py", *(path for part in code for path in (PROJECT_DIR / part).rglob("*.py"))]
+    found = {name for path in paths for name in re.findall(r"\bIMPLICIT_LLM_([A-Z_]+)", path.read_text())}
+    assert found == set(VARIABLES)
