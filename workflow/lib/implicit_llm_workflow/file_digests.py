@@ -80,10 +80,13 @@ class FileDigests:
 
         The tokens of a corpus remain valid if a user deletes its files to save disk space.
         """
-        key = f"corpus {json.dumps(list(patterns))}"
-        digests = {name: self(path) for name, path in corpus_files(patterns, downloads_folder()).items()}
-        if not digests:
+        from tqdm import tqdm
+
+        key, files = f"corpus {json.dumps(list(patterns))}", corpus_files(patterns, downloads_folder())
+        if not files:
             return self._cache.last(key) or {}
+        bar = tqdm(files.items(), desc="hashing the corpus", unit="file", leave=False, delay=2.0, disable=None)
+        digests = {name: self(path) for name, path in bar}
         self._cache.find(key, digests, lambda: digests)
         self._cache.save()
         return {name: digest for name, digest in digests.items() if digest is not None}
