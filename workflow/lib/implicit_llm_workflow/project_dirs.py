@@ -18,9 +18,11 @@ CONFIG_DIR = PROJECT_DIR / "workflow/config"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 LOCAL_PROFILE = "profiles/local"
-# What may follow IMPLICIT_LLM_ in the name of an environment variable; users set only the first three and the last two.
-VARIABLES = ("COMMIT", "DATA", "KERNELS", "FAULT", "FAULT_TRACE", "INVOCATION", "LAUNCH_FOLDER", "LAUNCH_NODE")
-VARIABLES += ("LAUNCH_WORLD_SIZE", "LATENCY_WAIT_S", "PLUGIN")
+# The names of environment variables without IMPLICIT_LLM_, first those for users.
+VARIABLES = (
+    *("COMMIT", "DATA", "KERNELS", "LATENCY_WAIT_S", "PLUGIN"),
+    *("FAULT", "FAULT_TRACE", "INVOCATION", "LAUNCH_FOLDER", "LAUNCH_NODE", "LAUNCH_WORLD_SIZE"),
+)
 
 
 class ForeignPackage(UserError):
