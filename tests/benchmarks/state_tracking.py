@@ -2,11 +2,13 @@
 
     python -m tests.benchmarks.state_tracking                             # both rows, on a GPU
     python -m tests.benchmarks.state_tracking training --profile 30
+    python -m tests.benchmarks.state_tracking explicit --layers 16
     python -m tests.benchmarks.state_tracking evaluation --length 16384
 
 `training` takes steps of 512 sequences of 32 tokens in blocks of 8, each from the state in which the sequence before it
 ended, in bf16, with the trained weights, dropout and a learning rate too small to change them; the median is over the
-steps of one chain of 64. `evaluation` solves 256 sequences in blocks of 8 until each token has converged.
+steps of one chain of 64. `explicit` takes such steps of an explicit model with random weights, which carries its states
+after wrong predictions too. `evaluation` solves 256 sequences in blocks of 8 until each token has converged.
 Without a GPU the rows are tiny and show that they work.
 """
 
@@ -51,14 +53,19 @@ class Words:
 
 def main() -> None:
     arguments = {
-        "rows": {"nargs": "*", "default": ["training", "evaluation"]},
+        "rows": {
+            "nargs": "*",
+            "default": ["training", "evaluation"],
+            "choices": ("training", "explicit", "evaluation"),
+        },
+        "--layers": {"type": int, "default": 16, "help": "of the explicit model"},
         "--length": {"type": int, "default": 16384, "help": "tokens of the sequences that are evaluated"},
         "--sequences": {"type": int, "default": 256, "help": "sequences that are evaluated"},
         "--precision": {"default": "fp32", "choices": ("fp32", "bf16"), "help": "of the evaluation"},
     }
     options, rows = options_of(__doc__, arguments | OF_STEPS), []
     for name in options.rows:
-        rows.append({"row": name} | {"training": training, "evaluation": evaluation}[name](options))
+        rows.append({"row": name} | ROWS[name](options))
         show(rows[-1:], name)
         keep(options.out, rows)
     show(rows, f"{card()}, torch {torch.__version__}")
@@ -69,7 +76,21 @@ def trained() -> Any:
 
 
 def training(options: argparse.Namespace) -> dict[str, Any]:
-    model = trained().train()
+    return steps(trained(), options, restarts=True)
+
+
+def explicit(options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    config = implicit_llm.load_config(
+        "mamba2-state-tracking-explicit", vocab_size=120, num_hidden_layers=options.layers
+    )
+    model: Any = AutoModelForCausalLM.from_config(config).to(DEVICE)
+    return {"layers": options.layers, **steps(model, options, restarts=False)}
+
+
+def steps(model: Any, options: argparse.Namespace, *, restarts: bool) -> dict[str, Any]:
+    """Time the steps of one chain. `restarts`: whether a sequence after a wrong prediction starts empty."""
+    model.train()
     device = model.device
     batch_size = 512 if HAS_GPU else 4
     apply_runtime(model, Runtime(cuda_graphs=options.graphs), "benchmark")
@@ -79,7 +100,7 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
     for group in optimizer.param_groups:
         group["lr"] = 1e-7
     data = Words(32, batch_size * CHAIN, "train")
-    phase = PhaseConfig("free", 0, 0, CHAIN, model.solver, state_passing=CHAIN)
+    phase = PhaseConfig("free", 0, 0, CHAIN, model.solver, state_passing=CHAIN, restart_when_wrong=restarts)
     layout = BatchLayout(batch_size, 1, 0, batch_size)
     passing = StatePassing(phase, {"group": "S5", "monoid": "none"}, layout, device)
     torch.manual_seed(0)
@@ -96,9 +117,10 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
             )  # fmt: skip
         passing.leave(batch, out.logits)
         update(model, optimizer, out.loss / (32 * batch_size), max_norm=0.25)
+        solved = {} if out.solver_stats is None else {"f_evaluations": out.solver_stats.f_evaluations.mean()}
         found.append(
             {
-                "f_evaluations": out.solver_stats.f_evaluations.mean(),
+                **solved,
                 "accuracy": (out.logits.argmax(-1) == batch["labels"]).float().mean(),
                 "carried": (batch["chains"].product_B != 0).float().mean(),
                 "loss": out.loss.detach() / (32 * batch_size),
@@ -135,6 +157,8 @@ def evaluation(options: argparse.Namespace) -> dict[str, Any]:
     kept = ("accuracy_last10", "f_evaluations_per_token", "unconverged_share")
     return {"seconds": seconds, "ms_a_block": 1e3 * seconds / (length // 8), **{name: values[name] for name in kept}}
 
+
+ROWS = {"training": training, "explicit": explicit, "evaluation": evaluation}
 
 if __name__ == "__main__":
     main()
