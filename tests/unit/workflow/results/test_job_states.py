@@ -19,6 +19,7 @@ from implicit_llm_workflow.results.job_states import (
     Holder,
     JobView,
     Tail,
+    failed_preflights,
     holder_of,
     observe,
     read_tail,
@@ -292,6 +293,26 @@ def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: py
     submit(plan, FREE)
     assert (look(plan).state, look(plan).why) == ("queued", "Slurm gives no answer")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_preflight_that_failed_before_its_command_shows_the_log_of_the_executor(plan: Plan) -> None:
+    log = plan.root / ".preflight" / "h100.log"
+    log.parent.mkdir(parents=True)
+    log.touch()  # Snakemake creates it
+    assert failed_preflights(plan) == []
+    outputs = [os.path.abspath(log.with_suffix(".json"))]
+    files = store.job_files(plan.root.parent.parent.absolute() / store.DEFAULT_FOLDER, "preflight", outputs)
+    store.save(files, store.Record("k", "n", 1, "slurm", "", is_open=False, job_id="12"))
+    assert failed_preflights(plan) == []  # it was interrupted
+    write_json(files.outcome(1), ENV)
+    (found,) = failed_preflights(plan)
+    assert (found.hardware, found.log, found.why) == ("h100", files.output_log, "no such venv")
+    log.write_text("all is well, some time ago\n")
+    os.utime(log, (START_S, START_S))
+    assert failed_preflights(plan) == [found]
+    log.write_text("no space left\n")
+    os.utime(log)
+    assert [check.log for check in failed_preflights(plan)] == [log]
 
 
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:

@@ -156,10 +156,40 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]
 
 def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
     """Return the submitted jobs by key; query Slurm at most once, and only if a job may still run."""
+    return _submitted(plan, {node.key: plan.outputs(node).values() for node in nodes})
+
+
+def _submitted(plan: Plan, outputs: Mapping[str, Iterable[str | Path]]) -> dict[str, Submitted]:
     folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
-    keys = {node.key: records.job_key(map(os.path.abspath, plan.outputs(node).values())) for node in nodes}
+    keys = {name: records.job_key(map(os.path.abspath, paths)) for name, paths in outputs.items()}
     found = records.read_jobs(folder, set(keys.values()))
-    return {key: found[job] for key, job in keys.items() if job in found}
+    return {name: found[job] for name, job in keys.items() if job in found}
+
+
+@dataclass(frozen=True)
+class FailedPreflight:
+    """A failed preflight, which blocks the jobs of its hardware class.
+
+    `why`: what the executor says about it, such as that Slurm refused the job; empty if it says nothing.
+    """
+
+    hardware: str
+    log: Path
+    why: str
+
+
+def failed_preflights(plan: Plan) -> list[FailedPreflight]:
+    """Return the failed preflights; the log of a job that failed before its command is the executor's."""
+    logs = [log for log in sorted((plan.root / ".preflight").glob("*.log")) if not log.with_suffix(".json").exists()]
+    submitted = _submitted(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
+    found = []
+    for log in logs:
+        last = submitted.get(log.stem, NEVER)
+        if last_lines(log, 1) and _modified(log) >= last.submitted_unix_s:
+            found.append(FailedPreflight(log.stem, log, last.message))
+        elif last.failure_class is not None:
+            found.append(FailedPreflight(log.stem, last.output_log, last.message))
+    return found
 
 
 def holder_of(path: Path) -> Holder | None:
