@@ -315,6 +315,22 @@ def test_a_preflight_that_failed_before_its_command_shows_the_log_of_the_executo
     assert [check.log for check in failed_preflights(plan)] == [log]
 
 
+@pytest.mark.parametrize(("text", "job_id"), [(" in Slurm job 7", "7"), ("", None)])
+def test_a_job_of_former_settings_is_not_taken_for_the_job_that_waits_for_it(
+    tiny: ExperimentFile, slurm: Path, text: str, job_id: str | None
+) -> None:
+    (slurm / "answer").write_text("12|PENDING|||Resources\n")
+    before = tiny.plan()
+    write_journal(before, FREE, STARTED, metrics(5, 1, loss=2.0))
+    plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
+    submit(plan, FREE)
+    assert (look(plan).state, look(plan).why) == ("queued", "Resources")
+    with held(lock_of(plan), text):
+        found = look(plan)
+    assert (found.state, found.why) == ("running", "with former settings or code")
+    assert (found.submitted.job_id if found.submitted else None) == job_id
+
+
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:
     (slurm / "answer").write_text("12|RUNNING||n1|None\n13|PENDING|||Priority\n")
     submit(plan, FREE)

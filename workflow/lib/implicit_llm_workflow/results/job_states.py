@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ LOCKS = Path("/proc/locks")
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
 # A line is "1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF"; that of a waiting process has "->" before FLOCK.
 _LOCK = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.M)
-_HOLDER = re.compile(r"process (\d+) on (\S+)\s*")
+_HOLDER = re.compile(r"process (\d+) on (\S+)(?: in Slurm job (\S+))?\s*")
 NEVER = Submitted("", "", "ended", "", "", "", 0.0, None, "", Path())  # for jobs that were never submitted
 
 
@@ -73,6 +73,7 @@ class Holder:
     pid: int
     host: str
     is_alive: bool | None
+    slurm_job: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def failed_preflights(plan: Plan) -> list[FailedPreflight]:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Return the holder that a lock file names as "process 123 on HOST", or None if it names none.
+    """Return the holder that a lock file names as "process 123 on HOST in Slurm job 7", or None if it names none.
 
     This does not try to acquire the lock, which would block a job that starts at the same time.
     """
@@ -205,7 +206,7 @@ def holder_of(path: Path) -> Holder | None:
     if match is None:
         return None
     pid, host = int(match[1]), match[2]
-    return Holder(pid, host, _is_locked(pid, about) if host == socket.gethostname() else None)
+    return Holder(pid, host, _is_locked(pid, about) if host == socket.gethostname() else None, match[3] or "")
 
 
 def _is_locked(pid: int, file: os.stat_result) -> bool:
@@ -291,6 +292,11 @@ class _Job:
         self.log = self.wanted / LOG
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
+        if self.holder is not None and self.is_held and not self.wanted.is_dir():
+            # `submitted` waits for this job with former settings.
+            job, host = self.holder.slurm_job, self.holder.host
+            former = replace(NEVER, job_id=job, cluster="slurm", state="running", nodes=host) if job else None
+            self.submitted, self.last = former, former or NEVER
 
     def observed(self) -> JobView:
         recorded = self.status.recorded
