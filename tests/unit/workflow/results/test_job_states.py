@@ -331,6 +331,17 @@ def test_a_job_of_former_settings_is_not_taken_for_the_job_that_waits_for_it(
     assert (found.submitted.job_id if found.submitted else None) == job_id
 
 
+def test_beside_a_running_job_stands_its_own_id_and_not_that_of_the_job_which_failed_because_of_it(
+    plan: Plan, slurm: Path
+) -> None:
+    write_json(submit(plan, FREE).outcome(1), {"exit_code": 2, "failure_class": "user", "message": "is writing here"})
+    log(plan, FREE, "ERROR job: is writing here")
+    with held(lock_of(plan), " in Slurm job 7"):
+        found = look(plan)
+    assert found.submitted is not None
+    assert (found.state, found.submitted.job_id, found.doing) == ("running", "7", "is writing here")
+
+
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:
     (slurm / "answer").write_text("12|RUNNING||n1|None\n13|PENDING|||Priority\n")
     submit(plan, FREE)

@@ -292,10 +292,11 @@ class _Job:
         self.log = self.wanted / LOG
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
-        if self.holder is not None and self.is_held and not self.wanted.is_dir():
-            # `submitted` waits for this job with former settings.
-            job, host = self.holder.slurm_job, self.holder.host
-            former = replace(NEVER, job_id=job, cluster="slurm", state="running", nodes=host) if job else None
+        job = self.holder.slurm_job if self.holder is not None and self.is_held else ""
+        is_other_job = job not in ("", self.last.job_id) and self.last.cluster != "local"
+        if self.is_held and (is_other_job or not self.wanted.is_dir()):
+            # `submitted` waits for the holder of the lock, often a job with former settings, or failed because of it.
+            former = replace(NEVER, job_id=job, cluster="slurm", state="running") if job else None
             self.submitted, self.last = former, former or NEVER
 
     def observed(self) -> JobView:
