@@ -80,7 +80,9 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
         yield from (Text(), _active_table(active))
     for check in snapshot.failed_preflights:
         head = Text.assemble(("failed preflight", STATES["failed"]), f", which all jobs on {check.hardware} wait for")
-        yield from (Text(), head, *([_indented(check.why, 2)] if check.why else []))
+        yield from (Text(), head)
+        if check.why:
+            yield _indented(check.why, 2)
         yield from _log_parts(check.log, snapshot.lines)
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
