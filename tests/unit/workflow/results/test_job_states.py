@@ -303,7 +303,10 @@ def test_a_preflight_that_failed_before_its_command_shows_the_log_of_the_executo
     outputs = [os.path.abspath(log.with_suffix(".json"))]
     files = store.job_files(plan.root.parent.parent.absolute() / store.DEFAULT_FOLDER, "preflight", outputs)
     store.save(files, store.Record("k", "n", 1, "slurm", "", is_open=False, job_id="12"))
+    assert failed_preflights(plan) == []
+    log.write_text("kernels: well\n")
     assert failed_preflights(plan) == []  # it was interrupted
+    log.write_text("")
     write_json(files.outcome(1), ENV)
     (found,) = failed_preflights(plan)
     assert (found.hardware, found.log, found.why) == ("h100", files.output_log, "no such venv")

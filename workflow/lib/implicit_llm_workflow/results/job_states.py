@@ -185,11 +185,12 @@ def failed_preflights(plan: Plan) -> list[FailedPreflight]:
     submitted = _submitted(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
     found = []
     for log in logs:
-        last = submitted.get(log.stem, NEVER)
-        if last_lines(log, 1) and _modified(log) >= last.submitted_unix_s:
-            found.append(FailedPreflight(log.stem, log, last.message))
-        elif last.failure_class is not None:
-            found.append(FailedPreflight(log.stem, last.output_log, last.message))
+        last = submitted.get(log.stem)
+        if last is None:  # Snakemake ran it without our executor
+            found += [FailedPreflight(log.stem, log, "")] if last_lines(log, 1) else []
+        elif last.failure_class not in (None, "preempted"):  # otherwise it was interrupted, or runs without a driver
+            is_its_own = last_lines(log, 1) and _modified(log) >= last.submitted_unix_s
+            found.append(FailedPreflight(log.stem, log if is_its_own else last.output_log, last.message))
     return found
 
 
