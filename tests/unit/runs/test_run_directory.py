@@ -51,6 +51,22 @@ def kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        ({"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, "12_3"),
+    ],
+)
+def test_who_waits_for_a_slurm_job_is_told_its_id(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], job: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with run.lock(), pytest.raises(RunDirectoryBusy, match=rf"on \S+ in Slurm job {job} is writing here"), run.lock():
+        pass
+
+
 def test_the_lock_goes_with_the_process_that_held_it(run: RunDirectory) -> None:
     holder = run.lock()
     pid = fork(lambda: holder.__enter__())

@@ -266,7 +266,7 @@ import fcntl, os, socket, sys
 file = open(sys.argv[1], "a+")
 fcntl.flock(file, fcntl.LOCK_EX)
 file.truncate(0)
-file.write(f"process {os.getpid()} on {socket.gethostname()}\\n")
+file.write(f"process {os.getpid()} on {socket.gethostname()}{sys.argv[2]}\\n")
 file.flush()
 print("held", flush=True)
 sys.stdin.read()
@@ -274,10 +274,10 @@ sys.stdin.read()
 
 
 @contextmanager
-def held(path: Path) -> Iterator[int]:
-    """Another process holds the lock file meanwhile; gives its pid."""
+def held(path: Path, further: str = "") -> Iterator[int]:
+    """Another process holds the lock file meanwhile, with `further` words beside its name; gives its pid."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-c", _HOLD, os.fspath(path)]
+    command = [sys.executable, "-c", _HOLD, os.fspath(path), further]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

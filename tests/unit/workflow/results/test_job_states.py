@@ -19,6 +19,7 @@ from implicit_llm_workflow.results.job_states import (
     Holder,
     JobView,
     Tail,
+    failed_preflights,
     holder_of,
     observe,
     read_tail,
@@ -292,6 +293,56 @@ def test_a_slurm_that_does_not_answer_is_said(plan: Plan, slurm: Path, capfd: py
     submit(plan, FREE)
     assert (look(plan).state, look(plan).why) == ("queued", "Slurm gives no answer")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_preflight_that_failed_before_its_command_shows_the_log_of_the_executor(plan: Plan) -> None:
+    log = plan.root / ".preflight" / "h100.log"
+    log.parent.mkdir(parents=True)
+    log.touch()  # Snakemake creates it
+    assert failed_preflights(plan) == []
+    outputs = [os.path.abspath(log.with_suffix(".json"))]
+    files = store.job_files(plan.root.parent.parent.absolute() / store.DEFAULT_FOLDER, "preflight", outputs)
+    store.save(files, store.Record("k", "n", 1, "slurm", "", is_open=False, job_id="12"))
+    assert failed_preflights(plan) == []
+    log.write_text("kernels: well\n")
+    assert failed_preflights(plan) == []  # it was interrupted
+    log.write_text("")
+    write_json(files.outcome(1), ENV)
+    (found,) = failed_preflights(plan)
+    assert (found.hardware, found.log, found.why) == ("h100", files.output_log, "no such venv")
+    log.write_text("all is well, some time ago\n")
+    os.utime(log, (START_S, START_S))
+    assert failed_preflights(plan) == [found]
+    log.write_text("no space left\n")
+    os.utime(log)
+    assert [check.log for check in failed_preflights(plan)] == [log]
+
+
+@pytest.mark.parametrize(("text", "job_id"), [(" in Slurm job 7", "7"), ("", None)])
+def test_a_job_of_former_settings_is_not_taken_for_the_job_that_waits_for_it(
+    tiny: ExperimentFile, slurm: Path, text: str, job_id: str | None
+) -> None:
+    (slurm / "answer").write_text("12|PENDING|||Resources\n")
+    before = tiny.plan()
+    write_journal(before, FREE, STARTED, metrics(5, 1, loss=2.0))
+    plan = tiny.edit("tol: 0.1", "tol: 0.2").plan()
+    submit(plan, FREE)
+    assert (look(plan).state, look(plan).why) == ("queued", "Resources")
+    with held(lock_of(plan), text):
+        found = look(plan)
+    assert (found.state, found.why) == ("running", "with former settings or code")
+    assert (found.submitted.job_id if found.submitted else None) == job_id
+
+
+def test_beside_a_running_job_stands_its_own_id_and_not_that_of_the_job_which_failed_because_of_it(
+    plan: Plan, slurm: Path
+) -> None:
+    write_json(submit(plan, FREE).outcome(1), {"exit_code": 2, "failure_class": "user", "message": "is writing here"})
+    log(plan, FREE, "ERROR job: is writing here")
+    with held(lock_of(plan), " in Slurm job 7"):
+        found = look(plan)
+    assert found.submitted is not None
+    assert (found.state, found.submitted.job_id, found.doing) == ("running", "7", "is writing here")
 
 
 def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan: Plan, slurm: Path) -> None:

@@ -71,12 +71,19 @@ def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     _held_locks.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
         yield
     finally:
         if descriptor in _held_locks:  # false in a forked child, which has closed it
             _held_locks.remove(descriptor)
             os.close(descriptor)
+
+
+def _this_process() -> str:
+    """Return the name of this process in a lock file; a user stops a process of a Slurm job by the id of the job."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}", "") for name in ("JOB_ID", "TASK_ID"))
+    job = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
+    return f"process {os.getpid()} on {socket.gethostname()}{f' in Slurm job {job}' if job else ''}"
 
 
 class RunDirectory:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ LOCKS = Path("/proc/locks")
 _LOG_LINE = re.compile(r"\S+ (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
 # A line is "1: FLOCK  ADVISORY  WRITE 708 08:01:131 0 EOF"; that of a waiting process has "->" before FLOCK.
 _LOCK = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.M)
-_HOLDER = re.compile(r"process (\d+) on (\S+)\s*")
+_HOLDER = re.compile(r"process (\d+) on (\S+)(?: in Slurm job (\S+))?\s*")
 NEVER = Submitted("", "", "ended", "", "", "", 0.0, None, "", Path())  # for jobs that were never submitted
 
 
@@ -73,6 +73,7 @@ class Holder:
     pid: int
     host: str
     is_alive: bool | None
+    slurm_job: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,45 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]
 
 def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
     """Return the submitted jobs by key; query Slurm at most once, and only if a job may still run."""
+    return _submitted(plan, {node.key: plan.outputs(node).values() for node in nodes})
+
+
+def _submitted(plan: Plan, outputs: Mapping[str, Iterable[str | Path]]) -> dict[str, Submitted]:
     folder = plan.root.parent.parent.absolute() / records.DEFAULT_FOLDER
-    keys = {node.key: records.job_key(map(os.path.abspath, plan.outputs(node).values())) for node in nodes}
+    keys = {name: records.job_key(map(os.path.abspath, paths)) for name, paths in outputs.items()}
     found = records.read_jobs(folder, set(keys.values()))
-    return {key: found[job] for key, job in keys.items() if job in found}
+    return {name: found[job] for name, job in keys.items() if job in found}
+
+
+@dataclass(frozen=True)
+class FailedPreflight:
+    """A failed preflight, which blocks the jobs of its hardware class.
+
+    `why`: what the executor says about it, such as that Slurm refused the job; empty if it says nothing.
+    """
+
+    hardware: str
+    log: Path
+    why: str
+
+
+def failed_preflights(plan: Plan) -> list[FailedPreflight]:
+    """Return the failed preflights; the log of a job that failed before its command is the executor's."""
+    logs = [log for log in sorted((plan.root / ".preflight").glob("*.log")) if not log.with_suffix(".json").exists()]
+    submitted = _submitted(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
+    found = []
+    for log in logs:
+        last = submitted.get(log.stem)
+        if last is None:  # Snakemake ran it without our executor
+            found += [FailedPreflight(log.stem, log, "")] if last_lines(log, 1) else []
+        elif last.failure_class not in (None, "preempted"):  # otherwise it was interrupted, or runs without a driver
+            is_its_own = last_lines(log, 1) and _modified(log) >= last.submitted_unix_s
+            found.append(FailedPreflight(log.stem, log if is_its_own else last.output_log, last.message))
+    return found
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Return the holder that a lock file names as "process 123 on HOST", or None if it names none.
+    """Return the holder that a lock file names as "process 123 on HOST in Slurm job 7", or None if it names none.
 
     This does not try to acquire the lock, which would block a job that starts at the same time.
     """
@@ -175,7 +207,7 @@ def holder_of(path: Path) -> Holder | None:
     if match is None:
         return None
     pid, host = int(match[1]), match[2]
-    return Holder(pid, host, _is_locked(pid, about) if host == socket.gethostname() else None)
+    return Holder(pid, host, _is_locked(pid, about) if host == socket.gethostname() else None, match[3] or "")
 
 
 def _is_locked(pid: int, file: os.stat_result) -> bool:
@@ -261,6 +293,12 @@ class _Job:
         self.log = self.wanted / LOG
         self.holder = holder_of(self.run_dir / WORK / ".lock")
         self.is_held = self.holder is not None and self.holder.is_alive is True
+        job = self.holder.slurm_job if self.holder is not None and self.is_held else ""
+        is_other_job = job not in ("", self.last.job_id) and self.last.cluster != "local"
+        if self.is_held and (is_other_job or not self.wanted.is_dir()):
+            # `submitted` waits for the holder of the lock, often a job with former settings, or failed because of it.
+            former = replace(NEVER, job_id=job, cluster="slurm", state="running") if job else None
+            self.submitted, self.last = former, former or NEVER
 
     def observed(self) -> JobView:
         recorded = self.status.recorded

@@ -23,6 +23,7 @@ from implicit_llm_workflow.results.job_states import (
     STARTING,
     STATES,
     JobView,
+    failed_preflights,
     holder_of,
     last_lines,
     observe,
@@ -41,8 +42,7 @@ class Snapshot:
 
     `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
     the whole experiment. `lines`: the number of log lines to show for a failed job. `driver`: the Snakemake process
-    that runs the experiment or ran it last; None if none did. `failed_preflights`: the logs of failed preflights, empty
-    while a driver is alive; a failed preflight blocks the jobs of its hardware class.
+    that runs the experiment or ran it last; None if none did. `failed_preflights`: empty while a driver is alive.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
@@ -53,8 +53,7 @@ class Snapshot:
             self.stages.setdefault(job.node.stage, Counter())[job.state] += 1
         self.is_driven = self.driver is not None and bool(self.driver.is_alive)
         # A driver may be running the checks now.
-        logs = [] if self.is_driven else sorted((plan.root / ".preflight").glob("*.log"))
-        self.failed_preflights = [log for log in logs if not log.with_suffix(".json").exists() and last_lines(log, 1)]
+        self.failed_preflights = [] if self.is_driven else failed_preflights(plan)
 
     def of(self, *states: str) -> list[JobView]:
         return [job for job in self.jobs.values() if job.state in states]
@@ -79,9 +78,12 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]
     if active := [*snapshot.of("running"), *submitted]:
         yield from (Text(), _active_table(active))
-    for log in snapshot.failed_preflights:
-        head = Text.assemble(("failed preflight", STATES["failed"]), f", which all jobs on {log.stem} wait for")
-        yield from (Text(), head, *_log_parts(log, snapshot.lines))
+    for check in snapshot.failed_preflights:
+        head = Text.assemble(("failed preflight", STATES["failed"]), f", which all jobs on {check.hardware} wait for")
+        yield from (Text(), head)
+        if check.why:
+            yield _indented(check.why, 2)
+        yield from _log_parts(check.log, snapshot.lines)
     failed = snapshot.of("failed")
     for job in failed[:SHOWN_FAILED]:
         yield from (Text(), *_failed_parts(snapshot, job))
@@ -249,7 +251,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},
         "stages": {stage: {state: row[state] for state in STATES} for stage, row in snapshot.stages.items()},
-        "failed_preflights": {log.stem: log for log in snapshot.failed_preflights},
+        "failed_preflights": {check.hardware: check.log for check in snapshot.failed_preflights},
         "jobs": [_job_values(snapshot, job) for job in snapshot.jobs.values()],
         "next": next_step(snapshot),
     }

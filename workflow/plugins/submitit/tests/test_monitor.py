@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_submitit import store
 from snakemake_executor_plugin_submitit.monitor import SETTLE_S, Monitor, is_worth_another, message
+from snakemake_executor_plugin_submitit.records import read_jobs
 from snakemake_executor_plugin_submitit.request import Job
 from snakemake_executor_plugin_submitit.slurm import NO_ANSWER, UNKNOWN, SlurmState
 from snakemake_executor_plugin_submitit.store import CLASSES, End, JobFiles, Record, add_attempt, write_json
@@ -37,9 +39,9 @@ class Slurm:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    files = JobFiles(tmp_path / "job")
-    record = Record("key", "name", 1, "slurm", str(tmp_path / "job" / "1"), job_id="7")
-    (tmp_path / "job" / "1").mkdir(parents=True)
+    files = JobFiles(tmp_path / "jobs" / "train-7")
+    record = Record("key", "name", 1, "slurm", str(files.submission(1)), job_id="7")
+    files.submission(1).mkdir(parents=True)
     add_attempt(files.attempts, "start", submission=1, nodes="node3", progress=None)
     step: Any = SimpleNamespace(files=files)
     return Job(SimpleNamespace(), step=step, record=record)  # type: ignore[arg-type]
@@ -70,6 +72,15 @@ def failed(job: Job, state: str) -> End:
 def test_a_job_that_ended_without_a_word_is_never_a_success(job: Job, state: str, kind: str) -> None:
     failure = failed(job, state)
     assert (failure.failure_class, failure.nodes) == (kind, "node3")
+
+
+def test_how_a_killed_job_ended_is_known_after_its_driver(job: Job) -> None:
+    failure = failed(job, "OUT_OF_MEMORY")
+    assert job.files.end(1) == failure
+    store.save(job.files, replace(job.record, is_open=False))
+    (found,) = read_jobs(job.files.path.parents[1]).values()
+    assert (found.state, found.failure_class) == ("ended", "oom")
+    assert found.message == "killed for lack of memory (exit code 0:9)"
 
 
 def test_a_job_killed_for_want_of_memory_is_known_by_what_slurm_wrote(job: Job) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_submitit import store, submission
+from snakemake_executor_plugin_submitit.records import read_jobs
 from snakemake_executor_plugin_submitit.request import Job, prepare
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue
@@ -146,6 +147,31 @@ def test_a_refused_job_fails_with_what_sbatch_said(slurm: Slurm) -> None:
     slurm.answers("squeue")
     assert "invalid partition specified: moon" in slurm.fail()
     assert slurm.submissions == 1
+
+
+def test_a_refused_job_has_ended_for_other_programs_and_is_submitted_by_the_next_driver(slurm: Slurm) -> None:
+    slurm.sbatch(REFUSE)
+    slurm.answers("squeue")
+    slurm.fail()
+    (found,) = read_jobs(slurm.root / "folder").values()
+    assert (found.state, found.failure_class) == ("ended", "user")
+    assert found.message.startswith("not submitted: sbatch failed with exit code 1: invalid partition specified: moon")
+    slurm.sbatch("echo 100")
+    assert slurm.start().record.job_id == "100"
+    (found,) = read_jobs(slurm.root / "folder").values()
+    assert found.failure_class is None
+
+
+def test_a_job_whose_second_submission_slurm_refuses_keeps_the_class_of_its_failure(slurm: Slurm) -> None:
+    driver = slurm.driver()
+    (tracked,), _ = dispatch(driver, job())
+    slurm.sbatch(REFUSE)
+    slurm.answers("squeue")
+    with pytest.raises(NotSubmitted, match="moon"):
+        driver.submit_again(tracked, "oom", "n1")
+    (found,) = read_jobs(slurm.root / "folder").values()
+    assert (found.state, found.failure_class) == ("ended", "oom")
+    assert found.message.startswith("not submitted again: sbatch failed")
 
 
 def test_the_record_that_slurm_keeps_of_a_refused_job_is_no_acceptance(slurm: Slurm) -> None:

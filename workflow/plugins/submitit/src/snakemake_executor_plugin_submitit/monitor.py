@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +23,7 @@ from snakemake_executor_plugin_submitit.store import (
     End,
     read_attempts,
     tail,
+    write_json,
 )
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -66,11 +68,21 @@ class Monitor:
         if self.clock() - job.doubt[1] < settle_s:
             return None
         if job.slurm == UNKNOWN:
-            return End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s")
+            return recorded(job, End("lost", f"Slurm has not known job {job.record.job_id} for {settle_s:.0f} s"))
         end = job.files.end(job.record.number)
         if end and not (end.is_provisional and state in SLURM_CLASSES):
             return end
-        return failure_of(job, state, end.exit_code if end else None)
+        return failure_of(job, state, end.exit_code) if end else recorded(job, failure_of(job, state, None))
+
+
+def recorded(job: Job, end: End) -> End:
+    """Write how the job ended, because it could not do so itself, and return it.
+
+    Other programs have only this file: they do not ask Slurm about a job that was reported to Snakemake.
+    """
+    with suppress(OSError):  # Snakemake reports the end in any case
+        write_json(job.files.outcome(job.record.number), end._asdict())
+    return end
 
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:

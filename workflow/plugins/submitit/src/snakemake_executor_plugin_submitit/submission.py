@@ -23,7 +23,7 @@ from snakemake_executor_plugin_submitit.request import Job, has_all_outputs, wit
 from snakemake_executor_plugin_submitit.settings import ExecutorSettings
 from snakemake_executor_plugin_submitit.slurm import NoAnswer, SlurmQueue, SlurmState, ask_slurm, find_by_name
 from snakemake_executor_plugin_submitit.step import MAIN, pickle_path
-from snakemake_executor_plugin_submitit.store import CLASSES, Record, read_attempts
+from snakemake_executor_plugin_submitit.store import CLASSES, End, Record, read_attempts
 
 SBATCH_TIMEOUT_S = 120
 LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock file
@@ -31,11 +31,16 @@ LARGEST_ARRAY = 500  # during the submission, each of its jobs has an open lock 
 TRANSIENT = (
     "timed out", "unable to contact", "temporarily", "connection refused", "try again", "communication", "resending",
 )  # fmt: skip
+REFUSED = End("user", "not submitted")
 UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because the step has a better rule
 
 
 class NotSubmitted(Exception):
     """The job cannot be submitted; the message names the reason and what to do."""
+
+
+class Refused(NotSubmitted):
+    """Slurm has refused the job, so it certainly does not run."""
 
 
 @dataclass
@@ -105,7 +110,7 @@ class Dispatcher:
         )
         another = Job(job.job, step=job.step, record=record, request=job.request)
         with job.files.lock():
-            self._start([another])
+            self._start([another], End(kind, "not submitted again"))
         return another
 
     def _is_adopted(self, job: Job, earlier: Record, known: dict[str, SlurmState]) -> bool:
@@ -167,8 +172,11 @@ class Dispatcher:
         name = store.slurm_name(self.settings.jobname_prefix, plain.rule, plain.wildcards)
         return replace(plain, name=name, number=number, folder=folder, submitted_unix_s=time.time(), **changes)
 
-    def _start(self, jobs: Sequence[Job]) -> None:
-        """Save the records, submit the jobs, and save the records with the ids. Raises: NotSubmitted."""
+    def _start(self, jobs: Sequence[Job], if_refused: End = REFUSED) -> None:
+        """Save the records, submit the jobs, and save the records with the ids.
+
+        if_refused: the end to record, with Slurm's refusal, if Slurm refuses the jobs. Raises: NotSubmitted.
+        """
         if not jobs:
             return
         first = jobs[0]
@@ -188,7 +196,11 @@ class Dispatcher:
             raise NotSubmitted(store.no_storage(first.files.path, error)) from error
         started = None
         if first.record.is_on_slurm:
-            main_id = submit_script(command, lambda: find_by_name(first.record.name))
+            try:
+                main_id = submit_script(command, lambda: find_by_name(first.record.name))
+            except Refused as error:
+                self._record_end(jobs, if_refused._replace(message=f"{if_refused.message}: {error}"))
+                raise
         else:
             first.process = start_locally(first)
             main_id, started = str(first.process.pid), processes.start_ticks(first.process.pid)
@@ -199,6 +211,15 @@ class Dispatcher:
                 self.log.warning(
                     f"{store.no_storage(job.files.path, error)}; the next driver finds job {main_id} by name"
                 )
+
+    def _record_end(self, jobs: Sequence[Job], end: End) -> None:
+        """Record that the jobs will not run; otherwise their records would look like those of jobs being submitted."""
+        for job in jobs:
+            try:
+                store.write_json(job.files.outcome(job.record.number), end._asdict())
+                job.save(is_open=False)
+            except OSError as error:
+                self.log.warning(f"{store.no_storage(job.files.path, error)}; its record stays open")
 
     def _free_gpus(self, job: Job) -> list[int]:
         """Return as many GPUs of this machine as the job requests, or all if it has fewer.
@@ -301,7 +322,7 @@ def submit_script(
 
     `find` searches for the job by its name, because sbatch may report an error although it accepted the job. After
     `find` has raised NoAnswer, sbatch is called again only when a later `find` returns None.
-    Returns: the job's id. Raises: NotSubmitted.
+    Returns: the job's id. Raises: Refused, or NotSubmitted if it is unknown whether Slurm accepted the job.
     """
     refusal, doubt = "", ""
     for pause_s in (*pauses_s, 0):
@@ -319,7 +340,7 @@ def submit_script(
         if not doubt and not any(text in refusal.lower() for text in TRANSIENT):
             break
         time.sleep(pause_s)
-    raise NotSubmitted(refusal + doubt)
+    raise NotSubmitted(refusal + doubt) if doubt else Refused(refusal)
 
 
 def sbatch(command: Sequence[str]) -> str:
