@@ -3,7 +3,7 @@
 import copy
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -78,9 +78,7 @@ def load_foreign(
             f"its weights lack {lost[0]}{more}, as config.json wants it; it would be drawn at random: "
             "give a whole checkpoint of a causal language model"
         )
-    # Other unexpected tensors are buffers of older versions, which lie in layers that the model has.
-    layers = {_layer_of(name) for name in model.state_dict()} | {None}
-    surplus = next((name for name in sorted(loading["unexpected_keys"]) if _layer_of(name) not in layers), None)
+    surplus = _surplus_layer(model, loading["unexpected_keys"])
     if surplus is not None:
         raise ModelConfigError(
             f"its weights have {surplus}, but config.json describes no such layer; correct its number of layers"
@@ -88,10 +86,24 @@ def load_foreign(
     return model
 
 
-def _layer_of(name: str) -> str | None:
-    """Return a parameter's name up to the number of its layer, such as "model.layers.3."; None outside of layers."""
-    found = re.match(r".*?\.\d+\.", name)
-    return found and found[0]
+def _surplus_layer(model: PreTrainedModel, names: Iterable[str]) -> str | None:
+    """Return the first name of a weight whose layer would follow the model's last layer; None if there is none.
+
+    Other unexpected tensors are valid: buffers of older versions, prediction layers, and parts that the class omits.
+    """
+    extra = range((getattr(model.config, "num_nextn_predict_layers", None) or 0) + 1)
+    layers = {place for name in model.state_dict() if (place := _place(model, name)) is not None}
+    for name in sorted(names):
+        stack, number = _place(model, name) or (None, 0)
+        if (stack, 0) in layers and not any((stack, number - count) in layers for count in extra):
+            return name
+    return None
+
+
+def _place(model: PreTrainedModel, name: str) -> tuple[str, int] | None:
+    """Return the stack of layers and the number of the layer that a weight belongs to; None outside of layers."""
+    found = re.match(r"(.*?)(\d+)\.", name.removeprefix(f"{model.base_model_prefix}."))
+    return None if found is None else (found[1], int(found[2]))
 
 
 def _check_sizes(config: PreTrainedConfig) -> None:

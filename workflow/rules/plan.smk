@@ -8,9 +8,9 @@ from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_sn
 
 with errors_in_one_line(logger.error):
     require_own_package(Path(workflow.basedir))
-    require_known_variables()
     plan = plan_from_snakemake(config, workflow.configfiles)
     if workflow.is_main_process:
+        require_known_variables()
         driver = Driver(workflow, plan, logger)
         announce()
 

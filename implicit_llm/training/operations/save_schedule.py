@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class SaveSchedule:
         self._write: Future[object] | None = None
         self._written_step = 0
         self._staging = Staging()
-        self._due_at = self._last_save = time.monotonic()
+        self._due_at, self._last_save = math.inf, time.monotonic()  # the first interval includes compilation
         self._stall_s = self._between_stops_s = 0.0
 
     def __enter__(self) -> SaveSchedule:
@@ -65,7 +66,7 @@ class SaveSchedule:
         if self._write is not None and self._write.done():
             self._finish_write()
         now = time.monotonic()
-        self._between_stops_s, self._due_at = now - self._due_at, now
+        self._between_stops_s, self._due_at = now - max(self._due_at, self._last_save), now
         wish = max_over_ranks(self._wish(step))
         must_stop = bool(wish & _STOP)
         self._must_save = step >= self._end_step or step in self._store.keep or must_stop

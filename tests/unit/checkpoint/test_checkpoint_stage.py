@@ -147,11 +147,21 @@ def with_one_layer(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
 
 
-def test_buffers_of_older_versions_are_no_surplus_layers(tmp_path: Path) -> None:
+MORE = {  # weights of public checkpoints that their class does not load, and settings in their config.json
+    "buffer": ("gpt_neox.layers.0.attention.rotary_emb.inv_freq", {}),
+    "buffer without prefix": ("layers.0.attention.masked_bias", {}),
+    "prediction layer": ("gpt_neox.layers.2.eh_proj.weight", {"num_nextn_predict_layers": 1}),
+    "another tower": ("vision_tower.layers.7.weight", {}),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_weights_that_a_class_omits_are_no_surplus_layers(tmp_path: Path, name: str) -> None:
     save_foreign("gpt_neox", tmp_path / "source")
-    weights = load_file(tmp_path / "source" / "model.safetensors")
-    buffer = {"gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(2)}
-    save_file(weights | buffer, tmp_path / "source" / "model.safetensors", {"format": "pt"})
+    path, (weight, settings) = tmp_path / "source" / "model.safetensors", MORE[name]
+    save_file(load_file(path) | {weight: torch.ones(2)}, path, {"format": "pt"})
+    config = path.with_name("config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
     assert (import_checkpoint(tmp_path) / "manifest.json").is_file()
 
 

@@ -163,7 +163,7 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
         ),
         (
             {"file_sha256": {"part-9.jsonl.gz": "0" * 64}},
-            "part-9.jsonl.gz: has changed since this job was planned; plan it again",
+            "files: part-9.jsonl.gz is gone; restore it",
         ),
         ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
         ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),

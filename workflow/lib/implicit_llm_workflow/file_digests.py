@@ -41,13 +41,6 @@ class Remembered:
         self._is_changed = True
         return found
 
-    def last(self, key: str) -> Any:
-        """Return the value of `key` in its last state, or None if there is no value."""
-        match self._known.get(key):
-            case [_, found]:
-                return found
-        return None
-
     def save(self) -> None:
         """Write the cache file if a value is new."""
         if self._path is not None and self._is_changed:
@@ -67,29 +60,29 @@ class FileDigests:
 
     def __call__(self, path: Path) -> str | None:
         """Return the digest, or None if the path is not a file."""
-        if not path.is_file():
-            return None
+        found = self._find(path) if path.is_file() else None
+        self._cache.save()
+        return found
+
+    def of_corpus(self, patterns: Sequence[str]) -> dict[str, str]:
+        """Return the digests of a corpus's files by name, without names if there are no files; show the progress."""
+        from tqdm import tqdm
+
+        files, digests = corpus_files(patterns, downloads_folder()), {}
+        size = sum(path.stat().st_size for path in files.values())
+        how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "delay": 2.0, "disable": None}
+        with tqdm(total=size, desc="hashing the corpus", **how) as bar:
+            for name, path in files.items():
+                digests[name] = self._find(path)
+                bar.update(path.stat().st_size)
+        self._cache.save()
+        return digests
+
+    def _find(self, path: Path) -> str:
         status = path.stat()
         state = [status.st_size, status.st_mtime_ns]
         digest: str = self._cache.find(str(path.resolve()), state, lambda: sha256_of(path))
-        self._cache.save()
         return digest
-
-    def of_corpus(self, patterns: Sequence[str]) -> dict[str, str]:
-        """Return the digests of a corpus's files by name; if all files are gone, those of the last call that saw them.
-
-        The tokens of a corpus remain valid if a user deletes its files to save disk space.
-        """
-        from tqdm import tqdm
-
-        key, files = f"corpus {json.dumps(list(patterns))}", corpus_files(patterns, downloads_folder())
-        if not files:
-            return self._cache.last(key) or {}
-        bar = tqdm(files.items(), desc="hashing the corpus", unit="file", leave=False, delay=2.0, disable=None)
-        digests = {name: self(path) for name, path in bar}
-        self._cache.find(key, digests, lambda: digests)
-        self._cache.save()
-        return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def safe_digests(folder: Path, digest: Callable[[Path], str | None]) -> dict[str, str]:

@@ -19,13 +19,15 @@ from implicit_llm_contracts.runs.manifest import sha256_of
 from implicit_llm_data.stages.word_problem import generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
+from implicit_llm_workflow import file_digests
 from implicit_llm_workflow.experiment_files.experiment import load_experiment
 from implicit_llm_workflow.experiment_files.yaml_files import experiment_path
-from implicit_llm_workflow.file_digests import FileDigests, safe_digests
+from implicit_llm_workflow.file_digests import FileDigests, Remembered, safe_digests
 from implicit_llm_workflow.planning.graph import build_graph, report_figures, report_tables
-from implicit_llm_workflow.planning.plan import Plan, UnknownTarget
+from implicit_llm_workflow.planning.plan import PLANNED, Plan, UnknownTarget
 from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.rules.snakemake_driver import is_name_behind
+from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake
 from tests.pages import ROOT
 from tests.unit.workflow.experiments import (
     ALL,
@@ -622,9 +624,32 @@ def test_other_files_of_a_corpus_make_its_data_stale_and_deleted_ones_do_not(
     assert keys(language.plan(), "stale") >= TEXT_JOBS
     three.unlink()
     assert not keys(language.plan(), "stale")
-    for path in (one, two):
-        path.unlink()
+    one.unlink()
+    assert keys(language.plan(), "stale") >= TEXT_JOBS
+    two.unlink()
+    (tmp_path / "results" / ".digests.json").unlink(missing_ok=True)
     assert not keys(language.plan(), "stale")  # the tokens are still those of the files
+    one.write_text("one")
+    two.write_text("two")
+    assert not keys(language.plan(), "stale")
+
+
+def test_the_digests_of_a_corpus_are_stored_once_and_a_job_hashes_nothing(
+    language: ExperimentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("IMPLICIT_LLM_DATA", raising=False)
+    language.edit("{source: python_library}", "{source: files, files: ['texts/*.txt']}")
+    paths = [language.beside(f"texts/{number}.txt", f"{number}") for number in range(4)]
+    monkeypatch.chdir(language.path.parent)
+    saved, hashed = [], []
+    save, sha256 = Remembered.save, file_digests.sha256_of
+    monkeypatch.setattr(Remembered, "save", lambda cache: (saved.append(1), save(cache)))
+    monkeypatch.setattr(file_digests, "sha256_of", lambda path: (hashed.append(path.name), sha256(path))[1])
+    plan = language.plan()
+    assert (len(saved), sorted(hashed)) == (1, [path.name for path in paths])
+    paths[0].write_text("another")
+    plan_from_snakemake({PLANNED: plan.experiment.read}, [])
+    assert len(hashed) == 4
 
 
 def test_another_tokenizer_file_makes_the_tokens_stale(
@@ -637,3 +662,5 @@ def test_another_tokenizer_file_makes_the_tokens_stale(
     assert not keys(language.plan(), "stale")
     path.write_text("another")
     assert keys(language.plan(), "stale") >= {"data/text-tokenizer", "data/text-shard-00000"}
+    path.unlink()
+    assert not keys(language.plan(), "stale")

@@ -146,7 +146,7 @@ class Runtime:
     micro_batch_size: sequences of one forward pass on one device; None for all sequences of the process at once.
     save_every_s: seconds between checkpoints, more if saving is slow, see save_schedule.py; None saves none by time.
     save_steps: steps between further checkpoints; None saves none by steps.
-    grace_s: seconds between the stop signal and the kill; the log warns if two saves take longer.
+    grace_s: seconds between the stop signal and the kill; the log warns if a save may come too late.
     hang_s: seconds without progress after which a process writes its stacks and ends; 0 waits forever.
     gradient_checkpointing: recompute activations in the backward pass to save memory; the numbers are the same.
     shard_optimizer: each of several processes stores a part of AdamW's moments; the numbers are the same.

@@ -185,8 +185,10 @@ def require_planned_files(config: CorpusFiles, digests: Mapping[str, str], downl
     """Raise CorpusError if a file that `digests` names is missing, or has another sha256."""
     paths = corpus_files(config.files, downloads)
     for name, digest in digests.items():
-        if name not in paths or sha256_of(paths[name]) != digest:
-            raise CorpusError(f"{paths.get(name, name)}: has changed since this job was planned; plan it again")
+        if name not in paths:
+            raise CorpusError(f"files: {name} is gone; restore it")
+        if sha256_of(paths[name]) != digest:
+            raise CorpusError(f"{paths[name]}: has changed since this job was planned; plan it again")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are

@@ -64,7 +64,7 @@ TRAINING = {
     "Checkpoints and stops": {
         "save_every_s": "Seconds between checkpoints; more where training would wait for over 2 % of the time.",
         "save_steps": "Steps between further checkpoints; 0 saves by time alone.",
-        "grace_s": "Seconds from the stop signal to the kill; the log warns if two saves take longer.",
+        "grace_s": "Seconds from the stop signal to the kill; the log warns if a save may come too late.",
         "hang_s": "Write the stacks and end the job after this time without progress; 0 waits forever.",
     },
     "Progress": {

@@ -24,18 +24,25 @@ from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.staleness import EXCERPT, PAGES
 
 
-def build_graph(experiment: Experiment, digests: FileDigests | None = None) -> dict[str, Node]:
-    """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count."""
+def build_graph(
+    experiment: Experiment,
+    digests: FileDigests | None = None,
+    recorded: Callable[[Node], Mapping[str, Any]] = lambda node: {},
+) -> dict[str, Node]:
+    """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count.
+
+    recorded: returns the settings of a node's last result, whose digests count if the files of its text are gone.
+    """
     of_corpus = cache(lambda *patterns: digests.of_corpus(patterns) if digests else {})
     nodes = {
-        node.key: _with_corpus(_with_digests(node, digests or (lambda path: None)), of_corpus)
+        node.key: _with_text(_with_digests(node, digests or (lambda path: None)), digests, of_corpus, recorded)
         for node in _all_nodes(experiment)
     }
     return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
 
 
 def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """Add the sha256 of the files of a word problem, tokenizer or model: other content is another data set or model.
+    """Add the sha256 of the files of a word problem or a model, because other content is another data set or model.
 
     The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
     """
@@ -45,9 +52,6 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
         return replace(
             node, config={**config, "sha256": digest((local_folder(path.parent) or path.parent) / path.name)}
         )
-    if config.get("kind") == "tokenizer" and config["source"] == "file" and config["sha256"] is None:
-        found_file = next((path for _, path in local_files(config["file"], downloads_folder())), None)
-        return node if found_file is None else replace(node, config={**config, "sha256": digest(found_file)})
     if node.stage == CHECKPOINT and "path" in config:
         found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
         return replace(node, config={**config, "sha256": found})
@@ -57,16 +61,34 @@ def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
     return node
 
 
-def _with_corpus(node: Node, of_corpus: Callable[..., Mapping[str, str]]) -> Node:
-    """Add the sha256 of the files of a corpus, all in one digest and those of a shard by name, to jobs that read it."""
-    corpus = node.config.get("corpus", {})
-    digests = of_corpus(*corpus["files"]) if corpus.get("source") == "files" else {}
-    if not digests:
+def _with_text(
+    node: Node,
+    digests: FileDigests | None,
+    of_corpus: Callable[..., Mapping[str, str]],
+    recorded: Callable[[Node], Mapping[str, Any]],
+) -> Node:
+    """Add the sha256 of a tokenizer file, or of a corpus's files: all in one digest, and those of a shard by name.
+
+    If a user has deleted these files to save disk space, the data that was made from them remains valid.
+    """
+    config = node.config
+    if digests is None or config.get("kind") not in ("tokenizer", "token_shard"):
         return node
-    config = {**node.config, "corpus_sha256": hashlib.sha256(json.dumps([*digests.items()]).encode()).hexdigest()}
-    if "shard" in config:
-        config["file_sha256"] = dict([*digests.items()][config["shard"] :: config["num_shards"]])
-    return replace(node, config=config)
+    found: dict[str, Any] = {}
+    if config.get("source") == "file" and config["sha256"] is None:
+        path = next((path for _, path in local_files(config["file"], downloads_folder())), None)
+        found = {} if path is None else {"sha256": digests(path)}
+    elif config.get("corpus", {}).get("source") == "files":
+        files = [*of_corpus(*config["corpus"]["files"]).items()]
+        found = {"corpus_sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()} if files else {}
+        if files and "shard" in config:
+            found["file_sha256"] = dict(files[config["shard"] :: config["num_shards"]])
+    else:
+        return node
+    if not found:
+        before = recorded(node)
+        found = {key: before[key] for key in ("sha256", "corpus_sha256", "file_sha256") if key in before}
+    return replace(node, config={**config, **found})
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:

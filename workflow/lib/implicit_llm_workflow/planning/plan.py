@@ -4,16 +4,17 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.hints import nearest
 from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
 from implicit_llm_contracts.runs.run_directory import FINGERPRINT_DIGITS, WORK, committed, work_directory
 from implicit_llm_contracts.runs.stage_context import MODEL_ROLE
 from implicit_llm_workflow.experiment_files.experiment import Experiment
@@ -61,11 +62,18 @@ class Plan:
     """The plan of an experiment. All paths are below `results` / <experiment>; identities are computed on first use."""
 
     def __init__(
-        self, experiment: Experiment, results: Path = RESULTS, code_of: Callable[[JobCode], str] = job_digest
+        self,
+        experiment: Experiment,
+        results: Path = RESULTS,
+        code_of: Callable[[JobCode], str] = job_digest,
+        *,
+        has_identities: bool = True,
     ) -> None:
+        """Make the plan. Without identities no file is hashed; this is for a job, which gets its identity in a file."""
         self.experiment = experiment
         self.root = results / experiment.name
-        self.nodes = build_graph(experiment, FileDigests(results / ".digests.json"))
+        digests = FileDigests(results / ".digests.json") if has_identities else None
+        self.nodes = build_graph(experiment, digests, self._recorded_config)
         self.figures = report_figures(experiment)
         self.tables = report_tables(experiment)
         self.code_of = code_of
@@ -128,6 +136,12 @@ class Plan:
             )
             raise UnknownTarget(f"{target}: experiment {self.experiment.name} has no such job; {hint}")
         return self.nodes[key]
+
+    def _recorded_config(self, node: Node) -> Mapping[str, Any]:
+        try:
+            return Manifest.read(self.run_dir(node) / MANIFEST).config
+        except ManifestError:
+            return {}
 
     def run_dir(self, node: Node) -> Path:
         return self.root / node.key

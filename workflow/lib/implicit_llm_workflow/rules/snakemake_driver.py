@@ -112,9 +112,8 @@ class Driver:
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
         bring_to_present(plan)
-        if (
-            signal.getsignal(signal.SIGINT) == signal.default_int_handler
-        ):  # one that a script starts in the background ignores it
+        # A driver that a script starts in the background ignores SIGINT, and must go on doing so.
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:

@@ -43,7 +43,7 @@ def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> P
     Raises: UserError with a message of one line.
     """
     if PLANNED in config:
-        return Plan(planned_experiment(config[PLANNED]))
+        return Plan(planned_experiment(config[PLANNED]), has_identities=False)
     for path in config_paths:
         if Path(path).name == MANIFEST:  # Snakemake accepts it because it is JSON
             raise ConfigError(
