@@ -34,7 +34,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import implicit_llm  # noqa: F401  (registers the implicit models with the Auto classes)
 from implicit_llm.device import choose_device
 from implicit_llm.evaluation.answers import BatchSize, SolverTally, check_tokens
-from implicit_llm.evaluation.frame import model_directory
+from implicit_llm.evaluation.frame import EvaluateInputError, model_directory
 from implicit_llm.kernels.selection import select_kernels_for
 from implicit_llm_contracts.config.evaluation import ModeConfig
 from implicit_llm_contracts.config.solver import AS_TRAINED, solver_of
@@ -243,6 +243,8 @@ class TokenizerMissing(UserError):
 
 def model_folder(path: Path) -> Path:
     """Return the model folder of a run directory, and any other `path` unchanged. Raises: EvaluateInputError."""
+    if len(path.parts) > 2 and not path.is_dir():  # a name on the hub has two
+        raise EvaluateInputError(f"pretrained: there is no folder {path}; give a run directory or a model")
     if not (path / MANIFEST).is_file():
         return path
     return model_directory(Input(path, Manifest.read(path / MANIFEST)))

@@ -57,8 +57,8 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         )
     if model.config.get_text_config().vocab_size < vocab_size:
         raise ModelError(
-            f"{where}.model.vocab_size: {model.config.vocab_size} tokens are fewer than the {vocab_size} of the data; "
-            "raise it"
+            f"{where}.model.vocab_size: {model.config.get_text_config().vocab_size} tokens are fewer than the "
+            f"{vocab_size} of the data; {'lower that of the data' if 'pretrained' in fields else 'raise it'}"
         )
     return model
 

@@ -330,6 +330,12 @@ def test_a_model_with_its_own_tokenizer_is_asked_with_that(tmp_path: Path, token
         evaluate(tmp_path / "none", {"model": trained}, config)
 
 
+def test_a_model_in_a_folder_that_is_missing_is_refused_as_that(tmp_path: Path) -> None:
+    for tokenizer in (None, harness_tokenizer()):
+        with refused(f"pretrained: there is no folder {tmp_path}/fre; give a run directory"):
+            ImplicitLM(str(tmp_path / "fre"), tokenizer)
+
+
 def test_task_files_that_changed_after_planning_are_refused(tmp_path: Path) -> None:
     digests = file_digests(LOCAL_FOLDER)
     assert set(digests) >= {"cloze.yaml", "cloze.jsonl", "documents.py"}

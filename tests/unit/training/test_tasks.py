@@ -236,6 +236,13 @@ def test_a_pretrained_model_that_is_not_there_or_not_whole_is_the_users_error(tm
             built({"pretrained": str(path)})
 
 
+def test_a_pretrained_model_with_too_few_tokens_asks_for_fewer_in_the_data(tmp_path: Path) -> None:
+    stored_model(tmp_path)
+    config = filled(train_config(SMALL["gpt2"], **LM) | {"model": {"pretrained": str(tmp_path)}})
+    with refused(rf"vocab_size: {VOCAB} tokens are fewer than the {VOCAB + 1} of the data; lower that of", ModelError):
+        build_model(config, VOCAB + 1, "x")
+
+
 def test_a_pretrained_model_is_the_one_that_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMPLICIT_LLM_DATA", str(tmp_path))
     model = stored_model(tmp_path / "mine")

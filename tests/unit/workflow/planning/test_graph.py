@@ -1,6 +1,7 @@
 """The jobs of an experiment and what each of them is; wanted against recorded results, without Snakemake."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from implicit_llm_contracts.config.training import TrainConfig
 from implicit_llm_contracts.config.word_problem import WordProblemConfig
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.runs.identity import Identity
-from implicit_llm_contracts.runs.manifest import sha256_of
+from implicit_llm_contracts.runs.manifest import MANIFEST, FileRecord, Manifest, sha256_of
 from implicit_llm_data.stages.word_problem import generate
 from implicit_llm_report.config import ReportConfig
 from implicit_llm_report.registry import registry
@@ -29,6 +30,7 @@ from implicit_llm_workflow.results.explain import upstream_closure
 from implicit_llm_workflow.rules.snakemake_driver import is_name_behind
 from implicit_llm_workflow.rules.snakemake_rules import plan_from_snakemake
 from tests.pages import ROOT
+from tests.refusals import refused
 from tests.unit.workflow.experiments import (
     ALL,
     EVALUATIONS,
@@ -427,6 +429,19 @@ def test_other_weights_in_the_folder_of_a_pretrained_model_make_its_runs_stale(l
     assert (status.state, "model.sha256" in status.why) == ("stale", True)
     weights.write_text("one")
     assert not keys(language.plan(), "stale")
+
+
+def test_a_run_directory_is_no_pretrained_model_because_its_weights_have_no_digest(language: ExperimentFile) -> None:
+    finish(plan := language.plan())
+    run = plan.run_dir(plan.nodes["train/flat-s0/explicit"])
+    language.beside(PRETRAINED, f"pretrained: {run}\n")
+    assert language.load().runs["flat"]  # a manifest without a model
+    record = FileRecord("work/0123/model/config.json", 2, "0" * 64)
+    replace(Manifest.read(run / MANIFEST), files=(record,)).write(run / MANIFEST)
+    with refused(f"pretrained: {re.escape(str(run))} is a run directory; give {re.escape(str(run))}/work/0123/model$"):
+        language.load()
+    (run / MANIFEST).write_text("{}")
+    assert language.load().runs["flat"]  # a file of another program
 
 
 def test_other_content_in_the_same_folder_is_another_model(tmp_path: Path) -> None:

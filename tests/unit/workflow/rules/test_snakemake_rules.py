@@ -130,12 +130,12 @@ def test_many_stale_results_are_summed_up(tiny: ExperimentFile) -> None:
 
 def test_a_job_reads_what_the_driver_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = set()
-    for words, command in (
-        (["--configfile", "my file.yaml"], "--configfile 'my file.yaml'"),
-        (["x" * 100] * 1000, "x"),
+    for program, words, command in (
+        ("/usr/bin/snakemake", ["--configfile", "my file.yaml"], "--configfile 'my file.yaml'"),
+        ("/usr/lib/snakemake/__main__.py", ["x" * 100] * 1000, "x"),  # as `implicit-llm run` starts it
     ):
         monkeypatch.setenv(jobs_side.VARIABLE, "")  # so that it is as before after the test
-        monkeypatch.setattr(sys, "argv", ["/usr/bin/snakemake", *words])
+        monkeypatch.setattr(sys, "argv", [program, *words])
         announce()
         assert len(os.environ[jobs_side.VARIABLE]) < 4000  # what an environment takes
         found = jobs_side.current_invocation()

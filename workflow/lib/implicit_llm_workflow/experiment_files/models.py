@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from implicit_llm_contracts.config.fill import as_number, fill
 from implicit_llm_contracts.config.values import Commit, Text, matching
 from implicit_llm_contracts.errors import ConfigError
 from implicit_llm_contracts.hints import nearest
+from implicit_llm_contracts.runs.manifest import MANIFEST, Manifest, ManifestError
 from implicit_llm_contracts.runs.places import local_folder
 from implicit_llm_workflow.experiment_files.yaml_files import check_keys
 from implicit_llm_workflow.project_dirs import package_dir
@@ -33,12 +35,18 @@ class PretrainedModel:
 
     def fields(self, path: str) -> dict[str, Any]:
         """Return the model as the training job receives it. Raises: ConfigError."""
-        name, is_folder = self.pretrained, local_folder(Path(self.pretrained)) is not None
-        if is_folder != (self.revision is None):
+        name, folder = self.pretrained, local_folder(Path(self.pretrained))
+        if (folder is not None) != (self.revision is None):
             raise ConfigError(
-                f"{path}: revision: {name} is {'a' if is_folder else 'no'} folder; a folder has none, and a model of "
-                f"the hub needs its commit, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
+                f"{path}: revision: {name} is a folder; a folder has none"
+                if folder is not None
+                else f"{path}: revision: {name} is no folder; correct the name, or add the commit of a model of the "
+                f"hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
             )
+        with suppress(ManifestError):
+            # It would load, but no digest of its weights would be in the identity.
+            if folder is not None and (model := Manifest.read(folder / MANIFEST).model_folder) is not None:
+                raise ConfigError(f"{path}: pretrained: {name} is a run directory; give {Path(name, model)}")
         return {"pretrained": name} | ({} if self.revision is None else {"revision": self.revision})
 
 

@@ -338,8 +338,7 @@ def announce() -> None:
     A job that a later driver takes over keeps the inherited value. Call this function only in the main process: a job
     that Snakemake starts in a process of its own also reads the Snakefile.
     """
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    command = shlex.join(words)[:COMMAND_CHARS]
+    command = shlex.join(["snakemake", *sys.argv[1:]])[:COMMAND_CHARS]  # also for `python -m snakemake`
     about = {"id": secrets.token_hex(8), "command": command, "user": os.environ.get("USER")}
     os.environ[VARIABLE] = json.dumps(about)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
