@@ -127,7 +127,7 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
         ValueError for an implicit model; ConfigError for invalid solver settings.
     """
     if not isinstance(model, ImplicitForCausalLM):
-        convert = FROM_TRANSFORMERS.get(getattr(model.config, "model_type", ""))
+        convert = FROM_TRANSFORMERS.get(getattr(getattr(model, "config", None), "model_type", ""))
         if convert is None:
             raise TypeError(
                 f"to_implicit takes an explicit model of implicit_llm, or a Llama or Mamba2 of transformers, got "

@@ -6,7 +6,6 @@ digest.
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from implicit_llm.models.causal_lm import ImplicitForCausalLM, sharing_weights
 from implicit_llm.models.errors import ModelConfigError
 from implicit_llm.models.mamba2.model import ImplicitMamba2Config, ImplicitMamba2ForCausalLM
 from implicit_llm.models.published import read_pickle
+from implicit_llm_contracts.runs.atomic import read_object
 from implicit_llm_contracts.runs.fetched_files import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE
 from implicit_llm_contracts.runs.manifest import sha256_of
 
@@ -109,10 +109,13 @@ def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> Im
 
     Args: sha256 is the hexadecimal digest of pytorch_model.bin, by which the caller vouches for that file.
     Raises: UntrustedCheckpoint if the weights are a pickle and `sha256` is None; ModelConfigError if digest, layer or
-        weights do not match, if there are no weights, or if the pickle is damaged.
+        weights do not match, or if config.json, the weights or a part of them are missing or damaged.
     """
     directory = Path(directory)
-    config = original_config(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))
+    settings = read_object(directory / CONFIG_FILE)
+    if not is_original_mamba2(settings):
+        raise ModelConfigError(f"{directory / CONFIG_FILE}: is missing, or not that of an original Mamba")
+    config = original_config(settings)
     # All other parameters have our names, and in_proj has the same order (z, x, B, C, dt).
     weights = {
         re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name): value.float()

@@ -224,6 +224,16 @@ def test_a_saved_llama_gives_the_logits_and_tokens_that_it_gives_in_transformers
     assert torch.equal(again(INPUT_IDS).logits, ours(INPUT_IDS).logits)
 
 
+def test_what_is_no_language_model_or_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="or a Llama or Mamba2 of transformers, got Linear; give one of these"):
+        to_implicit(torch.nn.Linear(2, 2))
+    for text in (None, "{", '{"model_type": "llama"}'):
+        if text is not None:
+            (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelConfigError, match=r"config\.json: is missing, or not that of an original Mamba"):
+            load_original_mamba2(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [

@@ -186,6 +186,14 @@ def test_what_is_no_trained_model_and_no_finished_run_is_refused(model: str | Pa
         implicit_llm.trained_model(model)
 
 
+def test_init_in_the_working_directory_names_no_folder_to_change_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "next: implicit-llm run demo" in output(capsys, "init", ".")
+    assert "next: cd study && implicit-llm run demo" in output(capsys, "init", "study")
+
+
 def test_a_bare_snakemake_on_this_machine_does_not_start_an_experiment_of_days(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     write_project(folder)

@@ -14,7 +14,7 @@ from implicit_llm_jobs.tracking import tracked_run as jobs_side
 from implicit_llm_workflow.experiment_files.yaml_files import read_yaml
 from implicit_llm_workflow.planning.plan import UnknownTarget
 from implicit_llm_workflow.project_dirs import PROJECT_DIR
-from implicit_llm_workflow.rules.snakemake_driver import announce, report
+from implicit_llm_workflow.rules.snakemake_driver import Driver, announce, report
 from implicit_llm_workflow.rules.snakemake_internals import profile_in_use
 from implicit_llm_workflow.rules.snakemake_rules import RuleInputs, plan_from_snakemake, the_config_file
 from tests.unit.workflow.experiments import ExperimentFile, finish, work_of
@@ -154,6 +154,21 @@ def test_the_profile_is_that_of_the_command_or_of_the_environment(
     monkeypatch.setattr(sys, "argv", ["snakemake", *words.split()])
     monkeypatch.setenv("SNAKEMAKE_PROFILE", "usual")
     assert profile_in_use() == profile
+
+
+def test_an_interrupt_while_mlflow_gets_the_last_metrics_is_one_line(
+    tiny: ExperimentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    driver = Driver.__new__(Driver)
+    driver._plan, driver._logger = tiny.plan(), SimpleNamespace(warning=said.append)
+    monkeypatch.setattr("implicit_llm_jobs.tracking.mlflow_writer.late_works", lambda root: [root])
+    monkeypatch.setattr("subprocess.run", interrupted)
+    driver.after_last_job()
+    assert said == ["interrupted: MLflow lacks some metrics, which `implicit-llm mlflow rebuild` adds"]
 
 
 def test_a_job_that_was_started_by_hand_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def init(
     """
     made = write_project(folder)
     typer.echo(f"{folder}: {', '.join(made)}")
-    typer.echo(f"next: cd {shlex.quote(str(folder))} && implicit-llm run demo -- -n")
+    there = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    typer.echo(f"next: {there}implicit-llm run demo -- -n")
 
 
 def write_project(folder: Path) -> list[str]:

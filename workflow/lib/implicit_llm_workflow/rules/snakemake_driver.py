@@ -132,7 +132,10 @@ class Driver:
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
-            _mlflow(["implicit_llm_jobs.tracking.mlflow_writer", str(self._plan.root)], self._logger)
+            try:
+                _mlflow(["implicit_llm_jobs.tracking.mlflow_writer", str(self._plan.root)], self._logger)
+            except KeyboardInterrupt:
+                self._logger.warning("interrupted: MLflow lacks some metrics, which `implicit-llm mlflow rebuild` adds")
 
 
 def is_name_behind(plan: Plan, key: str) -> bool:
