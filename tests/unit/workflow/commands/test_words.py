@@ -189,7 +189,8 @@ def test_what_is_no_trained_model_and_no_finished_run_is_refused(model: str | Pa
 def test_init_in_the_working_directory_names_no_folder_to_change_to(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path / "own")
     assert "next: implicit-llm run demo" in output(capsys, "init", ".")
     assert "next: cd study && implicit-llm run demo" in output(capsys, "init", "study")
 
