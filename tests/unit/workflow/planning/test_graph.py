@@ -390,6 +390,9 @@ def test_an_experiment_reads_the_files_of_a_folder_by_their_names_and_other_cont
     assert nodes["data/s3-train"].config["sha256"] == sha256_of(path)
     path.write_bytes(b"another")
     assert build_graph(tiny.load(), digests)["data/s3-train"].config["sha256"] == sha256_of(path)
+    finish(tiny.plan())
+    path.unlink()
+    assert not keys(tiny.plan(), "stale")
 
 
 def test_a_peer_is_imported_once_and_evaluated_like_a_run(language: ExperimentFile) -> None:

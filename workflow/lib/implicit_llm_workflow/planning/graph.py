@@ -3,8 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,64 +30,65 @@ def build_graph(
 ) -> dict[str, Node]:
     """Return all nodes by key, every node after its inputs. Without `digests`, the content of files does not count.
 
-    recorded: returns the settings of a node's last result, whose digests count if the files of its text are gone.
+    recorded: returns the settings of a node's last result, whose digests count if the files are gone.
     """
-    of_corpus = cache(lambda *patterns: digests.of_corpus(patterns) if digests else {})
-    nodes = {
-        node.key: _with_text(_with_digests(node, digests or (lambda path: None)), digests, of_corpus, recorded)
-        for node in _all_nodes(experiment)
-    }
+    files = _Files(digests, recorded)
+    nodes = {node.key: files.added_to(node) for node in _all_nodes(experiment)}
     return {key: _with_plugins(node, nodes, experiment.kinds.plugins) for key, node in nodes.items()}
 
 
-def _with_digests(node: Node, digest: Callable[[Path], str | None]) -> Node:
-    """Add the sha256 of the files of a word problem or a model, because other content is another data set or model.
+@dataclass
+class _Files:
+    """The digests of a user's files for the settings of jobs, because other content is other data or another model.
 
-    The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
+    If the files are gone, for example to save disk space, results that were made from them remain valid: the digests
+    are then those of the last result. An experiment whose pretrained model is gone is refused before.
     """
-    config, model = node.config, node.config.get("model", {})
-    if config.get("kind") == WORD_PROBLEM and "file" in config:
-        path = Path(config["file"])
-        return replace(
-            node, config={**config, "sha256": digest((local_folder(path.parent) or path.parent) / path.name)}
-        )
-    if node.stage == CHECKPOINT and "path" in config:
-        found = {**safe_digests(Path(config["path"]), digest), **config["sha256"]}
-        return replace(node, config={**config, "sha256": found})
-    if "pretrained" in model and "revision" not in model:
-        found = safe_digests(Path(model["pretrained"]), digest)
-        return replace(node, config={**config, "model": {**model, "sha256": found}})
-    return node
 
+    digests: FileDigests | None
+    recorded: Callable[[Node], Mapping[str, Any]]
+    corpora: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=dict)
 
-def _with_text(
-    node: Node,
-    digests: FileDigests | None,
-    of_corpus: Callable[..., Mapping[str, str]],
-    recorded: Callable[[Node], Mapping[str, Any]],
-) -> Node:
-    """Add the sha256 of a tokenizer file, or of a corpus's files: all in one digest, and those of a shard by name.
+    def added_to(self, node: Node) -> Node:
+        """Add the sha256 of the files that the job reads: of a word problem, a tokenizer, a corpus or a model.
 
-    If a user has deleted these files to save disk space, the data that was made from them remains valid.
-    """
-    config = node.config
-    if digests is None or config.get("kind") not in ("tokenizer", "token_shard"):
+        The sha256 of a pickle file is not added: the user must give it, or the pickle is not read.
+        """
+        config, kind, model = node.config, node.config.get("kind"), node.config.get("model", {})
+        if kind == WORD_PROBLEM and "file" in config:
+            path = Path(config["file"])
+            found = self._digest((local_folder(path.parent) or path.parent) / path.name)
+            return replace(node, config={**config, "sha256": found or self.recorded(node).get("sha256")})
+        if kind == "tokenizer" and config["source"] == "file" and config["sha256"] is None:
+            path = next((path for _, path in local_files(config["file"], downloads_folder())), Path(config["file"]))
+            found = self._digest(path) or self.recorded(node).get("sha256")
+            return replace(node, config={**config, "sha256": found})
+        if kind in ("tokenizer", "token_shard") and config.get("corpus", {}).get("source") == "files":
+            return replace(node, config={**config, **self._of_corpus(node)})
+        if node.stage == CHECKPOINT and "path" in config:
+            digests = safe_digests(Path(config["path"]), self._digest) or self.recorded(node).get("sha256", {})
+            return replace(node, config={**config, "sha256": {**digests, **config["sha256"]}})
+        if "pretrained" in model and "revision" not in model:
+            digests = safe_digests(Path(model["pretrained"]), self._digest)
+            return replace(node, config={**config, "model": {**model, "sha256": digests}})
         return node
-    found: dict[str, Any] = {}
-    if config.get("source") == "file" and config["sha256"] is None:
-        path = next((path for _, path in local_files(config["file"], downloads_folder())), None)
-        found = {} if path is None else {"sha256": digests(path)}
-    elif config.get("corpus", {}).get("source") == "files":
-        files = [*of_corpus(*config["corpus"]["files"]).items()]
-        found = {"corpus_sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()} if files else {}
-        if files and "shard" in config:
-            found["file_sha256"] = dict(files[config["shard"] :: config["num_shards"]])
-    else:
-        return node
-    if not found:
-        before = recorded(node)
-        found = {key: before[key] for key in ("sha256", "corpus_sha256", "file_sha256") if key in before}
-    return replace(node, config={**config, **found})
+
+    def _digest(self, path: Path) -> str | None:
+        return None if self.digests is None else self.digests(path)
+
+    def _of_corpus(self, node: Node) -> dict[str, Any]:
+        """Return one digest of all files of the corpus and, for a shard, those of its files by name."""
+        patterns = tuple(node.config["corpus"]["files"])
+        if patterns not in self.corpora:
+            self.corpora[patterns] = [*self.digests.of_corpus(patterns).items()] if self.digests else []
+        files = self.corpora[patterns]
+        if not files:
+            before = self.recorded(node) if self.digests else {}
+            return {key: before[key] for key in ("corpus_sha256", "file_sha256") if key in before}
+        found: dict[str, Any] = {"corpus_sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
+        if "shard" in node.config:
+            found["file_sha256"] = dict(files[node.config["shard"] :: node.config["num_shards"]])
+        return found
 
 
 def _with_plugins(node: Node, nodes: Mapping[str, Node], plugins: Mapping[str, Plugin]) -> Node:
