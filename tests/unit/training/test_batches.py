@@ -109,13 +109,9 @@ def test_the_order_is_the_same_on_every_machine() -> None:
     assert StepSampler(1000, 8, seed=3).indices(5).tolist() == [916, 469, 903, 521, 490, 172, 17, 220]
 
 
-@pytest.mark.parametrize(
-    ("keep", "message"),
-    [(2, "keep: at step 2 some sequences continue a carried state"), (9, "keep: step 9 is not between .* 1 and end 9")],
-)
-def test_a_phase_keeps_no_checkpoint_that_would_lack_its_states(keep: int, message: str) -> None:
-    with refused(message, InvalidValue):
-        PhaseConfig("a", 0, 1, 9, None, (keep,), state_passing=4)
+def test_a_phase_keeps_no_checkpoint_that_would_lack_its_states() -> None:
+    with refused("keep: at step 2 some sequences continue a carried state", InvalidValue):
+        PhaseConfig("a", 0, 1, 9, None, (2,), state_passing=4)
     assert PhaseConfig("a", 0, 1, 9, None, (5,), state_passing=4).keep == (5,)
 
 

@@ -72,12 +72,6 @@ class PhaseConfig:
     def __post_init__(self) -> None:
         start, end = self.start_step, self.end_step
         refuse_if(end <= start, f"end_step: {end} is out of range; give more than start_step, {start}")
-        outside = next((step for step in self.keep if not start < step < end), None)
-        refuse_if(
-            outside is not None,
-            f"keep: step {outside} is not between the phase's start {start} and end {end} (the end is kept anyway); "
-            "remove it",
-        )
         every = self.state_passing or 1
         amid = next((step for step in self.keep if (step - start) % every), None)
         refuse_if(

@@ -118,6 +118,12 @@ def _place(
             "phases fewer steps, or the last one 'rest'"
         )
     keep = sorted({_step(value, total_steps) for value in entry.keep})
+    outside = next((step for step in keep if not start < step < end), None)
+    if outside is not None:
+        raise ConfigError(
+            f"{at}.keep: step {outside} is not between the phase's start {start} and end {end} (the end is kept "
+            "anyway); remove it"
+        )
     index = before.index + 1 if before is not None else 0
     try:
         return PhaseConfig(
