@@ -176,5 +176,5 @@ def _load(manager: TaskManager, name: str) -> Any:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise TaskError(
             f"task {name}: its data cannot be read ({reason}); where there is a network, run `implicit-llm prefetch "
-            "EXPERIMENT` with the same HF_HOME, after adding a task that is missing in evaluation-data.yaml there"
+            "EXPERIMENT` with the same HF_HOME; if evaluation-data.yaml lacks the task, add it there first"
         ) from error

@@ -402,7 +402,10 @@ BESIDE_CASES = [
             (f"{HUB}{COMMIT[:12]}", A_COMMIT),
             (f"{HUB}{COMMIT.upper()}", A_COMMIT),
             (f"{HUB}null", "revision: some/model is no folder"),
-            (f"pretrained: models\nrevision: {COMMIT}", "revision: models is a folder; a folder has none"),
+            (
+                f"pretrained: models\nrevision: {COMMIT}",
+                "revision: models is a folder, which has no revision; remove the key",
+            ),
             ("pretrained: some/model\nconfig: llama3-130m-explicit", "unknown key"),
             (f"revision: {COMMIT}\nconfig: llama3-130m-explicit", "unknown key"),
         )

@@ -38,7 +38,7 @@ class PretrainedModel:
         name, folder = self.pretrained, local_folder(Path(self.pretrained))
         if (folder is not None) != (self.revision is None):
             raise ConfigError(
-                f"{path}: revision: {name} is a folder; a folder has none"
+                f"{path}: revision: {name} is a folder, which has no revision; remove the key"
                 if folder is not None
                 else f"{path}: revision: {name} is no folder; correct the name, or add the commit of a model of the "
                 f"hub, which `git ls-remote https://huggingface.co/{name} HEAD` prints"
