@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from implicit_llm_contracts.errors import UserError
+from implicit_llm_contracts.errors import UserError, is_out_of_memory
 from implicit_llm_data.shards import IGNORED_LABEL, Sequences
 from implicit_llm_jobs.progress import ProgressLog
 
@@ -189,11 +189,11 @@ class BatchSize:
     is_fixed: bool = False
 
     def halve(self, error: RuntimeError, where: str) -> None:
-        """Halve the size after an out-of-memory error of an accelerator, or of the CPU's allocator (a RuntimeError).
+        """Halve the size after an out-of-memory error.
 
         Raises: EvaluationOutOfMemory if the size cannot be halved; `error` if it has another cause.
         """
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise error
         if self.is_fixed or self.size == 1:
             raise EvaluationOutOfMemory(

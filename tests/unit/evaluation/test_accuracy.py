@@ -162,8 +162,19 @@ def test_long_sequences_are_evaluated_as_trained_in_one_piece(monkeypatch: pytes
     assert found.values == expected.values
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
-def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: type[RuntimeError]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("tried to allocate"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate much"),
+        RuntimeError(
+            "Triton Error [CUDA]: out of memory"
+        ),  # as torch's allocator holds what the kernel's own memory needs
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_batch_is_halved_until_it_fits_and_every_sample_counts_once(error: RuntimeError) -> None:
     rows, size = problems(), BatchSize(8)
     values = evaluate(StandIn(fits=3, out_of_memory=error), rows, size).values
     assert size.size == 2
@@ -430,6 +441,8 @@ def babi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("babi")
     run_stage(request(folder / "text", "data", "babi-text", TEXT, {}), babi_text.run)
     run_stage(request(folder / "test", "data", ROLE, ROWS, {"text": folder / "text"}), data_stage.run)
+    valid = ROWS | {"split": "valid"}
+    run_stage(request(folder / "valid", "data", "babi-valid", valid, {"text": folder / "text"}), data_stage.run)
     return folder / "test"
 
 
@@ -437,11 +450,15 @@ def work_of(run_dir: Path) -> Path:
     return work_directory(run_dir, Manifest.read(run_dir / "manifest.json").fingerprint)
 
 
-def evaluate_babi(folder: Path, kind: str, data: Path, **settings: Any) -> Path:
+def evaluate_babi(folder: Path, kind: str, data: Path | dict[str, Path], **settings: Any) -> Path:
     trained = train_nothing(folder, kind, "babi", NUM_WORDS, {"data": {"kind": "catbabi", "length": LENGTH}})
     config = {"kind": "catbabi", "modes": BABI_MODES, **settings}
     return finished_runs.evaluate(
-        catbabi, folder, f"babi-{kind}-s7/free/catbabi", config, {"model": trained, ROLE: data}
+        catbabi,
+        folder,
+        f"babi-{kind}-s7/free/catbabi",
+        config,
+        {"model": trained, **(data if isinstance(data, dict) else {ROLE: data})},
     )
 
 
@@ -504,6 +521,20 @@ def test_both_protocols_are_named_and_differ_only_by_the_state_before_a_window(t
     assert carried["lm_perplexity"] != windowed["lm_perplexity"]
     assert carried["lm_perplexity"] == pytest.approx(windowed["lm_perplexity"], rel=0.05)
     assert sorted(summary(run_dir)["accuracy"]) == [ROLE, f"{ROLE}.carried"]
+
+
+@pytest.mark.parametrize("has_test_set", [True, False])
+def test_the_validation_set_is_carried_only_if_there_is_no_test_set(
+    tmp_path: Path, babi: Path, has_test_set: bool
+) -> None:
+    data = {"babi-valid": babi.parent / "valid"} | ({ROLE: babi} if has_test_set else {})
+    settings = {"protocols": ["windowed", "carried"], "modes": [{**BABI_MODES[1], "max_samples": 1}]}
+    found = {
+        (record["data"], record["protocol"])
+        for record in records(evaluate_babi(tmp_path, "explicit", data, **settings))
+    }
+    carried = ROLE if has_test_set else "babi-valid"
+    assert found == {(role, "windowed") for role in data} | {(carried, "carried")}
 
 
 def test_model_without_a_state_to_carry_has_no_number_in_that_protocol(

@@ -209,6 +209,7 @@ class OutOfMemoryError(RuntimeError):
         (OSError(116, "Stale file handle"), "stage_failed", "quota"),
         (OutOfMemoryError("tried to allocate"), "stage_failed", "oom"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), "stage_failed", "oom"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "stage_failed", "oom"),
         (ZeroDivisionError("by zero"), "stage_failed", "bug"),
         (ModelConfigError("no such field"), "stage_failed", "user"),
         (ConfigError("no such mode"), "stage_failed", "user"),

@@ -1,6 +1,7 @@
 """Define the errors that a stage reports in one line, with their exit codes and failure classes."""
 
 import errno
+import re
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 
@@ -33,17 +34,26 @@ class Preempted(Exception):
     failure_class = "preempted"
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the memory of an accelerator or of the machine ran out."""
+_OUT_OF_MEMORY = re.compile(  # of torch, its CPU allocator, Triton and the drivers ("... out of memory"), cuBLAS
+    r"\bout of memory\b|DefaultCPUAllocator: can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of an accelerator or of the machine ran out.
+
+    Triton and the drivers raise a RuntimeError for it, recognisable only by its message.
+    """
     is_torchs = type(error).__name__ == "OutOfMemoryError"  # without an import of torch
-    return is_torchs or isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    is_said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return is_torchs or isinstance(error, MemoryError) or is_said
 
 
 def failure_class_of(error: BaseException) -> str | None:
     """Return the class of a failure, which decides about a retry; None for an interrupt or an exit other than 75."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "preempted" if getattr(error, "code", None) == Preempted.exit_code else None
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return "oom"
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return "quota"
