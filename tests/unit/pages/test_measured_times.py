@@ -97,6 +97,14 @@ def test_state_tracking_in_short_blocks_is_the_measured_one() -> None:
             assert f"{found[-1] * 8192 / 1000:.0f} s in {precision}" in page
 
 
+def test_a_step_of_explicit_layers_with_state_passing_is_the_measured_one() -> None:
+    before, *here = (row["ms"] for row in benchmark("state-tracking-explicit")["rows"])
+    (of_here,) = {round(ms) for ms in here}
+    page = " ".join(read("docs/performance.md").split())
+    assert f"took {digits(before):g} ms before" in page
+    assert f"takes {of_here} ms with them" in page
+
+
 @pytest.mark.parametrize("family", ["Llama", "Mamba2"])
 @pytest.mark.parametrize(("kind", "name"), [("explicit", "explicit"), ("(4+1)", "pretrain"), ("free", "implicit")])
 def test_a_rate_on_two_gpus_is_the_measured_one(family: str, kind: str, name: str) -> None:
