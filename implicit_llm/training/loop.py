@@ -103,7 +103,8 @@ class TrainingLoop:
         self.global_step = job.first_step
         self.model = model
         cast("nn.Module", model).to(job.device)
-        set_seed(config.seed)  # dropout must not depend on the random numbers that initialised the weights
+        # Dropout must not depend on the random numbers that initialised the weights, and ranks must not share masks.
+        set_seed(config.seed + rank())
         self.optimizer = build_optimizer(model, config.optimizer, is_sharded=job.shards_optimizer)
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=config.precision == "fp16")  # otherwise a no-op
         task, length = job.context.kinds.tasks[config.task], job.dataset.length

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from implicit_llm.training.distributed import WrongWorld, join_world
 from implicit_llm.training.metrics import OCCASIONAL
+from implicit_llm.training.operations.checkpoint import read_checkpoint
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 from tests.limits import wait_until
 from tests.unit.training.small_runs import CONFIGS, FEW_STEPS, MANY_STEPS, logged, outcome, saved, train, work_of
@@ -112,6 +113,14 @@ def test_a_sharded_optimizer_gives_the_result_of_a_whole_one_bit_for_bit(tmp_pat
     assert train_together(whole, data)[0] == 0
     assert "on 2 cpu, optimizer states sharded, " in train_together(sharded, data, shard_optimizer=True)[1]
     assert outcome(sharded) == outcome(whole)
+
+
+def test_each_process_draws_dropout_of_its_own(tmp_path: Path, data: Path) -> None:
+    run_dir = tmp_path / "together" / "only"
+    assert train_together(run_dir, data)[0] == 0
+    final = read_checkpoint(work_of(run_dir) / "checkpoint")
+    (_, first), (_, second) = (final.random(rank) or pytest.fail("no random state") for rank in (0, 1))
+    assert not torch.equal(first["torch"], second["torch"])
 
 
 @pytest.mark.slow
