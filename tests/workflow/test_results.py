@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from implicit_llm_workflow.commands.options import make_plan
 from implicit_llm_workflow.planning.staleness import ACCEPTED, Acceptance
 from implicit_llm_workflow.results.lineage import Lineage, NoLineage, as_json, trace, tree_of
 from implicit_llm_workflow.results.verify import Broken, check_files
+from tests.limits import wait_until
 from tests.unit.workflow.experiments import EXCERPTS, TEST_SETS, ExperimentFile, output, refusal, run, where
 from tests.workflow.tiny_project import ALL, DEADLINE_S, NOTHING, Project
 
@@ -33,6 +35,29 @@ def status(project: Project) -> tuple[dict[str, Any], dict[str, str]]:
     """What `status` says, and the state of each job."""
     found = json.loads(command(project, "status", "--json"))
     return found, {job["job"]: job["state"] for job in found["jobs"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_driver_is_not_said_to_go_on(fresh: Project, number: signal.Signals) -> None:
+    def line(found: dict[str, Any]) -> str:
+        return str(found["next"]).partition(" snakemake ")[0]
+
+    stops = {
+        signal.SIGTERM: "the driver was told to stop; when its running jobs have ended, type:",
+        signal.SIGKILL: "jobs run without a driver; when they have ended, type:",
+    }
+    with fresh.held() as driver:
+        found, states = status(fresh)
+        assert line(found) == "nothing to type, the driver goes on"
+        assert "queued" in states.values()
+        driver.send_signal(number)
+        wait_until(lambda: line(status(fresh)[0]) == stops[number])
+        assert "queued" not in status(fresh)[1].values()
+        assert "running" in status(fresh)[1].values()
+        fresh.release()
+        driver.communicate(timeout=DEADLINE_S)
+    fresh.snakemake()
+    assert line(status(fresh)[0]).startswith("nothing, all is done")
 
 
 def test_a_job_at_work_and_one_that_failed_are_told_and_then_all_is_done(project: Project) -> None:

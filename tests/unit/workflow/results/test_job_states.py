@@ -357,6 +357,8 @@ def test_all_jobs_are_asked_about_in_one_question_and_ended_ones_not_at_all(plan
 
 OOM = {"exit_code": 1, "failure_class": "oom", "message": "killed for\nwant of memory"}
 PREEMPTED = {"exit_code": 75, "failure_class": "preempted"}
+SIGTERM = PREEMPTED | {"asked": "SIGTERM"}
+CANCELLED = {"exit_code": None, "failure_class": "cancelled", "message": "cancelled"}
 ENV = {"exit_code": 96, "failure_class": "env", "message": "no such venv"}
 FULL = event("stage_failed", error="OSError: full")
 STOPPED = event("stage_preempted", error="Preempted: at 6")
@@ -375,7 +377,9 @@ STOPPED = event("stage_preempted", error="Preempted: at 6")
             "preempted",
             "50 times",
         ),
-        (PREEMPTED | {"asked": "SIGTERM"}, [STARTED, STOPPED], "CANCELLED||n1|None", "failed", "user", "cancelled"),
+        (SIGTERM, [STARTED, STOPPED], "CANCELLED||n1|None", "stopped", "cancelled", "cancelled"),
+        (CANCELLED, [STARTED, STOPPED], "", "stopped", "cancelled", "cancelled"),
+        (CANCELLED, [], "", "stopped", "cancelled", "cancelled"),
         (None, [], "PENDING|||(Resources)", "queued", None, "(Resources)"),
         (None, [], "REQUEUED|||BeginTime", "queued", None, "BeginTime"),
         (None, [], "RUNNING||n1|None", "running", None, ""),

@@ -35,7 +35,7 @@ from implicit_llm_workflow.planning.staleness import (
 from implicit_llm_workflow.project_dirs import LOCAL_PROFILE
 
 RESULTS = Path("results")
-DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores the driver's profile and experiment file
+DRIVER_RECORD = ".driver.json"  # beside the driver's lock; stores its profile and experiment file, and whether it stops
 
 
 PLANNED = "planned"  # the only key of the config file that `write_job_files` writes for the jobs
@@ -239,6 +239,11 @@ class Plan:
     def driver_lock(self) -> Path:
         """The lock file that is held by the Snakemake process that runs the experiment."""
         return self.root / ".driver.lock"
+
+    @property
+    def is_driver_stopping(self) -> bool:
+        """Whether a signal told the last driver to stop, so that it only waits for its running jobs."""
+        return bool(read_object(self.root / DRIVER_RECORD).get("is_stopping"))
 
     @property
     def argument(self) -> str:

@@ -151,7 +151,8 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]
     statuses, driver = plan.look(), holder_of(plan.driver_lock)
     wanted = list(plan.nodes if keys is None else keys)
     submitted = submitted_jobs(plan, (plan.nodes[key] for key in wanted if statuses[key].state != "fresh"))
-    since = _modified(plan.driver_lock) if driver is not None and driver.is_alive else 0.0
+    starts_jobs = driver is not None and driver.is_alive and not plan.is_driver_stopping
+    since = _modified(plan.driver_lock) if starts_jobs else 0.0
     return {key: _Job(plan, key, statuses, submitted.get(key), since).observed() for key in wanted}
 
 
@@ -188,7 +189,7 @@ def failed_preflights(plan: Plan) -> list[FailedPreflight]:
         last = submitted.get(log.stem)
         if last is None:  # Snakemake ran it without our executor
             found += [FailedPreflight(log.stem, log, "")] if last_lines(log, 1) else []
-        elif last.failure_class not in (None, "preempted"):  # otherwise it was interrupted, or runs without a driver
+        elif last.has_failed:  # otherwise it was interrupted, or runs without a driver
             is_its_own = last_lines(log, 1) and _modified(log) >= last.submitted_unix_s
             found.append(FailedPreflight(log.stem, log if is_its_own else last.output_log, last.message))
     return found
@@ -273,8 +274,8 @@ def unix_s(time: str) -> float:
 class _Job:
     """The inspection of one job, which determines its state.
 
-    driven_since: when the driver that is alive started; 0 if there is none. ready_since: the same time, but 0 also if
-    an input of the job is not fresh.
+    driven_since: when the driver that still starts jobs began; 0 if there is none. ready_since: the same time, but 0
+    also if an input of the job is not fresh.
     """
 
     def __init__(
@@ -386,7 +387,7 @@ class _Job:
         """Return state, reason and failure class of the last attempt, or None if nothing shows that it ended."""
         last = self.last if self.last.state == "ended" else NEVER
         kind, message, event = last.failure_class, last.message, tail.event
-        is_stop = kind in (None, "preempted")
+        is_stop = not last.has_failed
         stopped: State = "stopped" if is_stop else "failed"
         is_submitted_since = last.submitted_unix_s > tail.unix_s  # the journal is from an earlier submission
         if committed(self.wanted) is not None and (is_stop or not is_submitted_since):

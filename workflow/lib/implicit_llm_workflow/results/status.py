@@ -96,9 +96,12 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
 def headline(snapshot: Snapshot) -> str:
     """Return a line with the number of jobs in each state and the driver, if one is alive."""
     text = "no driver"
+    if snapshot.driver is not None and snapshot.driver.is_alive is None:
+        text = f"process {snapshot.driver.pid} on {snapshot.driver.host} was the last driver, and may still run"
     if snapshot.driver is not None and snapshot.is_driven:
         since = time.time() - snapshot.plan.driver_lock.stat().st_mtime
         text = f"driver is process {snapshot.driver.pid}, since {time_text(since)}"
+        text += ", and starts no more jobs" if snapshot.plan.is_driver_stopping else ""
     counts: Counter[str] = Counter(job.state for job in snapshot.jobs.values())
     others = (f", {counts[state]:,} {state}" for state in STATES if state != "done" and counts[state])
     done = f"{counts['done']:,} of {counts.total():,} jobs done"
@@ -120,11 +123,15 @@ def next_step(snapshot: Snapshot) -> str:
         pages = "".join(f"; {plan.root / key / 'index.html'}" for key in keys)
         gone = len(snapshot.of("waiting"))
         return f"nothing, all is done{pages}{f'; {gone:,} of its inputs are gone and not needed' if gone else ''}"
+    if snapshot.is_driven and plan.is_driver_stopping:
+        return f"the driver was told to stop; when its running jobs have ended, type: {snapshot.command}"
     if snapshot.is_driven:
         more = "; it leaves out what failed" if snapshot.of("failed") else ""
         more += "; what it leaves stopped is resumed by the next start" if snapshot.of("stopped") else ""
         return f"nothing to type, the driver goes on{more}"
-    if snapshot.of("running"):
+    if running := snapshot.of("running"):
+        if any(job.submitted is None for job in running):  # only the executor's jobs can be taken over
+            return f"jobs run without a driver; when they have ended, type: {snapshot.command}"
         return f"jobs run without a driver; the same command as before takes them over: {snapshot.command}"
     if damaged := _damaged_inputs(snapshot):
         return " && ".join(rebuild_commands(plan, damaged, snapshot.targets))

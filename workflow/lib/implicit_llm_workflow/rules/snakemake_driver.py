@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from implicit_llm_contracts.errors import ConfigError, UserError
 from implicit_llm_contracts.hints import nearest
-from implicit_llm_contracts.runs.atomic import storage_errors, write_json
+from implicit_llm_contracts.runs.atomic import read_object, storage_errors, write_json
 from implicit_llm_contracts.runs.logs import without_password
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.places import PROJECT_DIR
@@ -125,7 +126,21 @@ class Driver:
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
                 withdraw(self._plan, self._forced, outputs_to_make(self._workflow))
+        self._record_stops()
         make_mlflow_store(self._plan.root.parent, self._logger)
+
+    def _record_stops(self) -> None:
+        """Make the handlers of SIGTERM and Ctrl-C also record that this driver starts no more jobs, for `status`."""
+        path = self._plan.root / DRIVER_RECORD
+
+        def stop(handler: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
+            with suppress(OSError, UserError):  # the driver must stop although its disk is full
+                write_json(path, {**read_object(path), "is_stopping": True})
+            handler(number, frame)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if callable(handler := signal.getsignal(number)):  # false if the signal is ignored
+                signal.signal(number, partial(stop, handler))
 
     def after_last_job(self) -> None:
         """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` do this."""

@@ -66,7 +66,7 @@ def failed(job: Job, state: str) -> End:
         ("OUT_OF_MEMORY", "oom"),
         ("NODE_FAIL", "node_fail"),
         ("PREEMPTED", "preempted"),
-        ("CANCELLED", "user"),
+        ("CANCELLED", "cancelled"),
     ],
 )
 def test_a_job_that_ended_without_a_word_is_never_a_success(job: Job, state: str, kind: str) -> None:
@@ -127,7 +127,7 @@ def test_a_job_that_slurm_does_not_know_is_lost_after_a_while_unless_it_is_seen_
 @pytest.mark.parametrize(
     ("exit_code", "said", "state", "kind"),
     [
-        (75, "preempted", "CANCELLED", "user"),
+        (75, "preempted", "CANCELLED", "cancelled"),
         (143, "preempted", "NODE_FAIL", "node_fail"),
         (75, "preempted", "TIMEOUT", "preempted"),  # it has a checkpoint and goes on
         (143, "timeout", "TIMEOUT", "timeout"),  # it has none

@@ -78,7 +78,7 @@ def test_a_job_that_is_killed_at_its_time_limit_fails_with_its_class(on_slurm: T
 def test_scancel_is_taken_at_its_word(on_slurm: ToyProject) -> None:
     on_slurm.start_until(2, steps=100)
     on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])
-    on_slurm.finish("class user, Slurm state CANCELLED", str(on_slurm.job("train") / "output.log"), code=1)
+    on_slurm.finish("class cancelled, Slurm state CANCELLED", str(on_slurm.job("train") / "output.log"), code=1)
     assert on_slurm.submitted == 1
 
 
@@ -223,7 +223,7 @@ def test_the_end_of_a_cancelled_job_is_noticed_though_the_accounting_says_unknow
     on_slurm.shim("sacct", '"$REAL" "$@" | sed -E \'s/(PENDING|RUNNING|COMPLETED|CANCELLED[^|]*)/UNKNOWN/\'')
     on_slurm.start_until(1, steps=400)
     on_slurm.cluster.run("scancel", on_slurm.record("train")["job_id"])
-    on_slurm.finish("class user, Slurm state CANCELLED", code=1)
+    on_slurm.finish("class cancelled, Slurm state CANCELLED", code=1)
 
 
 @pytest.mark.slow

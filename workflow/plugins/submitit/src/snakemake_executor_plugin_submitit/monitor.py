@@ -107,7 +107,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         kind = "preempted"  # the job was killed before it could stop by itself, but it does write checkpoints
     message = {
         "lost": "it ended without an outcome",
-        "user": "cancelled",
+        "cancelled": "cancelled",
         "timeout": "killed at its time limit",
         "oom": "killed for lack of memory",
     }.get(kind, "")

@@ -28,7 +28,7 @@ class Submitted:
     """The last submission of a job.
 
     state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class: None
-    unless the job failed. message: how the job ended.
+    for success and if unknown. message: how the job ended.
     """
 
     job_id: str
@@ -41,6 +41,11 @@ class Submitted:
     failure_class: str | None
     message: str
     output_log: Path
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job ended with an error. A job that a user or Slurm stopped has not failed."""
+        return self.failure_class not in (None, "preempted", "cancelled")
 
 
 def job_key(outputs: Iterable[str | os.PathLike[str]]) -> str:
@@ -68,7 +73,7 @@ def read_jobs(folder: Path = DEFAULT_FOLDER, keys: Collection[str] | None = None
 
 def _submitted(files: JobFiles, known: Record, end: End | None, current: SlurmState) -> Submitted:
     if current.state == "CANCELLED":  # the driver sees and records this some seconds later
-        end = End("user", "cancelled", nodes=current.nodes)
+        end = End("cancelled", "cancelled", nodes=current.nodes)
     state: State | None = "ended"
     if current.state in PENDING:
         state = "queued"

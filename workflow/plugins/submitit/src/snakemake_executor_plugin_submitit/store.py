@@ -287,6 +287,7 @@ class FailureClass(NamedTuple):
 
 CLASSES = {
     "preempted": FailureClass(None, "start the workflow again, or raise --submitit-requeue-limit"),
+    "cancelled": FailureClass(0, "start the workflow again"),
     "timeout": FailureClass(0, "raise the resource 'runtime', or write checkpoints more often"),
     "oom": FailureClass(
         1, "raise the resource 'mem_mb' (it includes Snakemake itself, about 200 MB) or use smaller batches", memory=1.5
@@ -308,8 +309,8 @@ SLURM_CLASSES = {
     "NODE_FAIL": "node_fail",
     "BOOT_FAIL": "node_fail",
     "PREEMPTED": "preempted",
-    "CANCELLED": "user",
-    "REVOKED": "user",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
 }
 
 
