@@ -85,6 +85,12 @@ def test_a_config_file_that_is_not_there_is_refused_with_how_targets_are_typed(b
     assert "error: train: no such config file; --configfile takes every word up to the next option" in refused
 
 
+def test_prefetch_refuses_a_configuration_that_is_not_in_one_file_in_a_line(built: Project) -> None:
+    refused = built.snakemake("prefetch", "--dry-run", "--config", "report={'title': 'x'}", code=2)
+    (error,) = [line for line in refused.splitlines() if "rror" in line]
+    assert error.startswith("error: tiny.yaml: not the whole configuration is in tiny.yaml; put it into one file")
+
+
 def test_data_that_no_disk_holds_are_refused_before_anything_runs(fresh: Project) -> None:
     fresh.edit(fresh.config, "num_samples: 64", "num_samples: 1_000_000_000_000_000")
     said = r"^error: tiny\.yaml: data: num_samples: s3-train with 1,000,000,000,000,000 takes 14,901,161 GiB"

@@ -51,6 +51,7 @@ from implicit_llm_workflow.rules.snakemake_internals import (
     profile_in_use,
     starts_jobs_here,
 )
+from implicit_llm_workflow.rules.snakemake_rules import the_config_file
 
 SHOWN = 12
 
@@ -88,6 +89,8 @@ class Driver:
             check_cores(self._call)
             check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
+            if "prefetch" in self._call.targets:
+                the_config_file(plan, self._workflow.configfiles)  # Snakemake prints a traceback if the rule refuses
             if does_run:
                 check_cost(self._call, plan)
                 self._prepare()
