@@ -1,5 +1,6 @@
 """What can be deleted and what is damaged: freed files and what they do to the plan, and every byte of a manifest."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from implicit_llm_workflow.results.garbage import find_garbage
 from implicit_llm_workflow.results.job_states import JobView, observe
 from implicit_llm_workflow.results.verify import with_shards
 from tests.unit.workflow.experiments import (
+    START_S,
     TINY,
     ExperimentFile,
     finish_with,
@@ -83,6 +85,22 @@ def test_results_of_former_settings_and_of_no_job_are_listed_and_deleted_on_requ
     assert not any(path.exists() for path in removed)
     assert find_garbage(plan) == []
     assert all(status.state == "fresh" for status in real_plan(made).statuses.values())
+
+
+def test_what_a_silent_job_on_another_machine_holds_is_kept(
+    capsys: pytest.CaptureFixture[str], made: ExperimentFile
+) -> None:
+    before = real_plan(made)
+    gone = before.run_dir(before.nodes["train/implicit-s1/free"])
+    make_all(real_plan(made.edit("seeds: [0, 1]", "seeds: [0]")))
+    for path in gone.glob("work/*/journal.jsonl"):
+        os.utime(path, (START_S, START_S))
+    with held(lock := gone / "work" / ".lock"):
+        lock.write_text("process 7 on elsewhere in Slurm job 8\n")
+        assert f"{gone}: kept, process 7 on elsewhere in Slurm job 8 is writing here" in gc(capsys, made, "--remove")
+        assert (gone / "manifest.json").is_file()
+    assert f"{gone}: of no job" in gc(capsys, made, "--remove")
+    assert not gone.exists()
 
 
 def test_a_former_result_that_was_deleted_in_part_is_no_result_when_its_settings_come_back(

@@ -190,7 +190,10 @@ def test_a_silent_job_of_another_machine_counts_as_stopped(plan: Plan) -> None:
     path = log(plan, FREE, "INFO implicit_llm.train: at work")
     assert look(plan).state == "running"
     os.utime(path, (time.time() - 3600,) * 2)
-    assert look(plan).state == "stopped"
+    assert (look(plan).state, look(plan).why) == (
+        "stopped",
+        "process 7 on elsewhere is silent for over 10 min; does it run?",
+    )
 
 
 def test_looking_changes_nothing(plan: Plan) -> None:

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import temporary_name, write_json
+from implicit_llm_contracts.runs.atomic import write_json
 from implicit_llm_contracts.runs.places import downloads_folder
+from implicit_llm_contracts.runs.run_directory import RunDirectoryBusy
 from implicit_llm_workflow import estimates
 from implicit_llm_workflow.commands import options
 from implicit_llm_workflow.planning.plan import Plan
@@ -449,9 +450,14 @@ def gc(
             typer.echo(f"jobs freed: {len(freed)}; each counts as done until a job needs its files")
             return
         found = garbage.find_garbage(plan)
-        for item in found:
-            if remove:  # under another name first, so that a kill during the deletion leaves no part of a result
-                shutil.rmtree(item.path.rename(temporary_name(item.path)))
+        for item in [*found]:
+            try:
+                if remove:
+                    garbage.delete(item)
+            except RunDirectoryBusy as error:
+                found.remove(item)
+                typer.echo(str(error))
+                continue
             typer.echo(f"{item.path}: {item.why} ({size_text(item.size)})")
     total = f"{len(found)} folders, {size_text(sum(item.size for item in found))}"
     end = "deleted" if remove else "type the same with --remove to delete them"

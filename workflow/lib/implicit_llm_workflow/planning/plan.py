@@ -242,7 +242,7 @@ class Plan:
 
     @property
     def is_driver_stopping(self) -> bool:
-        """Whether a signal told the last driver to stop, so that it only waits for its running jobs."""
+        """Whether the last driver got a signal to stop, so that it only waits for its running jobs."""
         return bool(read_object(self.root / DRIVER_RECORD).get("is_stopping"))
 
     @property

@@ -1,5 +1,6 @@
 """Find and delete results that no job wants, and the larger files of finished jobs."""
 
+import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from implicit_llm_contracts.errors import UserError
-from implicit_llm_contracts.runs.atomic import write_json
+from implicit_llm_contracts.runs.atomic import temporary_name, write_json
 from implicit_llm_contracts.runs.manifest import MANIFEST
 from implicit_llm_contracts.runs.run_directory import (
     COMMIT,
@@ -17,7 +18,9 @@ from implicit_llm_contracts.runs.run_directory import (
     FREED,
     JOURNAL,
     WORK,
+    RunDirectoryBusy,
     find_committed,
+    locked,
     run_directories,
 )
 from implicit_llm_workflow.planning.code_digest import STAGES
@@ -63,6 +66,17 @@ def find_garbage(plan: Plan) -> list[Garbage]:
             paths = former if run_dir in known else [(run_dir, UNKNOWN)]
             found += [Garbage(path, why, _size(path)) for path, why in paths]
     return found
+
+
+def delete(garbage: Garbage) -> None:
+    """Delete the folder under the lock of its run directory, which a job on another machine may hold unseen.
+
+    Raises: RunDirectoryBusy if a job holds the lock.
+    """
+    run_dir = garbage.path if garbage.why == UNKNOWN else garbage.path.parent.parent
+    with locked(run_dir / WORK / ".lock", lambda who: RunDirectoryBusy(f"{run_dir}: kept, {who} is writing here")):
+        # Under another name first, so that a kill during the deletion leaves no part of a result.
+        shutil.rmtree(garbage.path.rename(temporary_name(garbage.path)))
 
 
 def _with_inputs(plan: Plan, names: set[str]) -> set[str]:

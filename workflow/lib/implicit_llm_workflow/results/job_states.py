@@ -35,6 +35,7 @@ from implicit_llm_workflow.estimates import UNKNOWN, Cost
 from implicit_llm_workflow.node import Node
 from implicit_llm_workflow.planning.plan import Plan
 from implicit_llm_workflow.planning.staleness import Status
+from implicit_llm_workflow.text import time_text
 from snakemake_executor_plugin_submitit import records
 from snakemake_executor_plugin_submitit.records import Submitted
 from snakemake_executor_plugin_submitit.store import tail as end_of
@@ -383,6 +384,15 @@ class _Job:
         is_silent = time.time() - max(tail.unix_s, _modified(self.log)) > SILENT_S
         return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
+    def _silent_holder(self) -> str:
+        """Return a text about a job on another machine that may still run; "" if there is none."""
+        has_ended = self.submitted is not None and self.submitted.state == "ended"
+        if self.holder is None or self.holder.is_alive is not None or has_ended:
+            return ""
+        job = f" in Slurm job {self.holder.slurm_job}" if self.holder.slurm_job else ""
+        who = f"process {self.holder.pid} on {self.holder.host}{job}"
+        return f"{who} is silent for over {time_text(SILENT_S)}; does it run?"
+
     def _how_it_ended(self, tail: Tail) -> tuple[State, str, str | None] | None:
         """Return state, reason and failure class of the last attempt, or None if nothing shows that it ended."""
         last = self.last if self.last.state == "ended" else NEVER
@@ -401,7 +411,7 @@ class _Job:
             case "stage_preempted" | "stage_stopped" if is_stop:
                 return "stopped", error, None
             case "stage_started" | "stage_finished" if is_stop:
-                return "stopped", message or NO_MESSAGE, None
+                return "stopped", message or self._silent_holder() or NO_MESSAGE, None
         if kind is not None:
             return stopped, message, kind
         line = "" if event else last_message(self.log, level="ERROR")
