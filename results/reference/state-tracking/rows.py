@@ -168,6 +168,7 @@ CONTROLS = {
     "s5-passing-explicit-layers16/explicit": "explicit Mamba2, 16 layers",
     "s5-passing-explicit-no-restart-layers1/explicit": "explicit Mamba2, 1 layer, no restart",
     "s5-passing-explicit-no-restart-layers4/explicit": "explicit Mamba2, 4 layers, no restart",
+    "s5-passing-explicit-no-restart-layers16/explicit": "explicit Mamba2, 16 layers, no restart, only seed 0",
     "s5-passing-no-restart/free": "implicit, no restart, only seed 0 planned",
 }
 
@@ -186,8 +187,11 @@ def passing_controls() -> Iterator[str]:
     for run, name in CONTROLS.items():
         jobs = training[training.job.str.startswith(f"train/{run.split('/')[0]}-s")]
         mode = PROTOCOL if run.endswith("free") else "parallel"
-        found = [seeds_of(run, mode, length, 1) for length in (32, 512, 4096, 65536)]
-        cells = ["not run" if of_length.empty else percent(of_length.accuracy_sequence) for of_length in found]
+        cells = []
+        for length in (32, 512, 4096, 65536):
+            some = seeds_of(run, mode, length, 1, "incomplete.csv")
+            found = some if len(some) else seeds_of(run, mode, length, 1)
+            cells.append(percent(found.accuracy_sequence))
         yield row(name, percent(jobs.carried_share), *cells)
 
 
@@ -271,26 +275,24 @@ def coded() -> Iterator[str]:
 
 
 def catbabi() -> Iterator[str]:
-    """Yield accuracy on all questions and on those of the 19 tasks with a training file; implicit models by mode."""
-    frame = pd.concat([records("catbabi"), finished_modes()]).query("data == 'babi-test'").sort_values("seed")
-    frame["mode"] = frame["mode"].replace("published", "released-criterion")  # by its name in the archive
+    """Yield accuracy on all questions and on those of the 19 tasks with a training file."""
+    frame = pd.concat([records("catbabi").assign(earlier=""), earlier_modes()])
+    frame = frame.query("data == 'babi-test'").sort_values("seed")
     counts = pd.DataFrame([*frame.num_questions_by_task], index=frame.index).drop(columns="3")
     right = counts * pd.DataFrame([*frame.accuracy_by_task], index=frame.index).drop(columns="3")
     frame["trained"] = right.sum(axis=1) / counts.sum(axis=1)
-    for (is_implicit, layers, mode), of_model in frame.groupby(["is_implicit", "num_layers", "mode"]):
+    for (is_implicit, layers, earlier), of_model in frame.groupby(["is_implicit", "num_layers", "earlier"]):
         cells = []
         for protocol in ("windowed", "carried"):
             found = of_model[of_model.protocol == protocol]
             means = (percent([found[column].mean()]) for column in ("accuracy", "trained"))
             cells += [percent(found.accuracy), *means] if len(found) == 3 else ["", "", ""]
         model = f"{'implicit' if is_implicit else 'explicit'}, {layers} layer{'s' * (layers > 1)}"
-        yield row(
-            f"{model}, {OTHER_MODES[mode]}" if is_implicit else model, f"{of_model.num_parameters.iloc[0]:,}", *cells
-        )
+        yield row(model + earlier, f"{of_model.num_parameters.iloc[0]:,}", *cells)
 
 
-def finished_modes() -> pd.DataFrame:
-    """The modes that interrupted evaluations on CatbAbI had finished, all of the implicit model."""
+def earlier_modes() -> pd.DataFrame:
+    """The modes in which the implicit models of an earlier training run were evaluated on CatbAbI."""
     parameters = pd.read_csv(HERE / "training.csv").set_index("job").parameters
     found = []
     with tarfile.open(HERE / "inputs.tar.xz") as archive:
@@ -298,7 +300,9 @@ def finished_modes() -> pd.DataFrame:
             if path.match("catbabi/work/*/partial/*.json"):
                 run, (where, mode) = path.parts[3], path.stem.split("--")
                 data, _, protocol = where.partition(".")
-                names = {"data": data, "protocol": protocol or "windowed", "mode": mode, "seed": int(run[-1])}
+                mode = mode.replace("published", "released-criterion")  # by its name in the archive
+                earlier = f", earlier training, {OTHER_MODES[mode]}"
+                names = {"data": data, "protocol": protocol or "windowed", "earlier": earlier, "seed": int(run[-1])}
                 model = {"is_implicit": True, "num_layers": 1, "num_parameters": parameters[f"train/{run}/free"]}
                 found.append(json.load(archive.extractfile(str(path))) | names | model)
     return pd.DataFrame(found)

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import tarfile
+from itertools import product
 from statistics import fmean
 
 import numpy as np
@@ -22,7 +23,7 @@ def test_the_page_of_complete_tables_has_every_row_of_the_kept_results() -> None
     page = "docs/reference/state-tracking-tables.md"
     tables = WRITTEN["TRACKING"]["TABLES"]
     rows = [len([*rows()]) for title, _, rows in tables.values() if title]
-    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 10, 8, 9, 5, 10, 3, 3, 2]
+    assert rows == [6, 18, 9, 3, 9, 8, 4, 6, 10, 8, 9, 6, 11, 3, 3, 2]
     assert read(page).count("\n|") == sum(rows) + 2 * len(rows)
 
 
@@ -234,6 +235,8 @@ def test_the_controls_of_state_passing_in_the_notebook_are_the_kept_ones() -> No
     assert f"it has {few[0]}, {few[1]} and {few[2]} %" in page
     alone = frame[frame.run.str.startswith("s5-passing-explicit-no-restart-layers")].accuracy_token
     assert (len(alone), f"have at most {100 * alone.max():.1f} % over all 32 tokens" in page) == (6, True)
+    some = pd.read_csv(STATE_TRACKING / "incomplete.csv").query("length == 32").set_index("run").accuracy_token
+    assert f"and sixteen layers {100 * some['s5-passing-explicit-no-restart-layers16']:.1f} %" in page
     by_length = pd.read_csv(STATE_TRACKING / "accuracy.csv").query("run == 's5-passing-explicit-layers16'")
     deep = by_length.sort_values("seed").set_index("length")
     exact = [f"{100 * share:.1f}" for share in deep.accuracy_sequence[32]]
@@ -281,6 +284,30 @@ def test_what_the_page_says_of_figure_3_is_in_the_kept_results() -> None:
     assert (len(last_ten[0.1]), last_ten[0.1].min()) == (9, 1)
     assert f"With 50 % hard, one falls to {100 * last_ten[0.5, 1024].min():.0f} % at 1,024." in page
     assert (last_ten[0.5, 1024] < 0.95).sum() == 1
+
+
+def test_what_the_page_says_of_catbabi_is_in_the_kept_results() -> None:
+    page = " ".join(read("docs/catbabi.md").partition("## Results")[2].split())
+    found = WRITTEN["TRACKING"]["records"]("catbabi").sort_values("seed")
+    tests = found[found.data == "babi-test"].set_index(["is_implicit", "num_layers", "protocol"]).sort_index()
+    one, four = tests.loc[(True, 1)], tests.loc[(False, 4)]
+    means = (f"{100 * model.accuracy[by].mean():.1f}" for by in ("windowed", "carried") for model in (one, four))
+    assert "they have {} and {} % in windows, {} and {} % carried".format(*means) in page
+    for by in ("windowed", "carried"):
+        assert max(one.accuracy[by].min(), four.accuracy[by].min()) < min(
+            one.accuracy[by].max(), four.accuracy[by].max()
+        )
+    assert one.num_parameters.iloc[0] < four.num_parameters.iloc[0] / 2
+    of_tasks, explicit = (tests.loc[(kind, 1, "windowed")] for kind in (True, False))
+    better = [
+        sum(ours[task] > theirs[task] for task in ours)
+        for ours, theirs in product(of_tasks.accuracy_by_task, explicit.accuracy_by_task)
+    ]
+    assert f"on {min(better)} to {max(better)} of the 20 tasks" in page
+    assert f"with {of_tasks.num_parameters.iloc[0] / explicit.num_parameters.iloc[0]:.2f} times the parameters" in page
+    valid = found[found.is_implicit & (found.data == "babi-valid")]
+    assert set(valid.protocol) == {"windowed"}
+    assert "have {:.1f}, {:.1f} and {:.1f} % in windows".format(*(100 * valid.accuracy)) in page
 
 
 def test_the_hours_of_the_page_on_clusters_are_those_of_the_page_of_the_paper() -> None:
