@@ -204,7 +204,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "training.md.j2",
         facts,
         values,
-        license="unknown" if pretrained else "apache-2.0",  # a fine-tuned model has its base model's licence
+        license="unknown" if pretrained else "apache-2.0",  # that of the base model, which is not known here
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=None if dataset is None else [dataset],

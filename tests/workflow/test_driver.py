@@ -254,6 +254,7 @@ def test_ctrl_c_waits_for_what_runs_and_a_second_one_shows_no_traceback(fresh: P
     assert json.loads((fresh.results / ".driver.json").read_text()) == {
         "profile": "profiles/local",
         "config": "tiny.yaml",
+        "is_stopping": True,
     }
     assert len(list(fresh.results.glob("train/*/*/manifest.json"))) == 1  # the job that ran has finished
 

@@ -100,7 +100,7 @@ class Fetched:
         write_json(path, self)
 
     def changed_files(self, folder: Path) -> Iterator[str]:
-        """Yield a line for each file whose size differs from the record."""
+        """Yield a message for each recorded file that is missing or has another size."""
         for name, size in self.sizes.items():
             if difference := size_difference(folder / name, size):
                 yield f"{folder / name}: {difference}"

@@ -140,8 +140,9 @@ _SIZE = re.compile(
 def check_widths(fields: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, which starts with `where`, for sizes below 1 or for heads that do not fit the width.
 
-    Without a layer, training would not even fail. Heads are checked for models of the library alone: they must divide
-    the width, and those of Llama3 must also have an even width.
+    The sizes are checked because a model without layers would train without an error. Of the library's own models
+    each size must be an integer, and the heads must fit: `head_dim` divides `expand * hidden_size` in Mamba2;
+    `num_attention_heads` divides `hidden_size` into heads of even width in Llama3.
     """
     is_ours = fields["model_type"] in _FAMILIES
     sizes = ("hidden_size", "num_hidden_layers", *_FAMILIES[fields["model_type"]][1]) if is_ours else ()

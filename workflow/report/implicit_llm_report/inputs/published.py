@@ -139,7 +139,10 @@ def _model(entry: PublishedEntry) -> str:
 
 @dataclass(frozen=True)
 class Published:
-    """All published numbers, and the meanings of their marks."""
+    """The published numbers and statements by table, and the meanings of their marks.
+
+    numbers: accuracies on word problems alone. facts: statements, which are text.
+    """
 
     marks: Mapping[str, str]
     numbers: tuple[PublishedEntry, ...] = ()

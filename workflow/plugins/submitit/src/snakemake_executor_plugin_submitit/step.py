@@ -1,4 +1,7 @@
-"""Run the process of a job: a Snakemake that executes the rule; submitit starts it again after a requeue."""
+"""Run one job on its node: start the Snakemake that executes the rule, pass signals on, and record how it ended.
+
+After a requeue submitit runs the same step again.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +223,7 @@ def kill_all(process: subprocess.Popen[bytes], relay: Relay) -> None:
 def exit_code_of_command(output: str, code: int) -> int:
     """Return the exit code in the last error that the job's Snakemake printed, or else Snakemake's own.
 
-    code: Snakemake's exit code as in Popen.
+    A death by signal N gives 128 + N. code: Snakemake's exit code as in Popen; not 0.
     """
     errors = COMMAND_EXIT.findall(output)
     if not errors:
