@@ -149,6 +149,16 @@ def test_the_tokenizer_is_trained_without_documents_that_are_held_out(project: P
     assert held_out.read_bytes() == (project.run("z-tokenizer", {**trained, **alone}) / "tokenizer.json").read_bytes()
 
 
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_encodes_whole_documents(project: Project) -> None:
+    expected = (project.run(*shard()) / "train.bin").read_bytes()
+    tokenizer = Tokenizer.from_file(str(project.input("x-tokenizer").work / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=4)
+    tokenizer.enable_padding(length=12)
+    tokenizer.save(str(project.downloads / "saved.json"))
+    project.run("x-tokenizer", {"kind": "tokenizer", "source": "file", "file": "saved.json", "vocab_size": 300})
+    assert (project.run(*shard()) / "train.bin").read_bytes() == expected
+
+
 def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -> None:
     with file_size_limit(1000):
         check_refused(project, r"cannot write .*train.bin.*; raise the limit", StorageError)
@@ -164,6 +174,10 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
         (
             {"file_sha256": {"part-9.jsonl.gz": "0" * 64}},
             "files: part-9.jsonl.gz is gone; restore it",
+        ),
+        (
+            {"file_sha256": {}},
+            "files: part-0.jsonl.gz was not among this job's files when it was planned; plan it again",
         ),
         ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
         ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),

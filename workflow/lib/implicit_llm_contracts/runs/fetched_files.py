@@ -22,7 +22,7 @@ from implicit_llm_contracts.runs.atomic import read_object, size_difference, wri
 CONFIG_FILE, PICKLE_FILE = "config.json", "pytorch_model.bin"  # files of a model
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILE = "tokenizer.json"
-OTHER_MODEL_FILES = (  # all except config and weights
+OTHER_MODEL_FILES = (  # fetched with config and weights, if the repository has them
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "tokenizer.model",

@@ -51,9 +51,9 @@ def run(context: StageContext) -> StageResult:
     Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
     """
     config = context.settings(TokenShardConfig)
-    if isinstance(config.corpus, CorpusFiles):
-        require_planned_files(config.corpus, config.file_sha256 or {}, context.downloads)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)
+    if isinstance(config.corpus, CorpusFiles) and config.file_sha256 is not None:
+        require_planned_files(config.corpus, share, config.file_sha256, context.downloads)
     given = context.given(TOKENIZER_ROLE)
     path, end_of_text = given.work / TOKENIZER_FILE, int(given.manifest.summary["end_of_text_id"])
     tokenizer = load_tokenizer(path.read_bytes(), str(path))

@@ -77,12 +77,18 @@ def make_tokenizer(config: TokenizerConfig, downloads: Path) -> tuple[bytes, dic
 
 
 def load_tokenizer(data: bytes, where: str) -> Tokenizer:
-    """Return a tokenizer from the content of its tokenizer.json. Raises: TokenizerError."""
+    """Return a tokenizer, which neither cuts nor pads texts, from the content of its tokenizer.json.
+
+    Raises: TokenizerError.
+    """
     try:
-        return Tokenizer.from_buffer(data)
+        tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises nothing more precise
         reason = str(error).splitlines()[0][:200]
         raise TokenizerError(f"{where}: no tokenizer.json that `tokenizers` reads ({reason}); give another") from error
+    tokenizer.no_truncation()  # saved tokenizers of fine-tuned models often cut texts to a length, or pad them
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def require_ids_below(tokenizer: Tokenizer, vocab_size: int) -> int:

@@ -181,14 +181,17 @@ def find_files(patterns: Sequence[str], downloads: Path, text_format: TextFormat
     return [stored_file(name, path, text_format) for name, path in corpus_files(patterns, downloads).items()]
 
 
-def require_planned_files(config: CorpusFiles, digests: Mapping[str, str], downloads: Path) -> None:
-    """Raise CorpusError if a file that `digests` names is missing, or has another sha256."""
+def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapping[str, str], downloads: Path) -> None:
+    """Raise CorpusError unless the files of the share are those that `digests` names, with this sha256."""
     paths = corpus_files(config.files, downloads)
     for name, digest in digests.items():
         if name not in paths:
             raise CorpusError(f"files: {name} is gone; restore it")
         if sha256_of(paths[name]) != digest:
             raise CorpusError(f"{paths[name]}: has changed since this job was planned; plan it again")
+    for file in share.files:  # another file in the corpus moves files to other shards
+        if file.name not in digests:
+            raise CorpusError(f"files: {file.name} was not among this job's files when it was planned; plan it again")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are

@@ -354,11 +354,11 @@ def in_one_column(values: Mapping[str, float], config: Mapping[str, Any]) -> dic
 
 
 class Trajectory:
-    """A filter that returns the new metrics of each record of a journal, from the first line on.
+    """A filter that returns the new metrics of each record of a journal; it must get all records from the first on.
 
     MLflow keeps every point and cannot delete one. After a rewind, the points of repeated steps already exist and are
-    left out. They are equal, because a resumed run is bitwise equal. With another number of processes they differ;
-    MLflow then keeps the first points, and the journal has both.
+    left out. With the same number of processes they are equal, because a resumed run is bitwise equal. With another
+    number they differ; MLflow then keeps the first points, and the journal has both.
     """
 
     def __init__(self) -> None:

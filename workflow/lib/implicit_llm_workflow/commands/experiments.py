@@ -278,7 +278,7 @@ JobsOf = Annotated[
 
 
 def _keys(plan: Plan, targets: list[str]) -> list[str] | None:
-    """Return the keys of the targets and of all jobs before them, or None without targets."""
+    """Return the keys of the targets and of all their direct and indirect inputs, or None without targets."""
     from implicit_llm_workflow.results.explain import upstream_closure
 
     return upstream_closure(plan, chosen_jobs(plan, targets)) if targets else None

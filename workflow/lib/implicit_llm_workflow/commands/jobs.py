@@ -25,7 +25,7 @@ from implicit_llm_workflow.launching.launch import launch
 from implicit_llm_workflow.launching.preflight import Preflight
 from implicit_llm_workflow.planning.code_digest import STAGES, require_submitted_code, stage_module
 
-# The options of `implicit-llm job` that each stage uses; the command refuses the others.
+# The runtime options of `implicit-llm job` that each stage uses; the command refuses the others of JobRuntime.
 OPTIONS_OF_JOB = {
     "data": ("threads", "downloads"),
     "checkpoint": ("downloads",),

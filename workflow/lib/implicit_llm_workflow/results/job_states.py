@@ -1,7 +1,7 @@
-"""Collect one view of each job for all commands: its result, the state of its last attempt, and its cost.
+"""Collect one view of each job for all commands: its result and the state of its last attempt.
 
-The view comes from the run directory and the last submission. The inspection writes nothing and acquires no lock, so
-commands may inspect jobs at any time.
+The view comes from the run directory, the last submission and, for jobs that may still run, Slurm. The inspection
+writes nothing and waits for no lock, so commands may inspect jobs at any time.
 """
 
 import math
@@ -369,7 +369,7 @@ class _Job:
         if self.last.state is None and not tail.event:
             return "queued", f"{'Slurm' if self.last.cluster == 'slurm' else 'its machine'} gives no answer", None
         ended = self._how_it_ended(tail)
-        # The driver started after the last attempt had ended, so it will still start the job.
+        # A driver that started after the last submission and the last line of the journal will still start the job.
         is_tried_again = self.ready_since > max(tail.unix_s, self.last.submitted_unix_s)
         if ended is not None and not is_tried_again:
             return ended

@@ -72,7 +72,7 @@ class Snapshot:
 
 
 def view(snapshot: Snapshot) -> Iterator[RenderableType]:
-    """Yield all parts: headline, stages, active jobs, failed preflights, failed and stopped jobs; cut long lists."""
+    """Yield the parts of the output before its last words, from the headline to the stopped jobs; cut long lists."""
     yield Text(headline(snapshot))
     yield stage_table(snapshot)
     submitted = [job for job in snapshot.of("queued") if job.submitted is not None]

@@ -34,7 +34,7 @@ common_settings = CommonSettings(
     job_deploy_sources=False,
     pass_default_storage_provider_args=True,
     pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=False,  # jobs inherit the environment; other users see a command line
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit it; other users could read a command line
     auto_deploy_default_storage_provider=False,  # it would call pip before every job
     init_seconds_before_status_checks=1,
 )

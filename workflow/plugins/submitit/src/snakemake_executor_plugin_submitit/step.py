@@ -41,7 +41,7 @@ LOOK_EVERY_S = 0.2
 KILL_WITHIN_S = 0.8  # submitit's local controller kills this process a second after SIGINT
 SIGNAL_EARLY_S = 60  # Slurm sends the signal of --signal up to a minute early
 ENV_EXIT = 96  # the exit code of `script` if the setup of the environment fails
-# 137: another process killed the command, and the job itself is not at fault
+# 137: killed from outside the job. If memory is known to have run out, the status says so, which counts first.
 EXIT_CLASSES = {PREEMPTED_EXIT: "preempted", 2: "user", ENV_EXIT: "env", 128 + 9: "node_fail"}
 COMMAND_EXIT = re.compile(r"returned non-zero exit status (\d+)|died with <Signals\.\w+: (\d+)>")
 MAIN = "from snakemake_executor_plugin_submitit.step import main; main()"  # python -c MAIN FOLDER

@@ -198,9 +198,9 @@ def _plain(text: str) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Create `path` as a folder that only its owner can enter, because jobs execute the pickles in it.
+    """Create a folder, or restrict an existing one, so that only its owner can enter: jobs execute the pickles in it.
 
-    Raises: PermissionError if it belongs to another user.
+    Returns: the absolute path, with ~ expanded. Raises: PermissionError if the folder belongs to another user.
     """
     path = path.expanduser().absolute()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
