@@ -2,11 +2,11 @@
 
     python results/reference/state-tracking/page.py [TARGET]        # TARGET/declared/index.html
 
-Without a target the pages and claims.json of this folder are written; then docs/written.py writes what follows.
+Without a target the pages, claims.json and tables/ of this folder are written. Then run docs/written.py.
 
 A result counts whatever code made it, if its settings are those that the experiment plans. Two differences are left
 out. `reduction` came later, and says how several GPUs add their gradients. The modes of an evaluation were more: what
-is now the ablation was measured by the jobs of the protocol, and CatbAbI only by other criteria.
+is now the ablation was measured by the jobs of the protocol.
 """
 
 import shutil
@@ -26,7 +26,8 @@ from implicit_llm_workflow.results.missing import find_missing, report_with_miss
 
 HERE = Path(__file__).absolute().parent
 CONFIG = Path("workflow/config/state-tracking.yaml")
-KEPT = ("index.html", "numbers.html", "claims.json")
+TABLES = tuple(f"tables/{table}.csv" for table in ("babi", "jacobian", "test-time"))
+KEPT = ("index.html", "numbers.html", "claims.json", *TABLES)
 NOTE = "Commits that jobs did not record were noted manually: README.md beside this page has them, by run."
 
 
