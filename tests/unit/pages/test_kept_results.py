@@ -158,15 +158,19 @@ def test_the_seeds_of_the_demo_are_the_kept_ones(file: str, by: str, page: str) 
     [
         (LANGUAGE_MODELS, "tables.py", "*.csv", 4),
         (STATE_TRACKING, "tables.py", "*.csv", 4),
-        (STATE_TRACKING, "page.py", "claims.json", 1),
+        (STATE_TRACKING, "page.py", "claims.json tables/babi.csv tables/jacobian.csv tables/test-time.csv", 4),
     ],
 )
 def test_tables_and_verdicts_are_made_from_the_kept_inputs(
     folder: Path, script: str, files: str, number: int, tmp_path: Path
 ) -> None:
     subprocess.run([sys.executable, folder / script, tmp_path], cwd=ROOT, check=True)
-    made = {path.name: path.read_bytes() for path in tmp_path.glob(f"{'declared/' * (script == 'page.py')}{files}")}
-    assert made == {path.name: path.read_bytes() for path in folder.glob(files)}
+    made_in = tmp_path / "declared" if script == "page.py" else tmp_path
+    made, kept = (
+        {path.name: path.read_bytes() for pattern in files.split() for path in place.glob(pattern)}
+        for place in (made_in, folder)
+    )
+    assert made == kept
     assert len(made) == number
 
 
