@@ -181,6 +181,25 @@ def test_a_field_that_is_not_there_is_named(
     assert message in refusal(files(name, **{key: "body"}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b'{"text": "a", "book": "\\ud800"}', "line 2: character 0 is half a character"),
+        (b'{"text": "a", "book": %s}' % (b"[" * 100_000), "line 2: not JSON ("),
+    ],
+    ids=["half a character in the group", "a value without end"],
+)
+def test_what_is_wrong_beside_the_text_is_named_too(tmp_path: Path, written: bytes, message: str) -> None:
+    write(tmp_path / "x.jsonl", b'{"text": "good", "book": "b"}\n' + written)
+    assert refusal(files("x.jsonl", split_by="book"), tmp_path).startswith(f"{tmp_path / 'x.jsonl'}: {message}")
+
+
+def test_the_mark_of_byte_order_is_no_part_of_a_text(tmp_path: Path) -> None:
+    write(tmp_path / "x.txt", b"\xef\xbb\xbfone text")
+    (document,) = open_share(files("x.txt"), tmp_path).documents()
+    assert (document.text, document.utf8) == ("one text", b"one text")
+
+
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "')
     os.truncate(tmp_path / "x.jsonl", 1 << 36)  # sparse: takes no room, and would not fit the memory

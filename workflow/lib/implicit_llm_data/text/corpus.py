@@ -8,6 +8,7 @@ A file is parquet, JSON lines or plain text; the last two may be compressed. A p
 any length, only one document (with parquet: one batch of rows) is in memory.
 """
 
+import codecs
 import hashlib
 import io
 import json
@@ -275,11 +276,14 @@ def _read(reader: Reader, path: Path, text_format: TextFormat) -> Iterator[Docum
 
 
 def checked(text: object, where: str, text_format: TextFormat, position: int, group: str | None = None) -> Document:
-    """Return `text` as a document. Raises: CorpusError if it is no string, not valid Unicode, or too long."""
+    """Return `text` as a document. Raises: CorpusError if it is no string, not valid Unicode, or too long.
+
+    The group must be valid Unicode too.
+    """
     if not isinstance(text, str):
         raise CorpusError(f"{where}: '{text_format.field}' is no text but {type(text).__name__}; repair or remove it")
     try:
-        utf8 = text.encode("utf-8")
+        utf8, _ = text.encode("utf-8"), (group or "").encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
         raise CorpusError(f"{where}: character {error.start} is half a character; repair or remove it") from error
     if len(utf8) > text_format.max_document_bytes:
@@ -312,7 +316,7 @@ def _fields_of(line: bytes, where: str, fields: dict[str, str]) -> list[object]:
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{where}: invalid UTF-8 at byte {error.start}; repair or remove the line") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where}: not JSON ({error}); repair or remove the line") from error
     check_fields(fields, record if isinstance(record, dict) else {}, where)
     return [record[field] for field in fields]
@@ -333,6 +337,7 @@ def _read_text(path: Path, text_format: TextFormat) -> Iterator[Document]:
         data = file.read(text_format.max_document_bytes + 1)
         if len(data) > text_format.max_document_bytes:
             raise too_long(str(path), text_format)
+        data = data.removeprefix(codecs.BOM_UTF8)
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
