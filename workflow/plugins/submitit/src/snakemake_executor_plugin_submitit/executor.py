@@ -34,7 +34,7 @@ common_settings = CommonSettings(
     job_deploy_sources=False,
     pass_default_storage_provider_args=True,
     pass_default_resources_args=True,
-    pass_envvar_declarations_to_cmd=False,  # jobs inherit it; other users could read a command line
+    pass_envvar_declarations_to_cmd=False,  # jobs inherit the variables; a command line would show them to other users
     auto_deploy_default_storage_provider=False,  # it would call pip before every job
     init_seconds_before_status_checks=1,
 )
@@ -104,7 +104,7 @@ class Executor(RemoteExecutor):
         return ""
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        # `active_jobs` is empty while Snakemake checks the jobs. A job without an id is not yet submitted.
+        # `active_jobs` is empty while Snakemake checks the jobs. A job without an id is not yet known to be submitted.
         jobs = [job for job in list(self.dispatcher.jobs.values()) if job.record.job_id]
         if not jobs:
             return
@@ -219,7 +219,7 @@ class Executor(RemoteExecutor):
             )
 
     def _settle_reported(self) -> None:
-        """Close the records of the jobs that were reported in the last round.
+        """Close the records of the jobs that were reported since the last call.
 
         Until then they stay open: if Snakemake is killed before it has saved how the jobs ended, the next driver must
         find the finished jobs.

@@ -86,10 +86,10 @@ def recorded(job: Job, end: End) -> End:
 
 
 def failure_of(job: Job, state: str, exit_code: int | None) -> End:
-    """Return the failure of a job that did not write its end, or was killed while it stopped.
+    """Return the failure of a job that did not write its end, or whose end is provisional.
 
-    The failure follows from Slurm's state, or without one from the last attempt. A message about memory in the log
-    makes it "oom", unless the job was cancelled or preempted.
+    The failure follows from Slurm's state, or without one from the last attempt. A message about memory in submitit's
+    standard error makes it "oom", unless the job was cancelled or preempted.
     """
     begun = [one for one in read_attempts(job.files.attempts) if one["submission"] == job.record.number]
     last = begun[-1] if begun else {}
@@ -104,7 +104,7 @@ def failure_of(job: Job, state: str, exit_code: int | None) -> End:
         kind = "oom"
     is_fruitful = job.files.progress() is not None and not job.files.is_unfruitful()
     if kind == "timeout" and (is_fruitful or exit_code == PREEMPTED_EXIT):
-        kind = "preempted"  # the job was killed before it could stop by itself, but it does write checkpoints
+        kind = "preempted"  # the job makes progress or requests a restart: another attempt resumes from its checkpoint
     message = {
         "lost": "it ended without an outcome",
         "cancelled": "cancelled",

@@ -27,8 +27,9 @@ SILENT = logging.Logger("silent", logging.CRITICAL)  # the answer shows whether 
 class Submitted:
     """The last submission of a job.
 
-    state: None if unknown. slurm_state: Slurm's name for the state. reason: why the job waits. failure_class: None
-    for success and if unknown. message: how the job ended.
+    job_id: "" until it is known. state: None if unknown. slurm_state: Slurm's name for the state; "UNKNOWN" if Slurm
+    does not know the job, "" if it was not asked or did not answer. reason: why the job waits. failure_class: None for
+    success, before the end, and if unknown. message: how the job ended.
     """
 
     job_id: str
@@ -44,7 +45,7 @@ class Submitted:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the job ended with an error. A job that a user or Slurm stopped has not failed."""
+        """Whether the job ended with an error. A cancelled or preempted job has not failed."""
         return self.failure_class not in (None, "preempted", "cancelled")
 
 

@@ -22,7 +22,8 @@ from snakemake_executor_plugin_submitit.store import End, JobFiles, Record, dige
 
 _WITH_PREFIX = ("partition", "account", "qos", "reservation", "constraint")
 # The sbatch option of each resource. The names that the official Slurm plugin reads are among them; the first five
-# options also have a second name, with or without `slurm_`. If two resources set the same option, the later one counts.
+# options also have a second name, with or without `slurm_`. If two resources set the same option, the one that is later
+# in this dictionary counts.
 _OPTIONS = {
     **{f"{prefix}{name}": name for name in _WITH_PREFIX for prefix in ("", "slurm_")},
     "exclude": "exclude",
@@ -51,8 +52,8 @@ class Job(SubmittedJobInfo):
 
     step: the part that all its submissions share. request: options of sbatch; {} if it runs on this machine.
     is_small: whether the job may be a task of a job array. is_forced: whether the job runs even if its outputs exist.
-    The other fields describe the last submission: `record`; `process`, if it runs on this machine; `slurm`, its state
-    in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
+    The other fields describe the last submission: `record`; `process`, if this driver started it on this machine;
+    `slurm`, its state in Slurm; `doubt`, the state in which the job seems to have ended, and since when.
     """
 
     step: JobStep = field(kw_only=True)
@@ -265,7 +266,7 @@ def not_understood(names: Iterable[str], readers: Sequence[Any], limits: Collect
     """Return the resources that neither this plugin nor the rule uses.
 
     limits: the names of `--resources`. readers: the rule's command, inputs and params; a function among them may use
-    any resource.
+    any resource, so the result is then empty.
     Raises: WorkflowError for a resource that is meant for Slurm, or misspelt.
     """
     used = {name for reader in readers for name in re.findall(r"\bresources\.(\w+)", str(reader))}

@@ -32,7 +32,7 @@ class SlurmState(NamedTuple):
     """The state of a job in Slurm.
 
     state: in PENDING, RUNNING or ENDED; "UNKNOWN" if Slurm does not know the job; "" without an answer. exit_code: that
-    of the batch script. nodes: in Slurm's notation.
+    of the batch script, only from sacct. nodes: in Slurm's notation. reason: only from squeue.
     """
 
     state: str
@@ -46,7 +46,7 @@ class SlurmState(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether no node can run the job; Slurm also has a record of jobs that sbatch refused."""
+        """Whether Slurm refused the job because no node can run it; a job that sbatch refused has such a record too."""
         return self.state == "FAILED" and self.reason == "BadConstraints" and not self.nodes
 
     @property

@@ -114,7 +114,10 @@ class JobStep:
 
 
 def is_superseded(step: JobStep) -> bool:
-    """Return whether a later submission replaces this one: Slurm accepted two, or the driver submitted again."""
+    """Return whether another job replaces this one; if so, write a line about it to the output log.
+
+    This happens if Slurm accepted the submission twice, or the driver submitted again.
+    """
     current, own = load(step.files), job_id()
     is_same_job = not current or not current.job_id or own in ("", current.job_id)
     if not current or (current.number == step.record.number and is_same_job):
@@ -161,7 +164,7 @@ def run_attempt(step: JobStep) -> dict[str, Any] | None:
         if oom_kills() > kills and code == 137:
             killed = {"failure_class": "oom", "message": "killed by the kernel for lack of memory"}
             write_json(files.status, {**read_json(files.status), **killed})
-        # A signal before `limit_s` has another cause than the time limit, such as a preemption.
+        # If the job has ended before `limit_s`, its signal had another cause than the time limit, such as a preemption.
         limit_s = 60 * step.record.requested["runtime"] - step.signal_delay_s - SIGNAL_EARLY_S
         end = add_attempt(
             files.attempts,
@@ -192,7 +195,8 @@ def start(step: JobStep, output: IO[bytes]) -> subprocess.Popen[bytes]:
 def wait(process: subprocess.Popen[bytes], signals: StopSignals, relay: Relay, patience_s: float) -> int:
     """Wait for the end of the job, and up to `patience_s` longer for signalled processes; relay signals meanwhile.
 
-    A signal may kill the shell before the training run in it has written its checkpoint.
+    A signal may kill the shell before the training run in it has written its checkpoint. On SIGINT, all
+    processes of the job are killed instead.
     Returns: the exit code as in Popen.
     """
     deadline = math.inf
@@ -249,7 +253,8 @@ def decide(step: JobStep, end: dict[str, Any]) -> End | None:
     if step.files.is_unfruitful():
         return _outcome(end, "timeout", f"{UNFRUITFUL_LIMIT} attempts in a row without progress")
     if end["asked"] == "SIGTERM":
-        # After scancel or a preemption, Slurm itself may requeue the job; the driver waits until Slurm shows it.
+        # After a preemption, Slurm itself may requeue the job; after scancel, it does not. The driver waits until Slurm
+        # shows which it was.
         return _outcome(end, "preempted", "stopped by SIGTERM")
     done = len(read_attempts(step.files.attempts)) - 1
     if done >= step.requeue_limit:
@@ -286,7 +291,7 @@ def in_container(step: JobStep) -> str:
 
 
 def job_id() -> str:
-    """Return the id of the job to which this process belongs, in submitit's notation."""
+    """Return the id of the job to which this process belongs, in submitit's notation; "" outside a job."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"

@@ -48,7 +48,7 @@ class JobFiles:
     def end(self, number: int) -> "End | None":
         """Return the `End` of submission `number`; None if the job wrote none, or with another version of this plugin.
 
-        An unknown failure class becomes "bug".
+        An unknown failure class becomes "bug", and so does a success without the exit code 0.
         """
         try:
             end = End(**read_json(self.outcome(number)))
@@ -225,7 +225,7 @@ def clean(folder: Path, days: int) -> None:
         elif record:
             used.add(Path(record.folder))
     for array in (folder / "arrays").glob("*/"):
-        # The records of an array are written some seconds after its folder.
+        # Another driver may have submitted a new array after the records were read above.
         if array not in used and time.time() - array.stat().st_mtime > 60:
             shutil.rmtree(array)
 

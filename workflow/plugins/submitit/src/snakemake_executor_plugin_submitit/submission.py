@@ -36,7 +36,7 @@ UNLIMITED = 10**6  # disables submitit's own limit of time-outs, because the ste
 
 
 class NotSubmitted(Exception):
-    """The job cannot be submitted; the message names the reason and what to do."""
+    """The job was not submitted, or it is unknown whether Slurm accepted it; the message gives the reason."""
 
 
 class Refused(NotSubmitted):
@@ -119,7 +119,7 @@ class Dispatcher:
         `earlier` becomes the job's record in any case. Raises: NotSubmitted, NoAnswer.
         """
         job.record = earlier
-        job_id = earlier.job_id or self._find(job)  # without an id, its driver was killed during the submission
+        job_id = earlier.job_id or self._find(job)  # the id is missing if its driver was killed, or got no answer
         if not job_id:
             return False
         job.save(job_id=job_id)
@@ -224,7 +224,8 @@ class Dispatcher:
     def _free_gpus(self, job: Job) -> list[int]:
         """Return as many GPUs of this machine as the job requests, or all if it has fewer.
 
-        No other job of this driver uses these GPUs; if too few are free, the first GPUs are shared.
+        They are GPUs that no other job of this driver uses. If fewer of these are left than the job requests, return
+        the first of all GPUs, which jobs then share. If no GPU is visible, the numbers count from 0.
         """
         count = job.record.requested["gpu"]
         others = [other for other in list(self.jobs.values()) if other.job is not job.job]
