@@ -51,8 +51,9 @@ def test_a_resource_comes_before_a_setting() -> None:
 )
 def test_a_job_asks_for_no_more_time_than_its_partition_allows(partition: str | None, minutes: int) -> None:
     limits = {"short": 20, "day": 1440, "": 30}
-    found = sbatch_request({"runtime": 5000, "slurm_partition": partition}, 1, ExecutorSettings(), limits)
-    assert (found["time"], found["signal"]) == (minutes, "B:USR2@120")
+    for resource in ("slurm_partition", "partition"):
+        found = sbatch_request({"runtime": 5000, resource: partition}, 1, ExecutorSettings(), limits)
+        assert (found["time"], found["signal"]) == (minutes, "B:USR2@120")
     assert sbatch_request({"runtime": 9}, 1, ExecutorSettings(partition="short"), limits)["time"] == 9
 
 

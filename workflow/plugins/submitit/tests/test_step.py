@@ -1,5 +1,7 @@
 """What runs within a job, without a scheduler around it."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -12,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from snakemake_executor_plugin_submitit import processes
 from snakemake_executor_plugin_submitit.processes import Relay, sentinel
-from snakemake_executor_plugin_submitit.step import JobStep
+from snakemake_executor_plugin_submitit.step import JobStep, job_id
 from snakemake_executor_plugin_submitit.store import (
     JobFiles,
     Record,
@@ -293,6 +295,35 @@ def test_a_checkpoint_is_waited_for_although_the_shell_has_died(tmp_path: Path) 
     in_background(step, to_shell, signal.SIGTERM)
     assert (tmp_path / "got").exists()
     assert read_json(step.files.outcome(1))["failure_class"] == "preempted"
+
+
+def test_a_local_job_inside_an_allocation_has_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "99")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    assert job_id() == "6_1"
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    assert job_id() == "99"
+
+
+def test_locks_are_those_that_nfs_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS 4 refuses a shared lock on a file that is not open for reading, and an exclusive one without writing."""
+
+    def flock(file: IO[str], operation: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        refused = os.O_WRONLY if operation & fcntl.LOCK_SH else os.O_RDONLY
+        if mode == refused:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, operation)
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    files = make_step(tmp_path, "true").files
+    assert not files.is_running_here()
+    with files.lock(), files.hold_running():
+        assert files.is_running_here()
+    assert not files.is_running_here()
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def requested(
     The GPUs may also be given by `gres` alone, as in `gpu:4` or `gpu:h100:4`. The runtime is at most the longest
     limit of the partitions, because Slurm would let a longer job wait for ever. Raises: WorkflowError.
     """
-    partitions = str(resources.get("slurm_partition") or settings.partition or "").split(",")
+    partition = resources.get("slurm_partition") or resources.get("partition") or settings.partition
+    partitions = str(partition or "").split(",")
     longest = max(limits.get(partition, math.inf) for partition in partitions)
     in_gres = re.search(r"\bgpu(?::[^:,]+)?(?::(\d+))?(?=,|$)", str(resources.get("gres") or ""))
     return {

@@ -60,7 +60,7 @@ def main() -> None:
     # no pickle.
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     with suppress(FileExistsError):  # after a requeue, submitit's own pickle exists
-        pickle = pickle_path(folder, int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
+        pickle = pickle_path(folder, 0 if is_local() else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
         JobEnvironment().paths.submitted_pickle.symlink_to(pickle)
     process_job(folder)
 
@@ -290,12 +290,17 @@ def in_container(step: JobStep) -> str:
     return shlex.join(["apptainer", "exec", *options, image, "bash", "-c", command])
 
 
+def is_local() -> bool:
+    """Return whether submitit's local executor started this process, maybe inside an allocation of Slurm."""
+    return os.environ.get("SUBMITIT_EXECUTOR") == "local"
+
+
 def job_id() -> str:
-    """Return the id of the job to which this process belongs, in submitit's notation; "" outside a job."""
+    """Return the id of the job to which this process belongs, in submitit's notation; "" if there is none."""
+    if is_local():
+        return os.environ.get("SUBMITIT_LOCAL_JOB_ID", "")
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array:
-        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
+    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
 def _outcome(end: dict[str, Any], failure_class: str | None, message: str = "") -> End:

@@ -72,14 +72,16 @@ class JobFiles:
     @contextmanager
     def hold_running(self) -> Iterator[None]:
         """Mark the job as running; the kernel releases the lock however the process ends."""
-        with open(self.running, "a") as file:
+        with open(self.running, "a+") as file:  # NFS grants a shared lock only to a file that is open for reading
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
     def is_running_here(self) -> bool:
         """Return whether a process of this machine runs the job."""
         try:
-            with open(self.running) as file:
+            with open(
+                self.running, "r+"
+            ) as file:  # NFS grants an exclusive lock only to a file that is open for writing
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
