@@ -169,7 +169,10 @@ def _about(inputs: dict[str, Input], run: RunDirectory) -> dict[str, Any]:
 
 
 def _open_inputs(request: StageRequest, identity: Identity) -> dict[str, Input]:
-    """Wait until the files of the upstream runs are visible, and check them. Raises: IdentityError, ManifestError."""
+    """Check the files of the upstream runs; wait at most `default_wait_s` for missing ones.
+
+    Raises: IdentityError, ManifestError.
+    """
     if identity.upstream.keys() != request.inputs.keys():
         wanted, told = (", ".join(sorted(roles)) or "none" for roles in (identity.upstream, request.inputs))
         raise IdentityError(

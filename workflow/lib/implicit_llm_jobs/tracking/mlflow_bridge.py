@@ -363,7 +363,7 @@ class Trajectory:
 
     def __init__(self) -> None:
         self._known: dict[int, set[str]] = {}
-        self.summary: Point | None = None  # from the last end of the stage
+        self.summary: Point | None = None  # the new metrics of the last `stage_finished` that had any
 
     def take(self, record: Mapping[str, Any]) -> Point | None:
         """Return the new metrics of a record, or None if it has none."""

@@ -87,7 +87,7 @@ def initialise(uri: str, *, is_deep: bool = False) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Exclude other processes by a lock on the file `path`."""
+    """Wait for a lock on the file `path`, which excludes other processes but not other threads of this one."""
     faults.point("tracker.before_lock")
     # `lockf`, because a data worker that is forked meanwhile would keep a lock of `flock`.
     with open(path, "a", encoding="utf-8") as lock:

@@ -3,7 +3,7 @@
 `python -m implicit_llm_jobs.tracking.mlflow_writer results/demo` writes the runs that their jobs did not write to the
 end. A call of Snakemake ends with this command if there are such runs.
 
-No result depends on MLflow. If MLflow is missing or its store fails, the stage continues after one warning, and its
+No result depends on MLflow. If MLflow is missing or its store fails, the stage logs this once and continues, and its
 points wait in the journal. Importing MLflow takes longer than most jobs of data sets and reports, which log no points
 while they run. A job that reads such a run writes it to MLflow, or else the call of Snakemake does when it ends.
 """

@@ -342,7 +342,7 @@ def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
 
 
 def _free_port() -> int:
-    """Return a free port of this node, which is the first node of the job."""
+    """Return a free port of this machine, which must be the first node of the job, as in a job script of sbatch."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])

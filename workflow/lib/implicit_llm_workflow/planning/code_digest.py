@@ -203,7 +203,10 @@ class JobCode:
 
 @functools.cache
 def job_digest(code: JobCode) -> str:
-    """Return the digest of the code that a job can run. Raises: SourceError if a module is missing or invalid."""
+    """Return the digest of the code that a job can run, which is computed once in a process.
+
+    Raises: SourceError if a module is missing or invalid.
+    """
     digest = total_digest(file_digests(job_sources(code)))
     _library().cache.save()
     return digest
@@ -217,7 +220,7 @@ def job_sources(code: JobCode) -> dict[str, SourceModule]:
 
 @functools.cache
 def _library() -> Project:
-    """Return the project that all stages use, because they share most imports."""
+    """Return the project that all stages use, because they share most imports; it reads each file once in a process."""
     folders = {name: package_dir(name) for name in PACKAGES}
     return Project(folders, Remembered(folders[LIBRARY] / "__pycache__" / "code-digests"))
 
@@ -395,7 +398,7 @@ class CodeRecord:
 
 
 def code_now(code: JobCode) -> CodeRecord:
-    """Return the record of the code that a job can run, as it is on disk. Raises: SourceError."""
+    """Return the record of the code that a job can run, as this process has read it. Raises: SourceError."""
     sources = job_sources(code)
     parts = {name: parts_of(source.tree) for name, source in sources.items()}
     return CodeRecord(code.module, file_digests(sources), parts)

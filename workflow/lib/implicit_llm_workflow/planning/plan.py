@@ -237,7 +237,7 @@ class Plan:
 
     @property
     def driver_lock(self) -> Path:
-        """The lock file that is held by the Snakemake process that runs the experiment."""
+        """The lock file of the Snakemake process that runs the experiment; `gc` and `accept` hold it too."""
         return self.root / ".driver.lock"
 
     @property

@@ -41,7 +41,7 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
     """Return an acceptance for each chosen job whose result differs from the wanted one in its code alone.
 
     Acceptances of inputs count, also new ones. A job that only patterns match is skipped if it has nothing to accept.
-    Raises: NotAcceptable.
+    Raises: NotAcceptable; a result that differs in more than its code is refused even if only patterns match its job.
     """
     found: dict[str, Acceptance] = {}
     when = datetime.now(UTC).isoformat(timespec="seconds")

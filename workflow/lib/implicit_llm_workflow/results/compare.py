@@ -164,7 +164,7 @@ def _names(node: Node) -> Iterator[str]:
 def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
     """Return the settings in which results or their inputs differ, without a seed that differs only inside the columns.
 
-    Inputs with equal fingerprints are not compared.
+    Inputs with equal fingerprints are not compared. If the same inputs occur in several places, `where` has the first.
     """
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}

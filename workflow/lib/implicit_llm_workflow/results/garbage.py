@@ -49,8 +49,9 @@ def find_garbage(plan: Plan) -> list[Garbage]:
     """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
     A fingerprint is in use if a job's present manifest names it as its own or as an input, or if the manifest of a work
-    folder in use does, so a stale result keeps its lineage. Run directories in which a process works are left out. A
-    process on another machine counts as working until SILENT_S after its last write.
+    folder in use does, so a stale result keeps its lineage, except for inputs whose run directories belong to no job.
+    Run directories in which a process works are left out. A process on another machine counts as working until SILENT_S
+    after its last write.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}

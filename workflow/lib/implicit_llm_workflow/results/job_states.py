@@ -69,7 +69,7 @@ def state_text(state: str) -> Text:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that a lock file names. `is_alive`: None if the process runs on another machine."""
+    """The process that a lock file names. `is_alive`: None for a process on another machine, which is not visible."""
 
     pid: int
     host: str
@@ -182,7 +182,7 @@ class FailedPreflight:
 
 
 def failed_preflights(plan: Plan) -> list[FailedPreflight]:
-    """Return the failed preflights; the log of a job that failed before its command is the executor's."""
+    """Return the failed preflights; if a job failed before its command started, `log` is the executor's log."""
     logs = [log for log in sorted((plan.root / ".preflight").glob("*.log")) if not log.with_suffix(".json").exists()]
     submitted = _submitted(plan, {log.stem: [log.with_suffix(".json")] for log in logs})
     found = []

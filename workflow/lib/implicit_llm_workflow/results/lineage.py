@@ -87,7 +87,7 @@ class Result:
 class Lineage:
     """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
-    `runs`: by fingerprint, in order of their distance from the result; runs that were not found are absent.
+    `runs`: by fingerprint, from the result itself to the most distant run; runs that were not found are absent.
     `artifact`: the path of the traced file, relative to the run directory; None for the whole result. `readers`: the
     fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
     """
@@ -109,7 +109,7 @@ class Lineage:
         return [item for item in inputs if item[2] not in self.runs]
 
     def gap(self) -> str:
-        """Return what happened if an input was not found, and what to type then; else ""."""
+        """If an input was not found, return what may have happened and what to do; else ""."""
         missing = self.missing()
         if not missing:
             return ""

@@ -121,10 +121,11 @@ class Driver:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw forced results and create MLflow's store; `onstart` does this when Snakemake has chosen the jobs.
+        """Withdraw forced results, extend the stop handlers and create MLflow's store.
 
-        A forced job would otherwise return its existing result. Results that depend on a forced one are withdrawn too,
-        since their numbers may change. Their jobs run now, or in the next call if this call does not reach them.
+        `onstart` does this when Snakemake has chosen the jobs. A forced job would otherwise return its existing result.
+        Results that depend on a forced one are withdrawn too, since their numbers may change. Their jobs run now, or in
+        the next call if this call does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):

@@ -80,8 +80,8 @@ class RuleInputs:
     Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. There are two
     exceptions, for which Snakemake must find a newer input. Results in `forced` (keys of jobs) are computed again
     although they exist, and the jobs that depend on them must follow. If somebody deleted the manifest of a run
-    directory, that directory is an input of its job. A job in a process of its own has no inputs, because they existed
-    when its driver started it.
+    directory, that directory is an input of its job, and the manifest in its work folder is not ancient either. A job
+    in a process of its own has no inputs, because they existed when its driver started it.
     """
 
     plan: Plan
