@@ -34,7 +34,7 @@ PAPER = {
 def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
     """Return a model card: a YAML head, and the template (a file beside this module) filled with `values`.
 
-    head: fields that are added to those of every model card, or replace them.
+    head: fields that are added to those of every model card, or replace them; None removes a field.
     Raises: jinja2.UndefinedError for a missing value.
     """
     environment = jinja2.Environment(
@@ -204,7 +204,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
         "training.md.j2",
         facts,
         values,
-        license="unknown" if pretrained else "apache-2.0",  # that of the base model, which is not known here
+        license="unknown" if pretrained else "apache-2.0",  # a base model's licence is not known here
         pipeline_tag="text-generation" if config["task"] == LANGUAGE_MODEL else None,
         tags=[*facts.tags, config["task"].replace("_", "-")],
         datasets=None if dataset is None else [dataset],

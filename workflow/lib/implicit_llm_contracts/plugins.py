@@ -152,7 +152,10 @@ def plugin_paths(config: Mapping[str, Any]) -> list[Path]:
 
 
 def load_plugin(path: Path) -> ModuleType:
-    """Import a job's plugin once, check that it has what it declares, and return its module. Raises: ConfigError."""
+    """Import a job's plugin once, check that it has what it declares, and return its module.
+
+    Raises: ConfigError; what the file itself raises.
+    """
     plugin, known = read_plugin(path), sys.modules.get(path.stem)
     if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
         return known

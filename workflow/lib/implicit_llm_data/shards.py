@@ -6,8 +6,8 @@
 
 The index of a stream lists parts. A part is a file of little-endian uint16, with a path relative to the index. The path
 may lead to other run directories; a copy of the whole results folder works like the original. Each part is cut into its
-own sequences, and the rest at its end is dropped. Another length therefore needs no copy, and no part waits for
-another.
+own sequences, and the rest at its end is dropped. Another length therefore needs no copy, and separate jobs can write
+the parts at the same time.
 
 Every file appears atomically, and equal data sets are equal byte for byte.
 """
@@ -174,7 +174,7 @@ class TokenDataset:
 
     def _error(self, shard: int, file: FileRecord, damage: str) -> DatasetError:
         path = self._path(file)
-        # A separate job writes each part of a stream. If this job runs again, the index is out of date.
+        # A separate job writes each part of a stream. After it has rebuilt the part, the index must be rebuilt too.
         directories = [path.parent, self.directory] if file.path.startswith("..") else [self.directory]
         return DatasetError(f"{path}: shard {shard}: {damage}; {rebuild_hint(*directories)}")
 

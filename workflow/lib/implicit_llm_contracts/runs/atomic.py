@@ -109,7 +109,8 @@ def write_once(path: Path, data: bytes | str) -> None:
 def new_file(path: Path, needed_bytes: int | None = None) -> Iterator[BinaryIO]:
     """Yield a temporary file that is renamed to `path` at the end of the block, or deleted after an error.
 
-    Raises: StorageError, whose message names `needed_bytes` if the disk is full.
+    Raises: StorageError, also if another file in the block causes the error; the message names `needed_bytes` if the
+    disk is full.
     """
     tmp = temporary_name(path)
     with storage_errors(path, needed_bytes):
@@ -177,7 +178,8 @@ def commit_directory(tmp_dir: Path, final_dir: Path) -> None:
 def new_directory(final_dir: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     """Yield a temporary directory that is moved to `final_dir` at the end of the block, or deleted after an error.
 
-    Raises: StorageError, whose message names `needed_bytes` if the disk is full.
+    Raises: StorageError, also if another file in the block causes the error; the message names `needed_bytes` if the
+    disk is full.
     """
     tmp_dir = temporary_name(final_dir)
     try:
@@ -262,7 +264,7 @@ def wait_for_files(paths: Iterable[Path]) -> None:
     """Wait until all `paths` exist or the time is over; code that then reads a missing file reports it.
 
     The time is a minute in a Slurm job, whose inputs other machines have written, and zero elsewhere. The environment
-    variable IMPLICIT_LLM_LATENCY_WAIT_S sets another time.
+    variable IMPLICIT_LLM_LATENCY_WAIT_S sets another time. Raises: UserError for a wrong value of it.
     """
     end = time.monotonic() + default_wait_s()
     missing = [path for path in paths if not os.path.exists(path)]  # errors count as absence

@@ -109,7 +109,8 @@ class Fetched:
 def find_fetched(wanted: HubFiles, downloads: Path) -> Fetched | None:
     """Return the record of the finished fetch; None if nothing was fetched, so any files are those of the user.
 
-    Raises: FetchedFilesError if the fetch is unfinished or of another revision, or if a file has another size.
+    Raises: FetchedFilesError if the fetch is unfinished or of another revision, if its record is damaged, or if a file
+    is missing or has another size.
     """
     folder, record = wanted.folder(downloads), wanted.record(downloads)
     if not record.exists():

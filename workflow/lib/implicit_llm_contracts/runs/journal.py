@@ -44,7 +44,8 @@ class Journal:
 
     Lines that could not be written wait in memory for the next call. A crash loses only lines after the last
     `flush_to_disk`, which are newer than the state from which the stage resumes.
-    path: None writes nothing, for ranks above 0 of a distributed job.
+    path: None writes nothing, for ranks above 0 of a distributed job. An incomplete last line of the file is deleted.
+    Raises: StorageError if the file cannot be opened.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -155,7 +155,10 @@ def report_progress(progress: Any) -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Report why the job fails, but keep an earlier reason; a process with a launcher reports to the launcher."""
+    """Report why the job fails, but keep an earlier reason, and ignore an interrupt and an exit other than 75.
+
+    A process with a launcher records its end for the launcher instead, whatever the error is.
+    """
     if folder := LaunchFolder.of_this_process():
         folder.record_end(error)
     elif failure_class := failure_class_of(error):

@@ -56,7 +56,7 @@ class ResultError(Exception):
 def locked(path: Path, busy: Callable[[str], UserError]) -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel releases the lock when the process ends for any reason.
 
-    Raises: the error that `busy` returns for the present holder, such as "process 7 on HOST".
+    Raises: StorageError; the error that `busy` returns for the present holder, such as "process 7 on HOST".
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class RunDirectory:
         self._previous = self.work.with_name(f"{self.work.name}.previous")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Return a lock that admits only one writer. Raises: RunDirectoryBusy, which names the holder."""
+        """Return a lock that admits only one writer. Raises: StorageError; RunDirectoryBusy, which names the holder."""
         next_step = "is writing here (work/.lock); wait for it or stop it, then start again"
         return locked(self.path / WORK / ".lock", lambda holder: RunDirectoryBusy(f"{self.path}: {holder} {next_step}"))
 
@@ -150,7 +150,7 @@ class RunDirectory:
     def publish(self, files: Sequence[Path | str], summary: dict[str, Any]) -> Manifest:
         """Commit the manifest of `files` (files or directories below work), then publish the result.
 
-        Raises: ResultError for a file that is missing, outside of work, or a link.
+        Raises: ResultError for a file that is missing, outside of work, or a link; StorageError.
         """
         faults.point("publish.before_digests")
         records = tuple(self._record(path) for path in self._expand(files))
@@ -209,8 +209,8 @@ def declared_files(manifest: Manifest, run_dir: Path) -> dict[str, Path]:
 def show_result(run_dir: Path, work: Path) -> None:
     """Publish the finished result of this work folder in its run directory.
 
-    Copies of files that only the result published before declares are deleted. The manifest is written last.
-    Raises: ManifestError.
+    Published files that the previous result declares and this one does not are deleted. The manifest is written last.
+    Raises: ManifestError, StorageError.
     """
     manifest, before = Manifest.read(committed(work) or work / COMMIT), Manifest.find(run_dir / MANIFEST)
     names = {} if before is None else declared_files(before, run_dir)

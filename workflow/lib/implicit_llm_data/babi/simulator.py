@@ -228,6 +228,7 @@ class Carrying(Walks):
     held: dict[str, dict[str, int]] = field(default_factory=lambda: {person: {} for person in PERSONS})
     changes: dict[str, list[int]] = field(default_factory=lambda: {person: [] for person in PERSONS})
     # lying: the room of each thing on the floor. arrivals: by thing and room, the room from which the thing last came.
+    # Both also have the lines that prove this room.
     lying: dict[str, tuple[str, Lines]] = field(default_factory=dict)
     arrivals: dict[str, dict[str, tuple[str, Lines]]] = field(default_factory=lambda: {thing: {} for thing in THINGS})
 

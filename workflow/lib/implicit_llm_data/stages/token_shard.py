@@ -48,7 +48,7 @@ REPORT_S = 10.0  # between two points in the journal
 def run(context: StageContext) -> StageResult:
     """Encode the documents of the shard's files; only the configuration, tokenizer and text determine the output.
 
-    Raises: ConfigError, CorpusError, InputMissing, TokenizerError, StorageError.
+    Raises: ConfigError, CorpusError, FetchedFilesError, InputMissing, TokenizerError, StorageError.
     """
     config = context.settings(TokenShardConfig)
     share = open_share(config.corpus, context.downloads, config.shard, config.num_shards)

@@ -132,7 +132,7 @@ class CorpusShare:
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
     """Return the files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` has the fetched files.
 
-    Raises: CorpusError if there are no files, or fewer files than shards; FetchedFilesError.
+    Raises: CorpusError for missing files, a file of an unknown kind, or fewer files than shards; FetchedFilesError.
     """
     limit = config.max_document_bytes or MAX_DOCUMENT_BYTES
     match config:

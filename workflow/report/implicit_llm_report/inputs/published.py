@@ -141,7 +141,7 @@ def _model(entry: PublishedEntry) -> str:
 class Published:
     """The published numbers and statements by table, and the meanings of their marks.
 
-    numbers: accuracies on word problems alone. facts: statements, which are text.
+    numbers: only those of word problems. facts: statements, which are text.
     """
 
     marks: Mapping[str, str]
