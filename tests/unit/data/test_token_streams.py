@@ -18,7 +18,7 @@ from implicit_llm_contracts.config.text import CorpusFiles
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs import journal
 from implicit_llm_contracts.runs.atomic import StorageError
-from implicit_llm_contracts.runs.manifest import MANIFEST
+from implicit_llm_contracts.runs.manifest import MANIFEST, sha256_of
 from implicit_llm_data.shard_writer import write_shards
 from implicit_llm_data.shards import DatasetError, DatasetSpec, LengthError, TokenDataset, open_dataset, token_dtype
 from implicit_llm_data.stages import token_shard, token_stream
@@ -149,6 +149,14 @@ def test_the_tokenizer_is_trained_without_documents_that_are_held_out(project: P
     assert held_out.read_bytes() == (project.run("z-tokenizer", {**trained, **alone}) / "tokenizer.json").read_bytes()
 
 
+def test_a_shard_whose_file_has_moved_to_another_shard_is_refused(project: Project) -> None:
+    """One file fewer before it in the corpus, and this file belongs to the other shard."""
+    paths = sorted(project.downloads.glob("part-*.jsonl.gz"))
+    planned = {path.name: sha256_of(path) for path in paths[:2]}
+    message = f"files: {paths[1].name} is no longer among this job's files, as they were planned; plan it again"
+    check_refused(project, re.escape(message), file_sha256={**planned, paths[2].name: sha256_of(paths[2])})
+
+
 def test_a_tokenizer_that_was_saved_with_truncation_and_padding_encodes_whole_documents(project: Project) -> None:
     expected = (project.run(*shard()) / "train.bin").read_bytes()
     tokenizer = Tokenizer.from_file(str(project.input("x-tokenizer").work / "tokenizer.json"))
@@ -177,7 +185,7 @@ def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(project: Project) -
         ),
         (
             {"file_sha256": {}},
-            "files: part-0.jsonl.gz was not among this job's files when it was planned; plan it again",
+            "files: part-0.jsonl.gz was not among this job's files, as they were planned; plan it again",
         ),
         ({"vocab_size": 299}, "vocab_size: 299 is less than the tokenizer's 300 ids"),
         ({"shard": 2}, ".shard: 2 is out of range; give less than num_shards, 2"),

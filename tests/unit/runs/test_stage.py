@@ -23,7 +23,7 @@ from implicit_llm_contracts.errors import ConfigError, Preempted, UserError
 from implicit_llm_contracts.runs import journal, launched
 from implicit_llm_contracts.runs.atomic import StorageError, read_object
 from implicit_llm_contracts.runs.identity import Identity, IdentityError
-from implicit_llm_contracts.runs.logs import wants_bar
+from implicit_llm_contracts.runs.logs import wants_bar, without_password
 from implicit_llm_contracts.runs.manifest import Manifest, ManifestError
 from implicit_llm_contracts.runs.places import PROJECT_DIR
 from implicit_llm_contracts.runs.stage_context import StageContext, StageResult
@@ -480,3 +480,8 @@ def test_the_commit_is_that_of_the_checkout_which_the_code_comes_from(monkeypatc
     found = git_state()
     assert found["commit"] == commit
     assert isinstance(found["is_dirty"], bool)
+
+
+def test_a_password_is_hidden_whole_although_it_has_an_at_sign() -> None:
+    assert without_password("see http://me:p@ss@host:5000/a@b?c@d") == "see http://***@host:5000/a@b?c@d"
+    assert without_password("http://host?c@d") == "http://host?c@d"

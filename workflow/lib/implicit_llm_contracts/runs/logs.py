@@ -12,7 +12,7 @@ from pathlib import Path
 from implicit_llm_contracts.runs.atomic import storage_errors, temporary_name
 
 PACKAGES = ("implicit_llm", "implicit_llm_contracts", "implicit_llm_data", "implicit_llm_jobs", "implicit_llm_workflow")
-_USER_INFO = re.compile(r"(?<=://)[^\s/@]+@")
+_USER_INFO = re.compile(r"(?<=://)[^\s/?#]+@")  # up to the last "@", because a password may contain one
 FILE_ONLY = {"file_only": True}  # `extra` of records that the console shows in another way
 
 

@@ -190,9 +190,10 @@ def require_planned_files(config: CorpusFiles, share: CorpusShare, digests: Mapp
             raise CorpusError(f"files: {name} is gone; restore it")
         if sha256_of(paths[name]) != digest:
             raise CorpusError(f"{paths[name]}: has changed since this job was planned; plan it again")
-    for file in share.files:  # another file in the corpus moves files to other shards
-        if file.name not in digests:
-            raise CorpusError(f"files: {file.name} was not among this job's files when it was planned; plan it again")
+    names = {file.name for file in share.files}
+    for name in sorted(names ^ digests.keys()):  # a file more or less in the corpus moves others to other shards
+        change = "was not among" if name in names else "is no longer among"
+        raise CorpusError(f"files: {name} {change} this job's files, as they were planned; plan it again")
 
 
 # The documentation and sources of the running Python's standard library are a corpus that every machine has. They are
