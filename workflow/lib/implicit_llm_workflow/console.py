@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Exit codes: 2 for an error that the user can fix, 75 if the job must be started again, 1 for most other errors. A
     launcher ends with the code of the process that caused the end.
     """
-    if arguments is None:  # then garbage collection should rarely scan the million imported objects
+    if arguments is None:  # the command has its own process: rarely scan the million imported objects for garbage
         set_threshold(20_000)
         atexit.register(freeze)  # no last scan at exit
         arguments = sys.argv[1:]

@@ -103,7 +103,8 @@ class OnHub:
     def fetch(self, downloads: Path) -> Outcome:
         """Fetch the files unless they exist; for a baseline without a revision, also return the key that pins it.
 
-        Raises: FetchError, also for a pickle that training or the experiment does not allow; StorageError.
+        Raises: FetchError, also for a pickle that training or the experiment does not allow; FetchedFilesError for a
+        damaged record of another split; StorageError.
         """
         files, folder, state = self.files, self.files.folder(downloads), "there"
         try:

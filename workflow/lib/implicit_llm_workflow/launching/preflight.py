@@ -97,7 +97,7 @@ class Preflight:
         }
 
     def kernel(self) -> dict[str, Any]:
-        """Check that a small Mamba2 model has the same output and gradients with the selected kernels as on the CPU.
+        """Check that output and gradients of a small Mamba2 model with the selected kernels are close to the CPU's.
 
         Return the kernels, Triton's version and the largest relative difference. The kernels stay selected.
         """
@@ -127,7 +127,7 @@ class Preflight:
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
     def storage(self) -> dict[str, Any]:
-        """Check that `results` is writable and has SPACE_FACTOR * `checkpoint_bytes` free; return both in bytes."""
+        """Check that `results` is writable and has space for a checkpoint; return the free and the needed bytes."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
         needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:

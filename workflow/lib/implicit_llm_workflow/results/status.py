@@ -95,7 +95,7 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 
 def headline(snapshot: Snapshot) -> str:
-    """Return a line with the number of jobs in each state and the driver, if one is alive."""
+    """Return a line with the number of jobs in each state, and the driver if one is or may be alive."""
     text = "no driver"
     if snapshot.driver is not None and snapshot.driver.is_alive is None:
         text = f"process {snapshot.driver.pid} on {snapshot.driver.host} was the last driver, and may still run"
@@ -142,7 +142,7 @@ def next_step(snapshot: Snapshot) -> str:
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:
-    """Return the inputs that failed jobs refused as damaged; the error names the manifest to remove."""
+    """Return the inputs that failed jobs refused as damaged: their errors name the manifest of the input."""
     failed, root = snapshot.of("failed"), snapshot.plan.root
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())

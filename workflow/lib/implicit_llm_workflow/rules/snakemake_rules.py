@@ -120,7 +120,10 @@ class RuleInputs:
         return self.plan.find("/".join([stage, *parts]))
 
     def upstream(self, stage: str) -> Callable[[Any], list[str]]:
-        """Return an input function that lists the manifests of a job's inputs, and its run directory if it must run."""
+        """Return an input function that lists the manifests of a job's inputs.
+
+        The job's run directory is a further input if the job must check its existing result.
+        """
 
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
