@@ -115,7 +115,7 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
 
 def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
     """Return a text with the command that makes these results or, while a driver runs, the command that follows it."""
-    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, which the library alone does not install
+    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, an optional package
 
     driver = holder_of(plan.driver_lock)
     if driver is not None and driver.is_alive:

@@ -266,7 +266,7 @@ def read_tail(path: Path) -> Tail:
             found.append(journal.parse_line(line.encode(), str(path)))
     if not found:
         return Tail()
-    # If these lines contain no event, the stage started before them and still runs, since only a start follows an end.
+    # If these lines contain no event, the stage started before them: only a start can follow an end.
     events = [record for record in found if record.get("name") in STAGE_EVENTS] or [{"name": "stage_started"}]
     since = max((at for at, record in enumerate(found) if record.get("name") == "stage_started"), default=0)
     points = journal.points_of(found[since:]) or journal.points_of(found)[-1:]
