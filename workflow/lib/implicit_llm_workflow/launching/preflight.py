@@ -37,7 +37,7 @@ class PreflightFailed(UserError):
 class Preflight:
     """The checks of a machine, and the properties that its hardware class (a kind of nodes) promises.
 
-    Each check returns its findings and raises PreflightFailed. `results`: the folder that jobs must be able to write.
+    Each check returns its findings or raises PreflightFailed. `results`: the folder that jobs must be able to write.
     `checkpoint_bytes`: the size of the largest checkpoint.
     """
 
