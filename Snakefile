@@ -4,7 +4,7 @@ from implicit_llm_workflow.experiment_files.yaml_files import DEFAULT_EXPERIMENT
 
 min_version("9.12")
 
-# Snakemake merges config files, so the default one must not lie below the one that --configfile names.
+# Snakemake merges config files, so the default experiment is loaded only if --configfile names no other.
 if not workflow.configfiles:
 
     configfile: experiment_path(DEFAULT_EXPERIMENT)
@@ -28,7 +28,7 @@ localrules:
 
 
 rule all:
-    """Make every result of the experiment, to the report."""
+    """Make every result of the experiment, including the report."""
     default_target: True
     input:
         lambda wildcards: plan.target_manifests,
@@ -52,7 +52,7 @@ rule evaluate:
         lambda wildcards: plan.manifests("evaluate"),
 
 
-# `snakemake paper`: everything, of the experiment of this name.
+# `snakemake paper` makes every result if the experiment is called `paper`.
 rule:
     name:
         plan.experiment.name
@@ -60,7 +60,7 @@ rule:
         lambda wildcards: plan.target_manifests,
 
 
-# `snakemake figure_1_right`: one figure or table of the paper; `snakemake --list-target-rules` lists them.
+# `snakemake figure_1_right` makes one figure or table of the paper; `snakemake --list-target-rules` lists the names.
 for excerpt in plan.experiment.excerpts:
 
     rule:
@@ -71,7 +71,7 @@ for excerpt in plan.experiment.excerpts:
 
 
 if workflow.is_main_process:
-    # `snakemake results/demo/report/index.html`: the result that the plan wants at a readable path.
+    # `snakemake results/demo/report/index.html` makes the wanted result that is published at this path.
     for path, declared in driver.begin().items():
 
         rule:

@@ -1,5 +1,5 @@
 rule import_checkpoint:
-    """Import a model that was trained elsewhere; the conversion holds the weights in memory twice."""
+    """Import a model that was trained elsewhere; the conversion has two copies of the weights in memory."""
     output:
         manifest="results/{config}/checkpoint/{peer}/work/{fingerprint}/manifest.json",
     log:

@@ -1,5 +1,5 @@
 rule data_set:
-    """Make one data set or its text; the rules below make the kinds that need more memory, time or threads."""
+    """Make one data set, or the text for one; the rules below make kinds that need more memory, time or threads."""
     input:
         upstream=job.upstream("data"),
     output:
@@ -31,7 +31,7 @@ use rule data_set as tokenizer with:
 
 
 use rule data_set as token_shard with:
-    """Tokenise one share of the corpus (in the paper the deduplicated Pile); several at once use a machine best."""
+    """Tokenise one share of the corpus (in the paper the deduplicated Pile); several such jobs can run at once."""
     wildcard_constraints:
         data=job.names("data", "token_shard"),
     threads: 2
@@ -41,7 +41,7 @@ use rule data_set as token_shard with:
 
 
 use rule data_set as token_stream with:
-    """Join the shards to a stream of tokens: an index of the files of a whole training split, or else a copy."""
+    """Join the shards into a stream of tokens: an index of their files for a whole training split, else a copy."""
     wildcard_constraints:
         data=job.names("data", "token_stream"),
     resources:

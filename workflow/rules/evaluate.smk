@@ -1,4 +1,4 @@
-# A rule for each kind, evaluate_word_problem and so on, so that a profile can give each its own machines.
+# Each kind of evaluation has its own rule, such as evaluate_word_problem, so that a profile can choose its machines.
 for kind, about in plan.experiment.kinds.evaluations.items():
 
     rule:

@@ -1,4 +1,4 @@
-# The validated configuration and what follows from it for the rules: `plan` and `job`.
+# Define `plan`, which is made from the validated configuration, and `job`, which has the input functions of the rules.
 from snakemake.logging import logger
 
 from implicit_llm_workflow.project_dirs import require_known_variables, require_own_package

@@ -1,7 +1,7 @@
 # Profiles that give rules a hardware class (resource `hardware`) use this rule. It changes no result: its report is an
 # `ancient` input.
 rule preflight:
-    """Check in seconds, before the first long job of a hardware class, whether such a machine can run its jobs."""
+    """Check in seconds, before the first long job of a hardware class, whether machines of this class can run its jobs."""
     output:
         report="results/{config}/.preflight/{hardware}.json",
     log:

@@ -1,4 +1,4 @@
-# A rule for each task, train_word_problem and so on, so that a profile can give each its own machines.
+# Each task has its own rule, such as train_word_problem, so that a profile can choose its machines.
 for task in plan.experiment.kinds.tasks:
 
     rule:
@@ -19,7 +19,7 @@ for task in plan.experiment.kinds.tasks:
         priority: 1  # the longest chain of jobs starts before the test sets are made
         conda:
             job.conda_env("train", workflow)
-        threads: 4  # of a node, for all its processes
+        threads: 4  # on each node, for all processes of the job there
         resources:
             mem_mb=16000,
             runtime=1440,

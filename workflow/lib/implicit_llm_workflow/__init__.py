@@ -1,1 +1,1 @@
-"""Driver side of the workflow: configuration, job graph, fingerprints and the command line; imports no torch."""
+"""Plan, start and inspect the jobs of an experiment, and define the command line; the import loads no torch."""

@@ -102,7 +102,10 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Define the options of all commands; `main` has already removed --debug from the arguments."""
+    """Define the options of all commands, and check the installed code and the environment variables before each.
+
+    `main` has already removed --debug from the arguments. Raises: ForeignPackage, ConfigError.
+    """
     require_own_package(Path.cwd())
     if context.invoked_subcommand not in _PANELS[""]:  # a job must not fail because of a variable of its node
         require_known_variables()
@@ -114,7 +117,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Exit codes: 2 for an error that the user can fix, 75 if the job must be started again, 1 for most other errors. A
     launcher ends with the code of the process that caused the end.
     """
-    if arguments is None:  # in a process of its own, the collector should rarely scan the million imported objects
+    if arguments is None:  # the command has its own process: rarely scan the million imported objects for garbage
         set_threshold(20_000)
         atexit.register(freeze)  # no last scan at exit
         arguments = sys.argv[1:]
@@ -162,7 +165,7 @@ def _behind_dashes(error: Any, words: list[str]) -> str:
 
 
 def _instead(words: list[str]) -> str:
-    """Return a hint with the right command for `demo`, `train demo`, or a last word that names a model; else ""."""
+    """Return a hint with the right command if `words` are like `demo` or `train demo`, or end with a model; else ""."""
     command, name = (words[0], words[-1]) if words else ("", "")
     if name in experiment_names() and command in (name, *_PANELS[""]):
         return f"; to run the experiment, type `implicit-llm run {name}`"

@@ -35,7 +35,7 @@ SAME_SIZE = 0.1  # models of a family have the same throughput if their paramete
 Unit = Literal["gpu", "cpu"]
 CPU: Literal["cpu"] = "cpu"
 MODEL_BYTES = 4  # per parameter of the final model, which is saved in fp32 beside the checkpoint
-UNNAMED_HOURS = 24  # of training; a longer experiment runs on this machine only if the user named the experiment
+UNNAMED_HOURS = 24  # an experiment with more hours of training runs on this machine only if the user named it
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class Card:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A timed training step of a library configuration. `f_evaluations`: per token, including those with gradient."""
+    """A timed training step of the library's configuration `model`.
+
+    `solver`: None for an explicit model. `f_evaluations`: per token, including those with gradient.
+    """
 
     model: str
     solver: Mapping[str, Any] | None
@@ -124,10 +127,10 @@ def _phase(solver: Mapping[str, Any] | None) -> str:
 class Work:
     """The computation and disk space of a training job.
 
-    `flops` and `disk_bytes` are None if the model's configuration does not determine them, and so is `tokens` if the
-    data set's settings do not. `f_evaluations`: per token
-    of a training step, including those with gradient. `unique_tokens`: the size of the data set if its key `tokens`
-    limits it; training repeats these tokens.
+    `tokens`, `flops` and `disk_bytes` are None if the data set has no length. `flops` and `disk_bytes` are also None if
+    the model's configuration does not determine them. `f_evaluations`: per token of a training step, including those
+    with gradient. `unique_tokens`: the size of the data set if its key `tokens` limits it; training repeats these
+    tokens.
     """
 
     tokens: int | None
@@ -169,7 +172,7 @@ DONE_BEFORE = Cost(CPU, 0.0, CPU, "done before, is taken up again")
 
 
 class CostModel:
-    """The costs of a plan's jobs. `card`, `gpus`: replace the GPU model and the number of GPUs of the profile."""
+    """The costs of a plan's jobs. `card`, `gpus`: GPU model and number of GPUs that replace those of the profile."""
 
     def __init__(self, plan: Plan, card: str | None = None, gpus: int | None = None) -> None:
         """Raise ConfigError if the hardware file lacks `card`."""
@@ -186,7 +189,7 @@ class CostModel:
         return read_site(self._plan.profile, PROJECT_DIR)
 
     def of(self, node: Node) -> Cost:
-        """Return the cost of making the wanted result: none if it exists with all files, else that of the whole job."""
+        """Return the cost of the whole job, or DONE_BEFORE (0 hours) if the wanted result exists with all its files."""
         work = work_directory(self._plan.run_dir(node), self._plan.identities[node.key].fingerprint)
         if is_done(work) and not (work / FREED).exists():
             return DONE_BEFORE
@@ -195,7 +198,7 @@ class CostModel:
     def whole(self, node: Node) -> Cost:
         """Return the cost of the whole job from its earlier run or another seed, else (for training) from its FLOPs.
 
-        If the user chose a GPU, only earlier runs on this GPU count.
+        If the user chose a GPU, only earlier runs on this GPU count. Return UNKNOWN if there is no basis.
         """
         for words, manifest, cost in self._earlier(node):
             is_wanted = self._name is None or self._name.startswith(cost.device or "-")
@@ -205,7 +208,7 @@ class CostModel:
 
     @property
     def training_hours(self) -> float:
-        """The known hours of all training jobs from their beginning: GPU-hours, and wall time of those on a CPU."""
+        """The sum of the known hours of all training jobs, finished or not: GPU-hours, or wall time on CPUs."""
         return sum(self.whole(node).hours or 0 for node in self._plan.nodes.values() if node.stage == "train")
 
     def recorded(self, node: Node) -> Cost:
@@ -231,7 +234,7 @@ class CostModel:
     def place(self, node: Node) -> tuple[str, int]:
         """Return the name and number of the GPUs of a training job; ("cpu", 1) if its rule has no GPUs.
 
-        The number is the largest one up to the requested number that divides the batch size.
+        The user's choice of GPU and number has precedence. The number is reduced until it divides the batch size.
         """
         run, _, phase = node.name.partition("/")
         card, gpus = self.site.place(node.config["task"], run, phase)
@@ -258,7 +261,7 @@ class CostModel:
         return max_evaluations(solver)
 
     def _earlier(self, node: Node) -> Iterator[tuple[str, Manifest, Cost]]:
-        """Yield basis, manifest and cost of the finished job, then of the first finished seed of this run."""
+        """Yield basis, manifest and cost of the job's own result, then of the first seed of its run with a result."""
         for key, words in ((node.key, "as last time"), (node.seedless_key, "as another seed")):
             if key in self._recorded:
                 yield words, *self._recorded[key]
@@ -276,7 +279,7 @@ class CostModel:
 
 
 def total_text(costs: Iterable[Cost]) -> str:
-    """Return the total for each kind of processor, and the number of jobs whose cost is unknown."""
+    """Return a text with the total for GPUs, the total for CPUs, and the number of jobs whose cost is unknown."""
     costs = list(costs)
     sums = {unit: _total(cost.hours for cost in costs if cost.unit == unit) for unit in get_args(Unit)}
     parts = [Cost(unit, hours, None, "").text for unit, hours in sums.items() if hours is not None]
@@ -297,7 +300,7 @@ def recorded_cost(run_dir: Path, fingerprint: str) -> Cost:
 
 
 def _scaled(cost: Cost, old: Mapping[str, Any], new: Mapping[str, Any], words: str) -> Cost:
-    """Scale the cost by the number of training sequences; the basis mentions that settings changed, but not which."""
+    """Return the cost scaled to the new number of training sequences; its basis mentions whether settings changed."""
     if canonical_json({**old, "seed": 0}) == canonical_json({**new, "seed": 0}):
         return replace(cost, basis=words)
     factor = _sequences(new) / _sequences(old) if "phase" in new and "phase" in old else 1.0
@@ -344,7 +347,7 @@ def training_estimates(plan: Plan, costs: CostModel, keys: Collection[str] | Non
 
 
 def training_table(jobs: list[JobEstimate]) -> Table:
-    """Return a table with a row for each phase of a run, which sums over its seeds, and a row of totals."""
+    """Return a table with one row for each phase of a run, in which all seeds are summed, and a row of totals."""
     rows = [
         [name, *_cells([job for job in jobs if job.name == name])] for name in dict.fromkeys(job.name for job in jobs)
     ]
@@ -384,7 +387,7 @@ def as_json(jobs: list[JobEstimate], costs: CostModel) -> dict[str, Any]:
 
 
 def _cells(jobs: list[JobEstimate]) -> list[str]:
-    """Return the cells of a row for jobs that differ only in their seed: sums, except for the values per job."""
+    """Return the cells of a row for jobs that differ only in their seed; tokens, FLOPs, hours and disk are sums."""
     job, sums = jobs[0], _sums(jobs)
     unique = job.work.unique_tokens
     passes = f" (each {job.work.tokens / unique:.3g} x {_short(unique)})" if unique and job.work.tokens else ""

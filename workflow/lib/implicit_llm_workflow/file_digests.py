@@ -29,9 +29,9 @@ class Remembered:
         return {} if self._path is None else read_object(self._path)
 
     def find(self, key: str, state: Any, look: Callable[[], Any]) -> Any:
-        """Return the cached value of `key` if it has this state, or else the value of `look`, which is then cached.
+        """Return the value that was cached for `key` in this state, or else cache and return the result of `look`.
 
-        State and value must be JSON.
+        State and value must be representable in JSON. `save` writes new values to the cache file.
         """
         match self._known.get(key):
             case [known, found] if known == state:
@@ -65,7 +65,7 @@ class FileDigests:
         return found
 
     def of_corpus(self, patterns: Sequence[str]) -> dict[str, str]:
-        """Return the digests of a corpus's files by name, without names if there are no files; show the progress."""
+        """Return the digests of a corpus's files by name; show the progress. The result is empty if no file matches."""
         from tqdm import tqdm
 
         files, digests = corpus_files(patterns, downloads_folder()), {}

@@ -1,4 +1,4 @@
-"""Define the class for a job of an experiment, which the graph, the fingerprints and the rules share."""
+"""Define `Node`, the class of a job, which the job graph, the fingerprints and the Snakemake rules share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from implicit_llm_contracts.runs.run_directory import job_key
 class Node:
     """A job of an experiment.
 
-    `upstream`: maps the role of each input to the key of the job that makes it. `run`, `seed`: those of the training
-    run to which the job belongs or which it evaluates; None for other jobs.
+    `upstream`: maps the role of each input to the key of the job that makes it. `run`, `seed`: the name and the seed of
+    the training run whose phase the job trains or evaluates; None for other jobs.
     """
 
     stage: str

@@ -54,14 +54,18 @@ class FetchError(UserError):
 
 @dataclass(frozen=True)
 class BabiArchive:
-    """The bAbI archive, in which the files that the experiment does not need may be missing."""
+    """The bAbI archive. `missing_files`: files that it may lack, because the experiment does not use them."""
 
     missing_files: tuple[str, ...]
     url: str = BABI_URL
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Find the archive that the jobs will use, or fetch the official one; an existing damaged file is an error."""
-        # The data job defines the digests of the archive's files and how they are read.
+        """Find the archive that the jobs will use, or fetch the official one.
+
+        Raises: BabiArchiveError if an existing archive is damaged, or if the existing official one lacks a file;
+        FetchError.
+        """
+        # The module of the data job has the digests of the archive's files and the function that reads them.
         from implicit_llm_data.babi.archive import ARCHIVES, BabiArchiveError, read_archive
 
         for path in filter(Path.is_file, (downloads / name for name in ARCHIVES)):
@@ -97,9 +101,10 @@ class OnHub:
     is_vouched: bool = False
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Fetch the files unless they exist; for a baseline without a revision, also name the key that pins it.
+        """Fetch the files unless they exist; for a baseline without a revision, also return the key that pins it.
 
-        Raises: FetchError, also for a pickle that training or the experiment does not allow; StorageError.
+        Raises: FetchError, also for a pickle that training or the experiment does not allow; FetchedFilesError for a
+        damaged record of another split; StorageError.
         """
         files, folder, state = self.files, self.files.folder(downloads), "there"
         try:
@@ -129,14 +134,15 @@ class OnHub:
 class LocalFile:
     """A file that only the user can supply.
 
-    `name`: a name or pattern, relative to the downloads folder or the working directory. `key`: the key that names it.
+    `name`: a name or pattern, relative to the downloads folder or the working directory. `key`: the key of the
+    experiment file that contains `name`.
     """
 
     name: str
     key: str
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Check that the file exists; only the user knows where it comes from."""
+        """Check that the file exists. Raises: FetchError if it does not, because only the user can supply it."""
         if found := local_files(self.name, downloads):  # the jobs search the same folders
             return "there", str(found[0][1])
         raise FetchError(
@@ -153,7 +159,7 @@ class EvaluationData:
     revision: str | None = None
 
     def fetch(self, downloads: Path) -> Outcome:
-        """Load the data set with `datasets`, which fetches the parts that are not in its cache."""
+        """Load the data set with `datasets`, which fetches the parts that are not in its cache. Raises: FetchError."""
         from datasets import DownloadMode, load_dataset
 
         name, mode = self.dataset + (f" ({self.config})" if self.config else ""), DownloadMode.REUSE_DATASET_IF_EXISTS
@@ -244,7 +250,9 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
     """Fetch the missing files, compare each file with the hub's digest, and write and return the record of the fetch.
 
-    Raises: FetchError, StorageError.
+    Before the download, delete the records of other commits, because the download may replace their files. Delete the
+    first file that has another digest.
+    Raises: FetchError, also for such a file; FetchedFilesError for a damaged record; StorageError.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -288,9 +296,10 @@ def fetch_hub_files(need: HubFiles, downloads: Path) -> Fetched:
 def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the sizes of the files to fetch, by path.
 
-    These are the tokenizer; or a model's config and weights, and its tokenizer if it has one; or the text files of a
-    data set, only those with the split in their name if there are any. Raises: FetchError if there is no text file or
-    tokenizer, or if a model lacks config or weights.
+    For a tokenizer, this is tokenizer.json. For a model, these are its config and weights, and tokenizer files
+    if there are any. For a data set, these are the text files whose paths contain the split as a word, or all text
+    files if none does.
+    Raises: FetchError if there is no text file or tokenizer, or if a model lacks config or weights.
     """
     if need.kind == "model":
         found = _model_files(need, sizes)
@@ -306,7 +315,10 @@ def wanted_files(need: HubFiles, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _model_files(need: HubFiles, names: Mapping[str, int]) -> list[str]:
-    """Return the model's files; its weights are safetensors, whole or in shards, or else the pickle."""
+    """Return the model's files; its weights are safetensors, whole or in shards, or else the pickle.
+
+    Raises: FetchError if there is no config or no weights.
+    """
     choices = ([WEIGHTS_FILE], [INDEX_FILE, *filter(_SHARD.fullmatch, names)], [PICKLE_FILE])
     weights = next((files for files in choices if files[0] in names), [])
     if CONFIG_FILE not in names or not weights:

@@ -18,7 +18,7 @@ CONFIG_DIR = PROJECT_DIR / "workflow/config"
 ENVIRONMENTS_DIR = PROJECT_DIR / "envs"
 SNAKEFILE = "Snakefile"
 LOCAL_PROFILE = "profiles/local"
-# The names of environment variables without IMPLICIT_LLM_, first those for users.
+# The project's environment variables without the prefix IMPLICIT_LLM_; users set only those in the first line.
 VARIABLES = (
     *("COMMIT", "DATA", "KERNELS", "LATENCY_WAIT_S", "PLUGIN"),
     *("FAULT", "FAULT_TRACE", "INVOCATION", "LAUNCH_FOLDER", "LAUNCH_NODE", "LAUNCH_WORLD_SIZE"),

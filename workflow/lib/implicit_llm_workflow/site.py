@@ -39,9 +39,10 @@ class HardwareClass:
 
 @dataclass(frozen=True)
 class RuleResources:
-    """The hardware class of a rule, and the resources of its jobs; a resource may be an expression of `wildcards`.
+    """The hardware class of a rule, and the resources of its jobs.
 
-    `gpus`, `processes`: for each node. `runtime`: in minutes.
+    A numeric resource except `gpus` may be the text of an expression of `wildcards`. `gpus`, `processes`: for each
+    node. `runtime`: in minutes.
     """
 
     class_: str
@@ -58,7 +59,7 @@ class RuleResources:
     cuda_graphs: str | None = None
 
     def num_nodes(self, run: str, phase: str) -> int:
-        """Return the number of nodes of a training job; evaluate expressions as Snakemake does. Raises: ConfigError."""
+        """Return the number of nodes of a training job. Raises: ConfigError if `nodes` is an expression that fails."""
         if isinstance(self.nodes, int):
             return self.nodes
         try:
@@ -88,7 +89,7 @@ class Site:
         """Return the `card` and the number of the GPUs of a training job, or ("cpu", 1) for a job without GPUs.
 
         A task without a rule uses the rule of language models; without either rule, the job has no GPUs. Raises:
-        ConfigError, as `num_nodes` does.
+        ConfigError if the number of nodes is an expression that fails.
         """
         use = self.rules.get(f"train_{task}", self.rules.get("train_language_model"))
         if use is None or not use.gpus:
@@ -97,7 +98,7 @@ class Site:
 
 
 def fill_site(block: dict[str, Any], where: str) -> Site:
-    """Return the site of a block. Raises: ConfigError for a wrong value or class; the message begins with `where`."""
+    """Return the site that a block describes. Raises: ConfigError, which begins with `where`, for a wrong value."""
     site = fill(Site, block, where)
     for rule, use in site.rules.items():
         if use.class_ not in site.classes:

@@ -59,7 +59,7 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def spread_text(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """Return the mean of `values`, which has one value for each seed; "-" if it is empty.
+    """Return the mean of `values` (one for each seed) as a text by `shown`; "-" if there are none.
 
     For several seeds, the text also has the lowest value, the highest value and the number of seeds.
     """

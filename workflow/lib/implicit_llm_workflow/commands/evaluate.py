@@ -148,7 +148,7 @@ def make_command(name: str) -> Callable[..., None]:
 
 
 def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
-    """Return the options of the evaluation; they have no defaults, so options that are not set are in no identity."""
+    """Return the options of the evaluation, without defaults: an option that is not set does not enter the identity."""
     found = options.field_options(kind.config, kind.settings, "Options", has_defaults=False)
     if kind.has_modes:
         found |= options.field_options(ModeConfig, MODE_SETTINGS, MODES_PANEL, has_defaults=False)
@@ -160,7 +160,9 @@ def _setting_options(kind: EvaluationKind) -> dict[str, inspect.Parameter]:
 
 
 def _modes(names: Iterable[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the modes with these names and the settings `shared`; a block length is moved to blockwise mode alone.
+    """Return the modes with these names and the settings `shared`, but the block length only for blockwise mode.
+
+    The block length is removed from `shared`.
 
     Raises: OptionError for a block length without this mode.
     """
@@ -190,7 +192,10 @@ def _parsed(config: type, field: str, value: Any) -> Any:
 
 
 def _identity(command: str, config: dict[str, Any], inputs: Mapping[str, Manifest]) -> Identity:
-    """Return the evaluation's identity; its name ends in the first digits of its fingerprint."""
+    """Return the evaluation's identity; its name ends in the first digits of its fingerprint.
+
+    Plugins of the model are added to `config` itself.
+    """
     model = inputs["model"]
     config |= {PLUGINS: model.config[PLUGINS]} if PLUGINS in model.config else {}
     code = job_digest(job_code("evaluate", config, model.config.get("model")))
@@ -210,7 +215,8 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
     """Return the run directories of the test sets on which the model's experiment evaluates it; make missing ones.
 
     `lengths`: the lengths to use; None or empty means the shortest one. The result is empty if no known experiment
-    trained the model, or if it has none of these lengths. Raises: all exceptions of the data jobs.
+    trained the model, or if it has none of these lengths. Raises: UserError for the experiment; all exceptions of the
+    data jobs.
     """
     found = _run_of(model)
     if found is None:
@@ -229,7 +235,7 @@ def _own_test_sets(model: Path, kind: str, lengths: Collection[int] | None) -> l
 
 
 def _run_of(model: Path) -> tuple[Plan, str] | None:
-    """Return the plan of the experiment that trained the model and the key of the phase; None if no known one did."""
+    """Return the plan of the experiment that trained the model and the key of the phase; None if none is known."""
     about = read_object(_packaged(model) / ABOUT)
     parts = model.resolve().parts
     if about:

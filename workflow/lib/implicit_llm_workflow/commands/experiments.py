@@ -90,9 +90,9 @@ def init(
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write a project except an existing README.md, and return the names of the written files and folders.
+    """Set up a project in `folder`, but keep an existing README.md; return the names of the written files and folders.
 
-    Raises: InitError if one of the other files or folders exists already, or if `folder` cannot be written.
+    Raises: InitError if another of these files or folders exists already, or if `folder` cannot be written.
     """
     copies = {"profiles": PROJECT_DIR / "profiles", "workflow/config": CONFIG_DIR, "envs": ENVIRONMENTS_DIR}
     texts = {SNAKEFILE: SNAKEFILE_TEXT, ".gitignore": "/results/\n/.snakemake/\n"}

@@ -88,10 +88,11 @@ class JobRuntime:
 def run_job(
     run_dir: Path, identity: str, log: Path | None, runtime: dict[str, Any], *, is_training: bool = False
 ) -> None:
-    """Run a job by the function of its stage; `runtime`: the values of the runtime options by field.
+    """Run a job with the function of its stage; `runtime`: the values of the runtime options by field.
 
-    `identity`: JSON or @FILE, from the command line. `is_training`: whether the command is `train`. Raises: UserError,
-    and all exceptions of the stage.
+    `identity`: JSON or @FILE, from the command line. `is_training`: whether the command is `train`. The call sets
+    environment variables of libraries and installs a handler for SIGUSR2. Raises: UserError, and all exceptions of the
+    stage.
     """
     if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # a process of a launcher starts with the signal ignored
         # Training replaces this handler; other jobs exit and resume from their finished parts.

@@ -126,7 +126,7 @@ def print_json(values: Any) -> None:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables as wide as the terminal, or wide enough for whole lines if the output is a file or a pipe."""
+    """Print tables as wide as the terminal, or 240 characters wide if the output is a file or a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 240
@@ -181,16 +181,16 @@ def split(given: Iterable[str], results: Path) -> tuple[list[str], list[str]]:
 
 
 def experiments(results: Path) -> dict[str, str]:
-    """Return the names by which an experiment can be given, each with what leads to its file.
+    """Return, for each name of a known experiment, the argument with which `experiment_path` finds its file.
 
-    A name in workflow/config/ leads to itself, and the name of another experiment that ran below `results` to its file.
-    Experiments whose file no longer exists are left out.
+    For an experiment in workflow/config/, this is the name itself. For another experiment that ran below `results`, it
+    is the path of its file; experiments whose file no longer exists are omitted.
     """
     return _files_run(results) | {name: name for name in experiment_names()}
 
 
 def _files_run(results: Path) -> dict[str, str]:
-    """Return the existing files of the experiments that ran below `results`, by name, that of the last run first."""
+    """Return the existing files of the experiments that ran below `results`, by name, in order from the last run."""
     found = results.glob(f"*/{DRIVER_RECORD}") if os.path.isdir(results) else ()  # glob raises for too long a name
     records = sorted(found, key=lambda path: -path.stat().st_mtime)
     files = {path.parent.name: read_object(path).get("config") for path in records}

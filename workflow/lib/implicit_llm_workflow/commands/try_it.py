@@ -81,7 +81,7 @@ def next_command() -> str:
 
 
 def model_and_sequences(length: int, words: int, seed: int) -> tuple[Any, Tensor, Tensor]:
-    """Return the model of the package, new sequences of tokens and their labels."""
+    """Return the model of the package, new sequences of tokens `ids_BL` and their labels `labels_BL`."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging

@@ -1,11 +1,12 @@
 """Run a training job in several processes, on one node or several.
 
-The launcher is the job's own process, which receives stop signals. It starts the training processes, forwards the
-signals, waits, and ends with the exit code and the failure class of the process that caused the end. If there are
-several nodes, srun starts an agent on each, which does the same there: `python -m ...launching.launch JSON`.
+The launcher is the job's own process, which receives stop signals. On one node, it starts the training processes,
+forwards each stop signal as SIGUSR2, waits, and ends with the exit code and the failure class of the process that
+caused the end. On several nodes, it runs srun instead, which starts an agent on each node. The agent,
+`python -m ...launching.launch JSON`, starts and supervises the training processes of its node.
 
-The processes find each other by the variables that torchrun sets too. torchrun itself is not usable: after a SIGTERM it
-gives its processes only 30 seconds, too few for a large checkpoint, and it dies of SIGUSR2.
+The training processes get the environment variables that torchrun sets. torchrun itself is not usable: after a SIGTERM
+it gives its processes only 30 seconds, too few for a large checkpoint, and SIGUSR2 kills it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LaunchError(UserError):
 
 
 def shown_slurm_variables() -> str:
-    """Return the variables in which Slurm reports its allocation, for messages."""
+    """Return Slurm's variables about the allocation as text for messages, or a text that none is set."""
     found = [f"{name}={os.environ[name]}" for name in _SHOWN if name in os.environ]
     return " ".join(found) or "no SLURM_* variables are set"
 
@@ -75,9 +76,10 @@ def shown_slurm_variables() -> str:
 class NodeJob:
     """The processes of a job on one node.
 
-    `node`: the number of this node, from 0. `processes`: those of each node. `host`, `port`: the address on the first
-    node at which all processes find each other. `worker`: the arguments of Python for each process. `threads`: those of
-    each process; 0 means $OMP_NUM_THREADS, or else one.
+    `folder`: the path of the `LaunchFolder`. `node`: the number of this node, from 0. `processes`: the number of
+    processes on each node. `worker`: the arguments of Python for each process. `host`, `port`: the address on the first
+    node at which all processes find each other. `threads`: the CPU threads of each process; 0 means $OMP_NUM_THREADS,
+    or one if this variable is not set.
     """
 
     folder: Path
@@ -90,11 +92,11 @@ class NodeJob:
     threads: int = 0
 
     def rank(self, number: int) -> int:
-        """Return the rank of the node's process with this number."""
+        """Return the global rank of this node's process `number`; both count from 0."""
         return self.node * self.processes + number
 
     def variables(self, number: int) -> dict[str, str]:
-        """Return the variables of the node's process with this number, which extend the launcher's environment."""
+        """Return the variables that extend the launcher's environment for this node's process `number`."""
         values = {
             "RANK": self.rank(number),
             "LOCAL_RANK": number,
@@ -111,15 +113,15 @@ class NodeJob:
 
 
 class LauncherSignals:
-    """A context that only records stop signals; afterwards the previous handlers are active again.
+    """A context in which the first stop signal is recorded in `received`; its end restores the previous handlers.
 
-    A Ctrl-C (SIGINT) after the first signal raises KeyboardInterrupt, as it does in the training processes.
+    A Ctrl-C (SIGINT) after the first signal raises KeyboardInterrupt. A process that ignores SIGINT still ignores it.
     """
 
     received: signal.Signals | None = None
 
     def __enter__(self) -> LauncherSignals:
-        is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # then Ctrl-C is for another process
+        is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # then Ctrl-C is meant for another process
         numbers = STOP_SIGNALS[:-1] if is_in_background else STOP_SIGNALS
         self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
@@ -135,10 +137,10 @@ class LauncherSignals:
 
 
 def supervise(job: NodeJob) -> int:
-    """Run the node's processes to their end; a stop signal reaches each of them as soon as it can handle it.
+    """Run the node's processes to their end; pass a stop signal to each process as soon as it can handle the signal.
 
-    Returns: 0, or 1 if a process failed. After a failure, the folder stores the exit codes of the failed processes, and
-    the other processes are ended.
+    Returns: 0, or 1 if a process ended with another exit code than 0. In this case, the launch folder stores these
+    exit codes, and the remaining processes are ended.
     """
     folder = LaunchFolder(job.folder)
     with LauncherSignals() as stop, _processes(job) as processes:
@@ -174,14 +176,14 @@ def wait(
 
 @contextmanager
 def _processes(job: NodeJob) -> Iterator[list[subprocess.Popen[Any]]]:
-    """Start a node's training processes; those that still run at the end get a SIGTERM and are killed after GRACE_S.
+    """Start a node's training processes and yield them; at the end of the block, end the processes that still run.
 
-    An exception kills all at once.
+    These get a SIGTERM, and are killed after GRACE_S. An exception in the block kills all processes at once.
     """
     prepare, processes = partial(_prepare, os.getpid()), list[subprocess.Popen[Any]]()
     try:
         for number in range(job.processes):
-            # They have sessions of their own, so that signals to the process group do not reach them.
+            # Each process has its own session, so that signals to the launcher's process group do not reach it.
             process = subprocess.Popen(
                 [sys.executable, *job.worker],
                 env={**os.environ, **job.variables(number)},
@@ -218,7 +220,7 @@ _OUTER_STEP = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK
 class Allocation:
     """The nodes that Slurm allocated to this job; outside of Slurm, this machine.
 
-    `cpus_per_node`: the number on the node with the fewest CPUs; None if Slurm does not report it.
+    `cpus_per_node`: the number of CPUs of the node that has the fewest; None if Slurm does not report it.
     """
 
     job_id: str = ""
@@ -236,7 +238,7 @@ class Allocation:
 
 
 def first_node() -> str:
-    """Return the first node of this job. Raises: LaunchError."""
+    """Return the host name of the job's first node. Raises: LaunchError if scontrol cannot name the nodes."""
     command = ["scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -257,7 +259,8 @@ def require_nodes(nodes: int, allocation: Allocation) -> None:
 class Ended(Exception):
     """The processes ended before the job was complete.
 
-    `exit_code`, `failure_class` and message sum up all processes; the launcher must end with this code.
+    `exit_code`, `failure_class` and the message are those of the process that caused the end. The launcher must exit
+    with this code.
     """
 
     def __init__(self, end: ProcessEnd) -> None:
@@ -270,7 +273,7 @@ def launch(
 ) -> None:
     """Run the processes to their end. Raises: LaunchError before they start; Ended unless they succeed.
 
-    `worker`: arguments of Python for each process. `threads_per_process`: 0 has the same meaning as in `NodeJob`.
+    `worker`: arguments of Python for each process. `threads_per_process`: 0 means $OMP_NUM_THREADS, or else one.
     """
     allocation = Allocation.current()
     require_nodes(nodes, allocation)
@@ -286,7 +289,8 @@ def launch(
 def end(code: int) -> NoReturn:
     """End this process with an exit code; a process that a launcher started skips the interpreter's clean-up.
 
-    In the clean-up NCCL would wait forever for captured graphs that contain its all-reduces, and the launcher with it.
+    In the clean-up, NCCL would wait forever for captured CUDA graphs that contain its all-reduces, and the launcher
+    would wait for this process.
     """
     if "RANK" in os.environ:
         logging.shutdown()
@@ -315,7 +319,7 @@ def _run_on_nodes(command: Sequence[str]) -> int:
 
 def _srun(job: NodeJob, cpus: int | None) -> list[str]:
     command = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--distribution=block"]
-    # The step overlaps the one of this process; if one node fails, all nodes end.
+    # The new step shares the resources of the step in which this process runs. If one node fails, all nodes end.
     command += ["--overlap", "--kill-on-bad-exit=1", "--unbuffered", "--input=none", "--export=ALL", "--mpi=none"]
     # Without --cpu-bind=none, a node's processes would share the CPUs of a single task.
     command += ["--cpu-bind=none", *([] if cpus is None else [f"--cpus-per-task={cpus}"])]
@@ -324,10 +328,10 @@ def _srun(job: NodeJob, cpus: int | None) -> list[str]:
 
 @contextmanager
 def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
-    """Create an empty folder that all nodes can access, and delete it afterwards.
+    """Yield a new empty folder that all nodes can access, and delete it at the end of the block.
 
-    With several nodes it is below the run directory and named after the Slurm job. The remains of a killed attempt of
-    the same job are deleted first.
+    With several nodes, the folder is below the run directory and named after the Slurm job. A folder that a killed
+    attempt of the same job left behind is deleted first.
     """
     if allocation.num_nodes == 1:
         path = Path(tempfile.mkdtemp(prefix="implicit-llm-"))
@@ -342,14 +346,17 @@ def _folder(run_dir: Path, allocation: Allocation) -> Iterator[Path]:
 
 
 def _free_port() -> int:
-    """Return a free port of this machine, which must be the first node of the job, as in a job script of sbatch."""
+    """Return a free port of this machine, which must be the first node of the job; sbatch runs job scripts there."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])
 
 
 def main(arguments: list[str]) -> int:
-    """Run the processes of a node under srun, which sets the node's number; return the exit code."""
+    """Run the processes of one node as its agent under srun, and return the exit code.
+
+    `arguments`: the `NodeJob` as JSON, in which the number of the node is replaced by $SLURM_NODEID.
+    """
     job = fill(NodeJob, {**json.loads(arguments[0]), "node": int(os.environ["SLURM_NODEID"])}, "node")
     if int(os.environ.get("SLURM_NTASKS", job.nodes)) != job.nodes:
         error = LaunchError(f"{job.nodes} nodes were asked for, srun gives others: {shown_slurm_variables()}")

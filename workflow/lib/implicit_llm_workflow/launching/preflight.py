@@ -35,7 +35,11 @@ class PreflightFailed(UserError):
 
 @dataclass(frozen=True)
 class Preflight:
-    """The properties that a hardware class promises. `checkpoint_bytes`: the size of the largest checkpoint."""
+    """The checks of a machine, and the properties that its hardware class (a kind of nodes) promises.
+
+    Each check returns its findings or raises PreflightFailed. `results`: the folder that jobs must be able to write.
+    `checkpoint_bytes`: the size of the largest checkpoint.
+    """
 
     hardware: str = "this machine"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -44,7 +48,7 @@ class Preflight:
     checkpoint_bytes: Number = 0
 
     def run(self) -> dict[str, Any]:
-        """Return the findings and the duration of each check by its name, the hardware class and the host.
+        """Run all checks; return the hardware class, the host, and the findings and seconds of each check by its name.
 
         Raises: PreflightFailed at the first failed check.
         """
@@ -56,7 +60,7 @@ class Preflight:
         return found
 
     def environment(self) -> dict[str, Any]:
-        """Check that the packages of training are installed; return their versions and the folder of this library."""
+        """Check that the packages for training are installed; return the versions and the folder of this library."""
         versions = {package: _version(package) for package in PACKAGES}
         if lacking := [package for package, version in versions.items() if version is None]:
             raise self._failed(
@@ -65,7 +69,7 @@ class Preflight:
         return {"python": platform.python_version(), "versions": versions, "library": str(package_dir().resolve())}
 
     def driver(self) -> dict[str, Any]:
-        """Check that PyTorch finds the device that the class promises; return the device and PyTorch's build."""
+        """Check that PyTorch can use the device that the class promises; return the device and PyTorch's build."""
         import torch
 
         build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
@@ -93,7 +97,10 @@ class Preflight:
         }
 
     def kernel(self) -> dict[str, Any]:
-        """Compare output and gradients of a small Mamba2 model under the selected kernels with those on the CPU."""
+        """Check that output and gradients of a small Mamba2 model with the selected kernels are close to the CPU's.
+
+        Return the kernels, Triton's version and the largest relative difference. The kernels stay selected.
+        """
         import torch
 
         from implicit_llm.kernels.selection import KernelsUnavailable, select_kernels_for
@@ -120,7 +127,7 @@ class Preflight:
         return {"backend": backend, "triton": _version("triton"), "difference": float(f"{worst:.2g}")}
 
     def storage(self) -> dict[str, Any]:
-        """Check that `results` can be written, and that SPACE_FACTOR * `checkpoint_bytes` are free on its disk."""
+        """Check that `results` is writable and has space for a checkpoint; return the free and the needed bytes."""
         probe = self.results / f".preflight-{socket.gethostname()}-{os.getpid()}"
         needed = int(SPACE_FACTOR * self.checkpoint_bytes)
         try:

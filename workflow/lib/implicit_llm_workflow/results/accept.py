@@ -22,7 +22,7 @@ class NotAcceptable(UserError):
 
 
 def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
-    """Return the keys of the targets' jobs, each with whether a target names it in full; False for patterns alone.
+    """Return, by key, the jobs of the targets: True if a target names the job in full, False if only patterns match it.
 
     Raises: UnknownTarget; NotAcceptable for a pattern that matches no job.
     """
@@ -40,7 +40,8 @@ def chosen_jobs(plan: Plan, targets: Iterable[str]) -> dict[str, bool]:
 def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, Acceptance]:
     """Return an acceptance for each chosen job whose result differs from the wanted one in its code alone.
 
-    Acceptances of inputs count, also new ones. A job that only patterns match is skipped if it has nothing to accept.
+    An input that was accepted earlier or in this call counts as unchanged. A job that only patterns match is skipped if
+    it has nothing to accept. Nothing is written. `why`: the user's reason.
     Raises: NotAcceptable; a result that differs in more than its code is refused even if only patterns match its job.
     """
     found: dict[str, Acceptance] = {}
@@ -71,7 +72,10 @@ def new_acceptances(plan: Plan, chosen: dict[str, bool], why: str) -> dict[str, 
 
 
 def take_back(plan: Plan, chosen: dict[str, bool]) -> list[str]:
-    """Revoke the acceptances of the chosen jobs and return the jobs that had one. Raises: NotAcceptable if none had."""
+    """Delete the acceptances of the chosen jobs; return the keys of the jobs that had one.
+
+    Raises: NotAcceptable if no job had one.
+    """
     files = {key: path for key in chosen if (path := plan.root / key / ACCEPTED).exists()}
     if not files:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was accepted; `{plan.list_command}` shows what was")
@@ -81,7 +85,10 @@ def take_back(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 
 def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
-    """Cancel forced reruns of the chosen jobs and return the jobs that had one. Raises: NotAcceptable if none had."""
+    """Cancel the forced reruns of the chosen jobs; return the keys of the jobs that were forced.
+
+    Raises: NotAcceptable if no job was forced.
+    """
     found = {key: work for key in chosen if ((work := Path(plan.work[key])) / AGAIN).exists()}
     if not found:
         raise NotAcceptable(f"{', '.join(chosen)}: nothing was forced; `{plan.list_command}` shows what was")
@@ -92,7 +99,10 @@ def take_back_forced(plan: Plan, chosen: dict[str, bool]) -> list[str]:
 
 
 def _require_other_code_alone(plan: Plan, key: str, recorded: Manifest, wanted: Identity) -> tuple[str, ...] | None:
-    """Return which code changed, or None if that was not recorded. Raises: NotAcceptable for other differences."""
+    """Return which code changed, or None if the old code was not recorded.
+
+    Raises: NotAcceptable if config or inputs differ too.
+    """
     others = replace(difference_of(recorded, wanted, plan.nodes[key]), code=None)
     if reasons := "; ".join(others.reasons()):
         raise NotAcceptable(

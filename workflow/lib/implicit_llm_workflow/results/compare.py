@@ -53,8 +53,8 @@ class ComparedColumn:
 class DifferentSetting:
     """A setting in which compared results or their inputs differ.
 
-    `where`: "" for the results themselves, or the path of roles to an input, such as "start.data"; several places with
-    equal values share one difference. `values`: one text for each column, which joins the values of its seeds.
+    `where`: the places in which it differs: "" for the results themselves, and for an input its path of roles, such as
+    "start.data". `values`: one text for each column, which joins the values of its seeds.
     """
 
     setting: str
@@ -114,8 +114,8 @@ def _find(name: str, plan: Plan | None) -> tuple[str, list[Lineage]]:
 
 
 def how_to_make(plan: Plan, nodes: Iterable[Node]) -> str:
-    """Return the advice to type the command that makes these results; or, while a driver runs, how to follow it."""
-    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, which the library alone lacks
+    """Return a text with the command that makes these results or, while a driver runs, the command that follows it."""
+    from implicit_llm_workflow.results.job_states import holder_of  # imports psutil, an optional package
 
     driver = holder_of(plan.driver_lock)
     if driver is not None and driver.is_alive:
@@ -129,10 +129,10 @@ def _marked(label: str, plan: Plan, keys: Iterable[str]) -> str:
 
 
 def find_model(name: str, plan: Plan) -> tuple[str, list[str]]:
-    """Return the full form of a name and the keys of its jobs, which differ in nothing except their seed.
+    """Return the full form of a name and the keys of its jobs, which differ only in their seed.
 
-    A name is that of a job, of a run and its phase, or of a run alone, which means its last phase. A name without the
-    seed means all seeds. Raises: UnknownTarget; NotComparable if the experiment has several such runs.
+    The name identifies a job, a run and a phase, or a run alone, which means the run's last phase. Without a seed, it
+    means all seeds. Raises: UnknownTarget; NotComparable if the experiment has several such runs.
     """
     models = [node for node in plan.nodes.values() if node.stage in MODEL_STAGES]
     nodes = [node for node in models if name.strip("/") in _names(node)]
@@ -162,9 +162,10 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def differences(columns: Sequence[ComparedColumn]) -> list[DifferentSetting]:
-    """Return the settings in which results or their inputs differ, without a seed that differs only inside the columns.
+    """Return the settings in which results or their inputs differ; omit seeds if all columns have the same seeds.
 
-    Inputs with equal fingerprints are not compared. If the same inputs occur in several places, `where` has the first.
+    Inputs with equal fingerprints are not compared. If the same inputs occur in several places, `where` has only the
+    first of these places.
     """
     members = [result for column in columns for result in column.results]
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -220,7 +221,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _settings(manifest: Manifest) -> dict[str, str]:
-    """Return stage, config and code as texts by dotted key."""
+    """Return stage, config and code (its first digits) as texts by dotted key, such as "phase.solver.tol"."""
     config = sorted((".".join(path), value) for path, value in _leaves(manifest.config))
     texts = {key: value if isinstance(value, str) else canonical_json(value) for key, value in config}
     return {"stage": manifest.stage, **texts, "code": manifest.code[:CODE_DIGITS]}

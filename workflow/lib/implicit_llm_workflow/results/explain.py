@@ -20,7 +20,7 @@ SHOWN_ABSENT = 3
 
 
 def explain(plan: Plan, targets: Iterable[str] = ()) -> list[JobView]:
-    """Return the views of the targets and of all jobs before them, in the order of the plan.
+    """Return the views of the targets and of all their direct and indirect inputs, in the order of the plan.
 
     Without targets, the targets are all jobs except excerpts. Raises: UnknownTarget.
     """

@@ -48,10 +48,10 @@ class Garbage:
 def find_garbage(plan: Plan) -> list[Garbage]:
     """Return run directories that belong to no job, and work folders whose fingerprints are neither wanted nor in use.
 
-    A fingerprint is in use if a job's present manifest names it as its own or as an input, or if the manifest of a work
-    folder in use does, so a stale result keeps its lineage, except for inputs whose run directories belong to no job.
-    Run directories in which a process works are left out. A process on another machine counts as working until SILENT_S
-    after its last write.
+    The fingerprints in use are those of the recorded results of jobs, and those of the direct and indirect inputs of
+    wanted and recorded results. So a stale result keeps its lineage, except for inputs whose run directories belong to
+    no job. Run directories in which a process works are omitted. A process on another machine counts as working until
+    SILENT_S after its last write.
     """
     recorded = [status.recorded for status in plan.statuses.values() if status.recorded is not None]
     used = {identity.fingerprint for identity in plan.identities.values()}
@@ -70,18 +70,18 @@ def find_garbage(plan: Plan) -> list[Garbage]:
 
 
 def delete(garbage: Garbage) -> None:
-    """Delete the folder under the lock of its run directory, which a job on another machine may hold unseen.
+    """Delete the folder while holding the lock of its run directory.
 
-    Raises: RunDirectoryBusy if a job holds the lock.
+    Raises: RunDirectoryBusy if a job holds the lock, such as a silent job on another machine.
     """
     run_dir = garbage.path if garbage.why == UNKNOWN else garbage.path.parent.parent
     with locked(run_dir / WORK / ".lock", lambda who: RunDirectoryBusy(f"{run_dir}: kept, {who} is writing here")):
-        # Under another name first, so that a kill during the deletion leaves no part of a result.
+        # The folder is renamed first, so that a kill during the deletion leaves no part of a result.
         shutil.rmtree(garbage.path.rename(temporary_name(garbage.path)))
 
 
 def _with_inputs(plan: Plan, names: set[str]) -> set[str]:
-    """Return `names`, which are first digits of fingerprints, with those of all direct and indirect inputs."""
+    """Return `names` (first digits of fingerprints) and the first digits of all their direct and indirect inputs."""
     run_dirs = chain.from_iterable(run_directories(plan.root / stage) for stage in STAGES)
     works = [path for run_dir in run_dirs for path in (run_dir / WORK).glob("*")]
     found, new = set(names), set(names)
@@ -126,9 +126,9 @@ def _obstacle(plan: Plan, key: str) -> str | None:
 
 
 def free(plan: Plan, key: str) -> tuple[int, int]:
-    """Delete the larger files of a finished job, but not its manifest; return the number of files and their bytes.
+    """Delete the larger files of a finished job, but not commit.json; return the number of files and their bytes.
 
-    Streams that point to the files count as freed too.
+    The job and the streams that point to its files are marked as freed, and their declared manifests are removed.
     """
     work = Path(plan.work[key])
     files = payload(work)

@@ -69,7 +69,10 @@ def state_text(state: str) -> Text:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that a lock file names. `is_alive`: None for a process on another machine, which is not visible."""
+    """The process that a lock file names.
+
+    `is_alive`: whether it still holds the lock; None if it is on another machine, because that is not visible here.
+    """
 
     pid: int
     host: str
@@ -158,7 +161,10 @@ def observe(plan: Plan, keys: Iterable[str] | None = None) -> dict[str, JobView]
 
 
 def submitted_jobs(plan: Plan, nodes: Iterable[Node]) -> dict[str, Submitted]:
-    """Return the submitted jobs by key; query Slurm at most once, and only if a job may still run."""
+    """Return the last submission of each of these jobs, by key, without jobs that were never submitted.
+
+    Slurm is queried at most once, and only if a job may still run.
+    """
     return _submitted(plan, {node.key: plan.outputs(node).values() for node in nodes})
 
 
@@ -173,7 +179,7 @@ def _submitted(plan: Plan, outputs: Mapping[str, Iterable[str | Path]]) -> dict[
 class FailedPreflight:
     """A failed preflight, which blocks the jobs of its hardware class.
 
-    `why`: what the executor says about it, such as that Slurm refused the job; empty if it says nothing.
+    `why`: the executor's message, such as that Slurm refused the job; empty if there is none.
     """
 
     hardware: str
@@ -213,10 +219,10 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _is_locked(pid: int, file: os.stat_result) -> bool:
-    """Return whether the kernel lists a lock on this file, because the pid may belong to another process by now.
+    """Return whether /proc/locks lists a lock on this file; the pid alone may belong to another process by now.
 
-    A listed lock must have the file's inode, which files of other devices can share, and also its device or the pid.
-    The pid suffices because some file systems, such as Btrfs, report another device than the kernel lists. Without
+    A listed lock must have the file's inode, which files on other devices can share. It must also have the file's
+    device or the pid, because some file systems, such as Btrfs, report another device than /proc/locks. Without
     /proc/locks, return whether the process exists.
     """
     try:
@@ -234,7 +240,7 @@ def _is_locked(pid: int, file: os.stat_result) -> bool:
 class Tail:
     """The end of a journal.
 
-    `event`: the last start or end of the stage; empty only without lines. `points`: the valid points of the last
+    `event`: the last start or end of the stage; empty only if no line is valid. `points`: the valid points of the last
     attempt; if it has none, the last point before it. `unix_s`: the time of the last line, in seconds since 1970.
     """
 
@@ -260,7 +266,7 @@ def read_tail(path: Path) -> Tail:
             found.append(journal.parse_line(line.encode(), str(path)))
     if not found:
         return Tail()
-    # Without an event, the stage started before these lines: only another start can follow an end.
+    # If these lines contain no event, the stage started before them: only a start can follow an end.
     events = [record for record in found if record.get("name") in STAGE_EVENTS] or [{"name": "stage_started"}]
     since = max((at for at, record in enumerate(found) if record.get("name") == "stage_started"), default=0)
     points = journal.points_of(found[since:]) or journal.points_of(found)[-1:]
@@ -298,7 +304,7 @@ class _Job:
         job = self.holder.slurm_job if self.holder is not None and self.is_held else ""
         is_other_job = job not in ("", self.last.job_id) and self.last.cluster != "local"
         if self.is_held and (is_other_job or not self.wanted.is_dir()):
-            # `submitted` waits for the holder of the lock, often a job with former settings, or failed because of it.
+            # Another job, often with former settings, holds the lock; `submitted` waits for it or failed because of it.
             former = replace(NEVER, job_id=job, cluster="slurm", state="running") if job else None
             self.submitted, self.last = former, former or NEVER
 
@@ -353,7 +359,7 @@ class _Job:
         )
 
     def _work(self) -> Path:
-        """Return the work folder of the wanted result, or the one in which a job with former settings still runs."""
+        """Return the work folder of the wanted result, or the folder in which a job with former settings still runs."""
         journals = [] if self.wanted.is_dir() or not self.is_held else [*self.run_dir.glob(f"{WORK}/*/{JOURNAL}")]
         return max(journals, key=_modified).parent if journals else self.wanted
 
@@ -378,14 +384,17 @@ class _Job:
         return "queued" if self.ready_since else "waiting", "", None
 
     def _runs_elsewhere(self, tail: Tail) -> bool:
-        """Return whether a job on another machine wrote something recently; its processes are not visible here."""
+        """Return whether the job seems to run on another machine, where its processes are not visible.
+
+        It seems to run if it recorded no end and wrote something recently.
+        """
         is_elsewhere = self.holder is not None and self.holder.is_alive is None
         has_ended = self.submitted is not None and self.submitted.state == "ended"
         is_silent = time.time() - max(tail.unix_s, _modified(self.log)) > SILENT_S
         return tail.is_open and is_elsewhere and not has_ended and not is_silent
 
     def _silent_holder(self) -> str:
-        """Return a text about a job on another machine that may still run; "" if there is none."""
+        """Return a text that names the lock's holder on another machine if it may still run; else ""."""
         has_ended = self.submitted is not None and self.submitted.state == "ended"
         if self.holder is None or self.holder.is_alive is not None or has_ended:
             return ""

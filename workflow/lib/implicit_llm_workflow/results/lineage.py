@@ -88,8 +88,8 @@ class Lineage:
     """The lineage of a result: the runs from which it was made, or, if `readers` is set, the runs made from it.
 
     `runs`: by fingerprint, from the result itself to the most distant run; runs that were not found are absent.
-    `artifact`: the path of the traced file, relative to the run directory; None for the whole result. `readers`: the
-    fingerprints of the runs that read a run, by its fingerprint; None in a lineage of inputs.
+    `artifact`: the path of the traced file, relative to the run directory; None for the whole result. `readers`: for
+    each fingerprint, the fingerprints of the runs that read this result; None in a lineage of inputs.
     """
 
     top: Result
@@ -146,7 +146,7 @@ def of_mlflow_run(run_id: str, results: Path) -> Path:
 
 
 def _mlflow_id(work: Path) -> str | None:
-    """Return the id of a job's run in MLflow."""
+    """Return the id of a job's run in MLflow; None if it has no run there."""
     return read_object(work / MLFLOW).get("run_id")
 
 
@@ -161,7 +161,7 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
         raise NoLineage(f"{artifact}: is in no run directory of a finished job; name a job, its folder or a file in it")
     top = Result.read(manifest)
     # All finished results of the experiment by the first digits of their fingerprints, also those of former settings.
-    # Those that are set aside (`<digits>.previous`) while their job computes them again do not count.
+    # Results that are set aside (`<digits>.previous`) while their job computes them again do not count.
     paths = {path.parent.name: path for path in committed_below(top.root) if not path.parent.suffix}
     runs = {top.fingerprint: top}
     lineage = Lineage(top, _record_of(artifact, top), runs, _readers(paths.values()) if is_forward else None)
@@ -178,7 +178,7 @@ def trace(artifact: Path, *, is_forward: bool = False) -> Lineage:
 
 
 def _readers(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Return the fingerprints of the results that read a result, by its fingerprint; skip damaged manifests."""
+    """Return, for each fingerprint, the fingerprints of the results that have it as input; skip damaged manifests."""
     readers: dict[str, list[str]] = {}
     for manifest in filter(None, map(Manifest.find, paths)):
         for fingerprint in dict.fromkeys(manifest.upstream.values()):

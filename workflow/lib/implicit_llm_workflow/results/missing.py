@@ -84,7 +84,10 @@ def _waits_for(jobs: Mapping[str, JobView], job: JobView) -> str | None:
 
 
 def _missing_before(jobs: Mapping[str, JobView], job: JobView) -> Iterator[JobView]:
-    """Yield the jobs without a result on which a job depends, each after those on which it depends itself."""
+    """Yield the direct and indirect inputs of a job that have no result, each after its own missing inputs.
+
+    An input is yielded once for each path that leads to it.
+    """
     for before in (jobs[key] for key in job.node.upstream.values()):
         if not before.has_result:
             yield from _missing_before(jobs, before)

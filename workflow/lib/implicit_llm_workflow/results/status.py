@@ -43,7 +43,7 @@ class Snapshot:
     `stages`: the number of jobs in each state, by stage. `targets`: the keys of the jobs that the user named; empty for
     the whole experiment. `lines`: the number of log lines to show for a failed job or preflight. `driver`: the process
     that holds the driver's lock or held it last, which may also be `gc` or `accept`; None if none did.
-    `failed_preflights`: empty while this process is alive.
+    `is_driven`: whether this process is alive. `failed_preflights`: empty if it is.
     """
 
     def __init__(self, plan: Plan, keys: Iterable[str], targets: Sequence[str], lines: int) -> None:
@@ -53,7 +53,7 @@ class Snapshot:
         for job in self.jobs.values():
             self.stages.setdefault(job.node.stage, Counter())[job.state] += 1
         self.is_driven = self.driver is not None and bool(self.driver.is_alive)
-        # A driver may be running the checks now.
+        # A driver may be running the preflights now.
         self.failed_preflights = [] if self.is_driven else failed_preflights(plan)
 
     def of(self, *states: str) -> list[JobView]:
@@ -95,7 +95,7 @@ def view(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 
 def headline(snapshot: Snapshot) -> str:
-    """Return a line with the number of jobs in each state and the driver, if one is alive."""
+    """Return a line with the number of jobs in each state, and the driver if one is or may be alive."""
     text = "no driver"
     if snapshot.driver is not None and snapshot.driver.is_alive is None:
         text = f"process {snapshot.driver.pid} on {snapshot.driver.host} was the last driver, and may still run"
@@ -142,7 +142,7 @@ def next_step(snapshot: Snapshot) -> str:
 
 
 def _damaged_inputs(snapshot: Snapshot) -> list[str]:
-    """Return the inputs that failed jobs refused as damaged; the error names the manifest to remove."""
+    """Return the inputs that failed jobs refused as damaged: their errors name the manifest of the input."""
     failed, root = snapshot.of("failed"), snapshot.plan.root
     errors = " ".join(job.why for job in failed)
     inputs = dict.fromkeys(key for job in failed for key in job.node.upstream.values())
@@ -175,7 +175,7 @@ def job_table(snapshot: Snapshot) -> Table:
 
 
 def _active_table(jobs: list[JobView]) -> Table:
-    """Return a table with a row for each running or submitted job: its present work, or the reason why it waits."""
+    """Return a table of the first SHOWN_JOBS running or submitted jobs: their present work, or why they wait."""
     right = ("step", "", "rate", "left", "wrote", "job")
     rows = [
         (
@@ -254,7 +254,7 @@ def _rate_text(steps_per_s: float | None) -> str:
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the number of jobs in each state by stage, all jobs, and the next step."""
+    """Return the driver, the number of jobs in each state by stage, failed preflights, all jobs, and the next step."""
     return {
         "experiment": snapshot.plan.experiment.name,
         "driver": None if snapshot.driver is None else {"pid": snapshot.driver.pid, "is_alive": snapshot.is_driven},

@@ -85,8 +85,8 @@ def with_shards(plan: Plan, targets: Iterable[str]) -> list[Node]:
 def _files_of(job: str, path: Path) -> Iterator[RecordedFile]:
     """Yield the files that a manifest records and that were not freed. Raises: ManifestError.
 
-    People read a copy of each declared file in the run directory. A later result may have replaced the copy, which is
-    therefore checked only against the manifest that the run directory publishes.
+    The copy of a declared file in the run directory is yielded too, but only if the run directory publishes this
+    manifest, because otherwise the copy belongs to another result.
     """
     manifest = Manifest.read(path)
     if compute_fingerprint(manifest.stage, manifest.config, manifest.code, manifest.upstream) != manifest.fingerprint:

@@ -1,7 +1,7 @@
-"""Check the config files and profiles of a call for mistakes that Snakemake ignores or reports without file and key.
+"""Check config files and profiles for mistakes that Snakemake ignores, or reports without file and key.
 
-The functions that need no rules are called by the profiles, before Snakemake itself reads an experiment or a profile.
-They end the process with one line if the user can fix the mistake.
+Code in the profiles calls the functions that need no rules, before Snakemake itself reads an experiment or a profile.
+After a mistake that the user can fix, these functions print one line and end the process.
 """
 
 import ast
@@ -31,14 +31,14 @@ from snakemake_executor_plugin_submitit.request import NUMBERS, SNAKEMAKES, UNDE
 
 _READ = re.compile(r"\bresources\.(\w+)")
 _EXECUTORS = ("local", "touch", "dryrun", "submitit")  # executors of other plugins may read further resources
-_OPTIONS = get_type_hints(Runtime)  # our rules pass them on under the same names
+_OPTIONS = get_type_hints(Runtime)  # our rules pass resources with these names to `implicit-llm train`
 _NUMBERS = NUMBERS | {"threads", "processes_per_node", "batch_size", "disk_mb"}
 _WORD = re.compile(r"(['\"]?)([A-Za-z_][\w.-]*|)\1")  # neither a number nor an expression
 
 
 @contextmanager
 def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
-    """End the process with one line for a UserError or an interrupt; Snakemake would print a traceback."""
+    """End the process after a UserError or an interrupt, with one line by `say`; Snakemake would print a traceback."""
     try:
         yield
     except UserError as error:
@@ -50,7 +50,7 @@ def errors_in_one_line(say: Callable[[str], object]) -> Iterator[None]:
 
 
 def check_config_files() -> None:
-    """Read the files of `--configfile`, or else the default experiment, only to report errors as our commands do."""
+    """Read the files of `--configfile`, or else the default experiment, to report errors in one line."""
     with errors_in_one_line(_say):
         for path in command_line().configfile or [experiment_path(DEFAULT_EXPERIMENT)]:
             if not path.is_file():
@@ -66,7 +66,7 @@ def _say(line: str) -> None:
 
 
 def check_profile() -> None:
-    """Check the options in the profiles of this call; Snakemake ignores some mistakes, or prints its usage instead."""
+    """Check the options in the profiles of this call; Snakemake ignores some mistakes or only prints its usage."""
     with errors_in_one_line(_say):
         for profile in command_line().profile or ():
             if (path := profile_file(profile)) is not None:  # otherwise Snakemake reports the missing file
@@ -87,13 +87,16 @@ def _check_options(profile: str, path: Path) -> None:
         raise ConfigError(f"{path}: --set-resources would replace all that it sets for rules; edit it instead")
 
 
-_TEMPLATE = ("?", "__")  # prefixes of the template language's keys
-# Names beside the keys of the block: those of the template language, and the import of this module's function.
+_TEMPLATE = ("?", "__")  # prefixes of the keys of YTE, the template language of profiles
+# The variables of a profile that are no keys of its block: those of YTE, and the function that the profile imports.
 _OTHER_NAMES = ("doc", "this", "SKIP", "check_site")
 
 
 def check_site(names: dict[str, Any]) -> None:
-    """Check the block `__variables__` of profiles/cluster or of its copy in use; `names` contains the block's keys."""
+    """Check the block `__variables__` of the profile in use, which is profiles/cluster or a copy of it.
+
+    `names`: the variables of the profile, which include the keys of the block. A mistake ends the process.
+    """
     block = {name: value for name, value in names.items() if name not in _OTHER_NAMES and not name.startswith("_")}
     where = f"{str(profile_in_use()).removesuffix('/config.yaml')}/config.yaml"
     with errors_in_one_line(_say):
@@ -125,7 +128,10 @@ def check_rule_settings(workflow: Any, profile: str | None) -> None:
 
 
 def not_taken(name: str, value: Any) -> str | None:
-    """Return a text about the allowed values if the resource does not allow `value`; Snakemake checks expressions."""
+    """Return a text about the allowed values of resource `name` if `value` is not allowed, else None.
+
+    Expressions are accepted here, because Snakemake checks them.
+    """
     text, hint = str(value), _OPTIONS.get(name)
     with suppress(ValueError, SyntaxError):  # an expression or a plain text raises them
         if not isinstance(ast.literal_eval(text), str | int | float):

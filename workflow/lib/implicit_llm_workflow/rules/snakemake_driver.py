@@ -1,7 +1,8 @@
 """Add to Snakemake a lock that ends with its process, help with targets, and readable names that show the results.
 
-Snakemake decides which jobs run: those whose declared manifest is missing or older than an input. The driver also
-describes this invocation of Snakemake in the environment of the jobs, which log it to MLflow.
+Snakemake decides which jobs run: those whose declared manifest is missing or older than an input. The declared path of
+an output is in the work folder of the wanted result; its readable path, in the run directory, is that of the copy for
+people. The driver also describes this invocation of Snakemake in the environment of the jobs, which log it to MLflow.
 """
 
 import argparse
@@ -90,7 +91,7 @@ class Driver:
             check_rule_settings(self._workflow, profile_in_use())
             found = check_targets(self._workflow, self._call, plan)
             if "prefetch" in self._call.targets:
-                the_config_file(plan, self._workflow.configfiles)  # Snakemake prints a traceback if the rule refuses
+                the_config_file(plan, self._workflow.configfiles)  # its error would be a traceback inside the rule
             if does_run:
                 check_cost(self._call, plan)
                 self._prepare()
@@ -116,16 +117,16 @@ class Driver:
         give_config_file(self._workflow, plan.write_job_files())
         plan.record_code()
         bring_to_present(plan)
-        # A driver that a script starts in the background ignores SIGINT, and must go on doing so.
+        # A driver that a script starts in the background ignores SIGINT, and must continue to ignore it.
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
 
     def before_first_job(self) -> None:
-        """Withdraw forced results, extend the stop handlers and create MLflow's store.
+        """Withdraw forced results except with --touch, extend the stop handlers and create MLflow's store.
 
-        `onstart` does this when Snakemake has chosen the jobs. A forced job would otherwise return its existing result.
-        Results that depend on a forced one are withdrawn too, since their numbers may change. Their jobs run now, or in
-        the next call if this call does not reach them.
+        `onstart` calls this when Snakemake has chosen the jobs. A forced job would otherwise return its existing
+        result. Results that depend on a forced result are withdrawn too, since their numbers may change. Their jobs run
+        now, or in the next call if this call does not reach them.
         """
         if not self._call.touch:
             with errors_in_one_line(self._logger.error):
@@ -147,7 +148,7 @@ class Driver:
                 signal.signal(number, partial(stop, handler))
 
     def after_last_job(self) -> None:
-        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` do this."""
+        """Send MLflow the journals that it lacks, such as those of short jobs; `onsuccess` and `onerror` call it."""
         from implicit_llm_jobs.tracking.mlflow_writer import late_works
 
         if late_works(self._plan.root):
@@ -158,14 +159,17 @@ class Driver:
 
 
 def is_name_behind(plan: Plan, key: str) -> bool:
-    """Return whether the wanted result exists but the readable names of its run directory show another one."""
+    """Return whether the wanted result exists but its run directory shows another result."""
     status = plan.statuses[key]
     is_there = status.state == "fresh" and status.is_declared
     return is_there and not is_result_shown(plan.root / key, Path(plan.work[key]))
 
 
 def show_results(plan: Plan, behind: Iterable[str]) -> None:
-    """Show the wanted results of the jobs `behind`, and make Snakemake run the jobs that must check their results."""
+    """Publish the wanted results of the jobs `behind` in their run directories.
+
+    Also remove the declared manifests of results that are not fresh, so that Snakemake runs the jobs, which check them.
+    """
     for key in behind:
         show_result(plan.root / key, Path(plan.work[key]))
     for key, status in plan.statuses.items():
@@ -177,8 +181,9 @@ def show_results(plan: Plan, behind: Iterable[str]) -> None:
 def withdraw(plan: Plan, forced: Collection[str], outputs: Collection[str]) -> None:
     """Mark the forced jobs that will run, and all jobs that depend on them, to be computed again.
 
-    The declared manifest is removed, so that Snakemake and `explain` see the pending work even after a kill. Raises:
-    AcceptedJobForced for a job whose result was accepted with other code, because only the present code can run.
+    `outputs`: the outputs of all jobs that will run. The declared manifests are removed, so that Snakemake and
+    `explain` see the pending work even after a kill. Raises: AcceptedJobForced for a job whose result was accepted with
+    other code, because only the present code can run.
     """
     found = plan.made_from([key for key in forced if plan.manifest(plan.nodes[key]) in outputs])
     if accepted := [node.key for node in found if node.key in plan.accepted]:
@@ -225,7 +230,7 @@ def _mlflow(module: list[str], logger: logging.Logger) -> None:
 
 
 def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[str, str]:
-    """Check that each requested target, and each word of an option, is made by a rule or is the name of one.
+    """Check that each requested target, and each word of an option, is the name of a rule or a file that a rule makes.
 
     Snakemake's own error does not list the names that exist, and it ignores an unknown word of `--omit-from`.
     Returns: targets that are readable paths, with the declared path of each. Raises: UnknownTarget, with the nearest
@@ -254,7 +259,7 @@ def check_targets(workflow: Any, call: argparse.Namespace, plan: Plan) -> dict[s
 
 
 def _is_made_otherwise(workflow: Any, path: str, word: str) -> bool:
-    """Return whether this file is no result, and a rule makes it: ours, or one above the `include` of our Snakefile.
+    """Return whether `path` is no result, and a rule makes it: a rule of ours, or of the user's own Snakefile.
 
     `word` is the path as it was typed, which may be the address of a remote file.
     """
@@ -300,9 +305,9 @@ def check_cores(call: argparse.Namespace) -> None:
 
 
 def bring_to_present(plan: Plan) -> None:
-    """Set the modification time of manifests from the future, which a wrong clock leaves behind, to the present time.
+    """Set the modification time of manifests to the present if it is in the future, because a clock was wrong.
 
-    Snakemake declares a job failed whose output is older than its inputs, although their order decides nothing here.
+    Otherwise Snakemake would fail the next job, whose output would be older than its inputs.
     """
     present = time.time()
     for path in map(plan.manifest, plan.nodes.values()):
@@ -312,7 +317,7 @@ def bring_to_present(plan: Plan) -> None:
 
 
 def check_disk(plan: Plan) -> None:
-    """Raise ConfigError if the disk is too small for one of the word problems that do not exist yet."""
+    """Raise ConfigError if the disk is too small for a data set of `num_samples` sequences that does not exist yet."""
     free = shutil.disk_usage(plan.root).free
     for node in plan.nodes.values():
         config = node.config
@@ -329,7 +334,7 @@ def check_disk(plan: Plan) -> None:
 
 
 def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], None]) -> None:
-    """Report the first SHOWN of these jobs in a line each, with the reason, and the number of the others."""
+    """Report the first SHOWN jobs in a line each, and the number of the others. `jobs`: their reasons by key."""
     for key, why in list(jobs.items())[:SHOWN]:
         say(f"{what}: {plan.root / key} ({why})")
     if len(jobs) > SHOWN:
@@ -337,10 +342,10 @@ def report(what: str, jobs: dict[str, str], plan: Plan, say: Callable[[str], Non
 
 
 def hold_lock(path: Path) -> AbstractContextManager[None]:
-    """Hold the lock of an experiment.
+    """Return a context that holds the lock file `path` of an experiment.
 
-    Snakemake's own lock outlives a killed driver and must be removed manually, so the profiles disable it. Raises:
-    DriverRunning.
+    Snakemake's own lock outlives a killed driver and must be removed manually, so the profiles disable it. The
+    context raises DriverRunning if another process holds the lock.
     """
     return locked(
         path,
@@ -355,7 +360,7 @@ COMMAND_CHARS = 2000
 
 
 def announce() -> None:
-    """Describe this invocation in a variable that all its jobs inherit, including those on Slurm.
+    """Describe this invocation in a variable that all its jobs inherit, and unset the variables of a launcher.
 
     A job that a later driver takes over keeps the inherited value. Call this function only in the main process: a job
     that Snakemake starts in a process of its own also reads the Snakefile.

@@ -1,8 +1,8 @@
 """Collect the uses of Snakemake that have no documented interface; other modules only query the rules of a workflow.
 
-None of these names is private, except for argparse's list of options. A Snakefile cannot see the requested targets, so
-the command line is parsed once more. tests/workflow/test_snakemake_internals.py fails in a release in which one of
-these functions changes its meaning.
+All names that these functions use are public, except for argparse's list of options. A Snakefile cannot see the
+requested targets, so the command line is parsed once more. tests/workflow/test_snakemake_internals.py fails if a
+release of Snakemake breaks one of these functions.
 """
 
 import argparse
@@ -32,12 +32,12 @@ def command_line() -> argparse.Namespace:
 
 
 def profile_in_use() -> str | None:
-    """Return the profile of this call of Snakemake or of its environment; the last of several profiles wins."""
+    """Return the profile of this call of Snakemake or of its environment, the last one of several; None without one."""
     return (command_line().profile or [None])[-1]
 
 
 def profile_file(profile: str) -> Path | None:
-    """Return the file of a profile that is given by its folder or its name; None if there is none."""
+    """Return the file of a profile that is given by its folder or its name; None if Snakemake finds no such profile."""
     from snakemake.cli import get_profile_dir
 
     found = get_profile_dir(profile)
@@ -45,7 +45,7 @@ def profile_file(profile: str) -> Path | None:
 
 
 def read_profile(profile: str, path: Path) -> tuple[set[str], set[str], str | None]:
-    """Return the names of all options, those that this profile sets, and Snakemake's error if it refuses a value.
+    """Return the names of all options, the names of the options that this profile sets, and Snakemake's error or None.
 
     With an error, the second set is empty. `profile` is the name as given in the call, `path` its file. Code that the
     profile itself calls may end the process.
@@ -92,7 +92,7 @@ def outputs_to_make(workflow: Any) -> set[str]:
 
 
 def resource_of(workflow: Any, rule: str, name: str) -> str | None:
-    """Return a text resource of a rule as the profile in use sets it, or None if it is not set."""
+    """Return a text resource of a rule as the profile in use sets it, without quotes; None if it is not set."""
     found = workflow.get_rule(rule).resources.get(name)
     return str(getattr(found, "raw", found) or "").strip("'\"") or None
 

@@ -38,8 +38,9 @@ _NOTHING = r"[^\s\S]"  # matches no character
 
 
 def plan_from_snakemake(config: Mapping[str, Any], config_paths: list[str]) -> Plan:
-    """Return the plan of the configuration that Snakemake has merged; a job gets the plan of its driver.
+    """Return the plan of the configuration that Snakemake has merged.
 
+    In the process of a job, this configuration is the experiment that the driver read, and the plan has no identities.
     Raises: UserError with a message of one line.
     """
     if PLANNED in config:
@@ -75,13 +76,15 @@ def _asked_by_snakemake(function: _FUNCTION) -> _FUNCTION:
 
 @dataclass
 class RuleInputs:
-    """Input functions for the rules of the stages; `ancient` is Snakemake's function.
+    """Input functions for the rules of the stages.
 
-    Inputs are ancient: fingerprints decide, not file times, which a copy or a checkout changes. There are two
-    exceptions, for which Snakemake must find a newer input. Results in `forced` (keys of jobs) are computed again
-    although they exist, and the jobs that depend on them must follow. If somebody deleted the manifest of a run
-    directory, that directory is an input of its job, and the manifest in its work folder is not ancient either. A job
-    in a process of its own has no inputs, because they existed when its driver started it.
+    `ancient`: Snakemake's function. `forced`: the keys of jobs that are computed again although their results exist.
+    Without `is_driver`, no job has inputs: Snakemake started this process for one job, when all its inputs existed.
+
+    Inputs are ancient, so Snakemake ignores their times: fingerprints decide, and a copy or a checkout changes times.
+    There are two exceptions. The result of a forced job is not ancient, so the jobs that depend on it run too. A result
+    that must be checked again, for example because somebody deleted the manifest in the run directory, is not ancient
+    either; its run directory is a further input of its own job, which therefore runs.
     """
 
     plan: Plan
@@ -117,7 +120,10 @@ class RuleInputs:
         return self.plan.find("/".join([stage, *parts]))
 
     def upstream(self, stage: str) -> Callable[[Any], list[str]]:
-        """Return an input function that lists the manifests of a job's inputs."""
+        """Return an input function that lists the manifests of a job's inputs.
+
+        The job's run directory is a further input if the job must check its existing result.
+        """
 
         @_asked_by_snakemake
         def manifests(wildcards: Any) -> list[str]:
@@ -150,7 +156,7 @@ class RuleInputs:
         return report
 
     def conda_env(self, stage: str, workflow: Any) -> Callable[[Any], str | None]:
-        """Return a function for `conda`: it returns the file in envs/ with the name of the hardware class, if any."""
+        """Return a function for `conda`, which returns the file in envs/ for the job's hardware class, or None."""
 
         @_asked_by_snakemake
         def environment(wildcards: Any) -> str | None:
