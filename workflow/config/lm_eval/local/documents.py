@@ -1,4 +1,4 @@
-"""Load the documents of the local tasks: invented Python code in the style of the miniature experiment's corpus."""
+"""Documents of the local tasks: made-up Python in the manner of its standard library, which the miniature trains on."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,7 @@ from typing import Any
 
 
 def documents(file: str, **_: Any) -> dict[str, Any]:
-    """Return the documents of a task as the harness expects them: a `datasets.Dataset` by split, here only "test".
-
-    `file`: the name of a file beside this module, with one JSON object a line. Other arguments are ignored.
-    """
+    """A task's data as the harness wants it, `datasets` by split; read from beside this module, wherever that runs."""
     from datasets import Dataset
 
     lines = Path(__file__).with_name(file).read_text(encoding="utf-8").splitlines()
