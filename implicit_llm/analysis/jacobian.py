@@ -1,8 +1,7 @@
 """Compute the state-to-state Jacobian of one token in one Mamba2 layer, explicit or implicit (Theorem 1).
 
 An explicit layer updates its state by a diagonal map, whatever the input is. In an implicit model, the update also
-depends on the state through the fixed point z*. Its Jacobian therefore has off-diagonal entries, and the model is a
-non-linear RNN.
+depends on the state through the fixed point z*, so its Jacobian has off-diagonal entries.
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
 where h and h' are the states before and after the token. U = dh'/dz and Phi = dz*/dh are only as wide as the model, so
@@ -190,7 +189,7 @@ def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobi
 
 
 def _derivatives(step: JacobianStep, z_D: Tensor, unit_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each unit vector's row of df/dz (R, D), its row of df/dh (R, S) and its column of dh'/dz (R, S)."""
+    """Return, for these unit vectors, rows of df/dz (R, D), rows of df/dh (R, S) and columns of dh'/dz (R, S)."""
     z_RD, h_RS = z_D.repeat(len(unit_RD), 1), step.state_S.repeat(len(unit_RD), 1)
     _, pull_back, *_ = torch.func.vjp(lambda z_RD, h_RS: step.apply(z_RD, h_RS)[0], z_RD, h_RS)
     _, moved_RS, *_ = torch.func.jvp(lambda z_RD: step.apply(z_RD, h_RS)[1], (z_RD,), (unit_RD,))

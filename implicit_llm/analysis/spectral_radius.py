@@ -35,7 +35,7 @@ def growth_per_product(product: Callable[[Tensor], Tensor], like_BX: Tensor, num
     """Return the geometric mean growth (B) per product in the second half of a power iteration from random vectors.
 
     A mean is needed because the growth of single steps oscillates if the leading eigenvalues are a complex pair.
-    like_BX: an example of the vectors' shape, dtype and device; only the batch axis is separate.
+    like_BX: an example of the vectors' shape, dtype and device.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     v_BX = torch.randn(like_BX.shape, generator=generator, dtype=like_BX.dtype).to(like_BX.device)

@@ -32,7 +32,7 @@ PAPER = {
 
 
 def render_card(template: str, model: ModelFacts, values: Mapping[str, Any], **head: Any) -> str:
-    """Return a model card: a YAML head, and the template (a file beside this module) filled with `model` and `values`.
+    """Return a model card: a YAML head, and the template (a file beside this module) filled with `values`.
 
     head: fields that are added to those of every model card, or replace them; None removes a field.
     Raises: jinja2.UndefinedError for a missing value.
@@ -215,7 +215,7 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 def _phases(context: StageContext) -> list[dict[str, Any]]:
     """Return the rows of the table of phases, in the order of training; the last row is this phase.
 
-    Before it is the phase from which it starts, if any. One more row, before these, summarises all earlier phases.
+    Before it is the phase from which it starts, if any. One more row, before both, summarises all earlier phases.
     """
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]

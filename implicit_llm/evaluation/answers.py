@@ -121,10 +121,9 @@ def answers(
 ) -> Iterator[tuple[int, Batch, T | None]]:
     """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
-    read: maps the model's output and the batch to the result, which is None instead if the iteration became NaN or
-    infinite. ask: replaces the model, for example to run several modes; its argument is `input_ids`. If a batch
-    exceeds the memory, it and all later sequences are evaluated in batches of half the size.
-    Raises: EvaluationOutOfMemory, UnknownToken.
+    ask: replaces the model, for example to run several modes; its argument is `input_ids`. The result is None for a
+    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its and all later sequences are
+    evaluated in batches of half the size. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     while start < job.num_samples:
@@ -158,7 +157,7 @@ def check_tokens(model: Any, highest: int, where: str) -> None:
 
 
 def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return the fp32 cross entropy in nats (B, L) of each position's logits and label; 0 for IGNORED_LABEL.
+    """Return the fp32 cross entropy (B, L), in nats, of the logits and label at each position; 0 for IGNORED_LABEL.
 
     head: the module that computes logits from `states_BLD`; None if `states_BLD` already are logits.
     """

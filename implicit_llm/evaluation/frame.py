@@ -104,7 +104,7 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> EvaluationJob:
-        """Return the job over the sequences on which all of `modes` are evaluated, the first ones of `dataset`.
+        """Return the job that evaluates all of `modes` on the same first sequences of `dataset`.
 
         batch_size: the default; the runtime's batch size replaces it, and `coupled_batch_size` of an implicit
         model's modes replaces both. max_samples: the most sequences; a mode's own `max_samples` may lower this limit.
@@ -160,8 +160,7 @@ class ModelEvaluation:
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Return {`key`: the values of this field in the records, by data set and mode}.
 
-        With `best` (max or min), the result also has `best_<key>`: by data set, the best value that is not None, or
-        None if there is none.
+        With `best` (max or min), the result also has `best_<key>`: by data set, the best value, or None without any.
         """
         by_data: dict[str, dict[str, Any]] = {}
         for record in self.records:

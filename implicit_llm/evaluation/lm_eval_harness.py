@@ -217,7 +217,7 @@ class ImplicitLM(HFLM):
 class RequestCost:
     """The number of evaluated log-likelihood requests, how many had no finite result, and the solver's work.
 
-    The work includes only forward passes that did not diverge, and no generation.
+    The work is that of forward passes that did not diverge. Generation is not counted.
     """
 
     num_requests: int = 0
@@ -248,8 +248,7 @@ class TokenizerMissing(UserError):
 def model_folder(path: Path) -> Path:
     """Return the model folder of a run directory, and any other `path` unchanged.
 
-    Raises: EvaluateInputError for a run directory without a model, or for a path that neither exists nor can be a name
-        on the hub.
+    Raises: EvaluateInputError for a run directory without a model, or a missing folder that is no name on the hub.
     """
     if len(path.parts) > 2 and not path.is_dir():  # a name on the hub has at most two parts
         raise EvaluateInputError(f"pretrained: there is no folder {path}; give a run directory or a model")
@@ -305,7 +304,7 @@ PADDING_MODELS = ("hf", "hf-auto", "huggingface")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command `lm-eval` with `arguments`, changed by `without_padding`; it prints to stdout."""
+    """Run the command `lm-eval` with sys.argv set to `without_padding(arguments)`; it prints to stdout."""
     sys.argv = ["lm-eval", *without_padding(arguments)]
     cli_evaluate()
 

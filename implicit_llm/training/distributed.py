@@ -1,7 +1,4 @@
-"""Synchronise the processes (ranks) of one job; a single process exchanges nothing.
-
-All ranks must call the collective functions, in the same order.
-"""
+"""Synchronise the processes of one job; a single process exchanges nothing. All must call the collective functions."""
 
 import os
 from collections.abc import Mapping
@@ -164,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Return the sum of the bits of all fp32 weights as 32-bit integers; a change of one weight changes the sum."""
+    """Return the sum of all fp32 weights, each read as a 32-bit integer; a change of one weight changes the sum."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

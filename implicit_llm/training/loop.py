@@ -211,15 +211,15 @@ class TrainingLoop:
         return loss, outputs
 
     def probe(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Add mode_gap and spectral_radius to the metrics, for an implicit model in a phase without state passing.
+        """Add mode_gap and spectral_radius of an implicit model to the metrics, except in a phase with state passing.
 
-        With state passing, sequences start in other states than in evaluation, so their losses are not comparable.
+        There, sequences start in other states than in evaluation, so the losses are not comparable.
         """
         if solver_of(self.model) is not None and self._passing is None:
             self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
 
     def clip_gradients(self) -> Tensor:
-        """Divide the gradients by the loss scale and clip their total norm; return the norm before clipping."""
+        """Divide the gradients by the loss scale and clip their norm; return the norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return nn.utils.clip_grad_norm_(trained, self.job.config.optimizer.max_grad_norm)
@@ -273,10 +273,10 @@ class TrainingLoop:
             set_random_state(*found)
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments, besides input_ids, with which the model is called in a training pass.
+        """Return keyword arguments for the model in a training pass.
 
-        They make an ImplicitForCausalLM return the loss summed over the labels. It also returns the logits, which are
-        large, if the task has an accuracy.
+        With them, an ImplicitForCausalLM returns the loss summed over the labels. It returns the logits, which are
+        large, only if the task has an accuracy.
         """
         options = {} if self._passing is None else {"past_key_values": batch["chains"].cache}
         if isinstance(self.model, ImplicitForCausalLM):

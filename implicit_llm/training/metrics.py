@@ -51,10 +51,7 @@ Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if n
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return a function from the evaluations of f per token to training FLOPs per token, for this sequence length.
-
-    For a number of evaluations that is not finite, the function assumes the solver's maximum.
-    """
+    """Return a function from evaluations of f per token to training FLOPs per token; NaN means the solver's maximum."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -127,9 +124,9 @@ class StepMetrics:
         return torch.stack((row[0], norm))
 
     def pull(self) -> list[Row]:
-        """Wait for the device and return the rows of the steps closed since the last pull. Collective.
+        """Wait for the device; return the rows of the steps closed since the last pull, and add them to `totals`.
 
-        The call also adds these steps to `totals`, and to the rows that `drain` and `recent` average.
+        Collective.
         """
         if not self._pending:
             return []
@@ -179,10 +176,7 @@ class StepMetrics:
         self._recent.clear()
 
     def _right_and_scored(self, logits_BLV: Tensor | None, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the numbers of right predictions and of labels at scored positions; NaN if the task has no accuracy.
-
-        The scored positions are the last tokens of a sequence, or all, as the task defines.
-        """
+        """Return the numbers of right predictions and labels at scored positions; NaN if the task has no accuracy."""
         if not self.measures_accuracy:
             return _nan(labels_BL.device), _nan(labels_BL.device)
         assert logits_BLV is not None
@@ -194,8 +188,7 @@ class StepMetrics:
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Return the mean of each column that has values, and NaN for a loss or grad_norm that has none.
 
-        Unrolled steps measure no residual. If no row has one, num_iter and unconverged_share mean nothing and are
-        omitted too.
+        Without any residual, which unrolled steps do not measure, num_iter and unconverged_share are omitted too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}

@@ -44,7 +44,7 @@ DATA_ROLE, START_ROLE = "data", "start"
 
 
 class TrainInputError(UserError):
-    """The checkpoint from which the phase starts, or the one at its end, is missing or damaged."""
+    """The checkpoint at the start or at the end of the phase is missing or damaged."""
 
 
 def run(context: StageContext) -> StageResult:
@@ -108,8 +108,8 @@ def _train(job: TrainingJob) -> None:
 def _finish(job: TrainingJob) -> StageResult:
     """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase.
 
-    The solver of the saved model has the settings of the evaluation protocol. Other ranks wait until rank 0 has
-    finished. Raises: TrainInputError on rank 0 if the checkpoint is missing or damaged.
+    The saved model has the solver settings of the evaluation protocol. Other ranks wait until rank 0 has finished.
+    Raises: TrainInputError on rank 0.
     """
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]

@@ -63,8 +63,7 @@ def load_optimizer(
 ) -> None:
     """Load what `optimizer_tensors` returned, but keep the settings of `optimizer`, which come from the config.
 
-    A sharded optimizer loads only its own part. Without tensors, nothing changes.
-    Raises: StateMismatch if the names differ.
+    Without tensors, nothing changes. Raises: StateMismatch if the names differ.
     """
     if not tensors:
         return

@@ -73,7 +73,7 @@ class StatePassing:
 
         Each label becomes the chain's product times this label. `chains`, `carried_share` and `ends` (B) are added;
         `ends` is True where the chain restarts after this sequence whatever the prediction is. `step` counts the
-        finished steps; at a step where all chains start, the call replaces all chains by empty ones.
+        finished steps.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])

@@ -8,10 +8,9 @@ The convergence is measured along the simultaneous iteration of an implicit mode
 
     z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
 
-Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. In the model, the same evaluation would
-be the undamped closing one after i - 1 iterations. So the prediction from f(z_{i-1}) is that of the model with a budget
-of i evaluations, for i > 1. Unlike the solver, this iteration does not stop early and does not prefer an earlier
-iterate with a lower residual.
+Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. A model with a budget of i > 1
+evaluations closes with the same evaluation and therefore makes the same prediction. Unlike the solver, this iteration
+does not stop early and does not prefer an earlier iterate with a lower residual.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` recorded evaluations of f.
 """
@@ -254,10 +253,8 @@ Pair = tuple[str, str]  # a mode and its reference
 class PairTally:
     """The sums over tokens for one pair of modes.
 
-    sums: in this order, the number of tokens, the number of equal predictions, and the sums of the distance (the
-        logits' mean absolute difference), the spread (the standard deviation of the reference's logits) and the
-        divergence KL(reference || mode) in nats.
-    distance_max: the largest absolute difference of two logits.
+    sums: the number of tokens, the number of equal predictions, and the sums of the distance (the logits' mean
+        absolute difference), of the spread (the standard deviation of the reference's logits) and of the divergence.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -361,8 +358,8 @@ def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
 def curve_of(traces: Sequence[Trace], evaluations: Sequence[int], tol: float) -> dict[str, list[Any]]:
     """Return three measures, each as a list over the numbers of evaluations of f in `evaluations`.
 
-    They are quantiles of the residual, over sequences and over tokens; the share of tokens whose residual is at least
-    tol; and the share of predictions that equal those of the last evaluation.
+    They are quantiles of the residual over sequences and tokens, the share of tokens whose residual is at least tol,
+    and the share of predictions that equal those of the last evaluation.
     """
     by_sequence, by_token, predictions = (np.concatenate(parts, axis=1) for parts in zip(*traces, strict=True))
     curve: dict[str, list[Any]] = {"f_evaluations": list(evaluations)}

@@ -59,7 +59,7 @@ RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
 def run(context: StageContext) -> StageResult:
-    """Run an evaluation job: write metrics.json with a record for each measured token. Raises: UserError."""
+    """Run an evaluation job: write metrics.json with a record for each token. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
     trained = context.given(MODEL_ROLE)
@@ -180,8 +180,8 @@ def steps(
 def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
     """Return the measures of one token; they are None without a step, or if the fixed point was not reached.
 
-    For an explicit layer, only off_diagonal_share and transition_radius are known. `entries`: absolute values of the
-    Jacobian for SHOWN entries of the state, for a figure. checked_rows: how many rows autograd computes for comparison.
+    An explicit layer has only off_diagonal_share, transition_radius and `entries`: absolute values of the Jacobian for
+    SHOWN entries of the state, for a figure. checked_rows: the number of rows that autograd computes for comparison.
     """
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:

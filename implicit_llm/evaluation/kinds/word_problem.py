@@ -129,9 +129,8 @@ class Answers:
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     """Return the predictions; sequences of more than PIECE tokens are evaluated in pieces if possible.
 
-    This requires an implicit model with a state of fixed size, from which the next piece starts, and a mode whose
-    block length divides PIECE. If `job.kept` is set, the finished pieces are stored there every SAVE_EVERY_S seconds,
-    and after a restart they are not evaluated again.
+    This requires an implicit model with a state of fixed size, from which the next piece starts, and a mode whose block
+    length divides PIECE. If `job.kept` is set, the pieces are stored there every SAVE_EVERY_S seconds, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
@@ -158,8 +157,7 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
     """Atomically store the pieces and the state from which `_answers` resumes; omit the state after the last piece.
 
-    The file depends on the names of this module's classes. Only the same code loads it, because the fingerprint of a
-    job, and so its work folder, depends on the code.
+    The file refers to classes by name, and only the same code loads it: a job's work folder depends on the code.
     """
     raw = BytesIO()
     # Clone the states, because torch.save would write a view together with the whole tensor behind it.
@@ -170,7 +168,7 @@ def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
     """Return the share of equal predictions over the samples that both results have.
 
-    Return None without another result, without common samples, or if a sequence in either result is not finite.
+    Return None if `other` is None or `result`, without common samples, or if a sequence in a result is not finite.
     """
     if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None

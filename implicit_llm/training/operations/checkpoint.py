@@ -44,7 +44,7 @@ MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random
 STATE, DIGESTS = "state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 ROLLING = 2
-SPACE_FACTOR = 3.2  # needed space in checkpoints: two exist while a third is written; the rest is a margin
+SPACE_FACTOR = 3.2  # the needed space, in checkpoints: two exist while a third is written, and there is a margin
 KEPT_DIR = "kept"
 _STEP_NAME = re.compile(r"step-\d{8}")
 
@@ -197,7 +197,7 @@ def _write_json(values: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def _safetensors_errors(path: Path) -> Iterator[None]:
-    """Convert a SafetensorError that the operating system caused, for example by a full disk, to an OSError."""
+    """Replace a SafetensorError that the system caused, for example by a full disk, by an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -254,8 +254,8 @@ class CheckpointStore:
     def commit(self, state: TrainingState) -> None:
         """Write a checkpoint, then delete those in work/checkpoints except the last two.
 
-        An error that may be temporary is retried for a few seconds. If `newest` has found an intact checkpoint of this
-        step in work/kept, nothing happens. Raises: StorageError, with all earlier checkpoints intact.
+        Transient errors are retried for a few seconds. If `newest` has found an intact checkpoint of this step in
+        work/kept, nothing happens. Raises: StorageError, with all earlier checkpoints intact.
         """
         if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it
             return

@@ -39,8 +39,8 @@ class SpeedMeter:
     def read(self, totals: Totals) -> dict[str, float]:
         """Return tokens_per_s, flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib.
 
-        memory_gib: the most memory that was allocated at any time so far on this process's GPU. The call starts the
-        next measurement. Read the metrics first, so that the device has finished the counted work.
+        memory_gib: the most memory that was allocated so far on this GPU. The call starts the next measurement. Read
+        the metrics first, so that the device has finished the counted work.
         """
         tokens, flops, then = self._before
         seconds = max(time.monotonic() - then, 1e-9)
