@@ -1,12 +1,12 @@
 """Compute the state-to-state Jacobian of one token in one Mamba2 layer, explicit or implicit (Theorem 1).
 
-An explicit layer updates its state by a diagonal map, whatever the input is. In an implicit model the transition also
-depends on the state through z*, so its Jacobian has off-diagonal entries, which make the model a non-linear RNN.
+An explicit layer updates its state by a diagonal map, whatever the input is. In an implicit model, the update also
+depends on the state through the fixed point z*, so its Jacobian has off-diagonal entries.
 
 The state of a layer may have a hundred thousand entries, and its Jacobian ten billion. But J = diag(decay) + U Phi,
-where U = dh'/dz and Phi = dz*/dh are only as wide as the model, so norms and products of J are computed from these two
-factors. Copies of the token give the derivatives for many rows at once: those of f by one backward pass, and U by one
-forward-mode pass.
+where h and h' are the states before and after the token. U = dh'/dz and Phi = dz*/dh are only as wide as the model, so
+norms and products of J are computed from these two factors. With copies of the token in a batch, one backward pass
+gives many rows of the derivatives of f, and one forward-mode pass gives many columns of U.
 
 Shapes: `S` entries of the flattened SSM state, `D` model, `R` rows, `K` columns.
 Source: Schöne et al. 2025, Eqs. 6-9 and Theorem 1.
@@ -106,7 +106,7 @@ class StateJacobian:
 
 @torch.no_grad()
 def step_after(model: ImplicitMamba2Model, input_ids_L: Tensor, layer: int = 0) -> JacobianStep:
-    """Return the step of the last token of `input_ids_L` in a layer, from the converged state after the other tokens.
+    """Return the step of the last token of `input_ids_L` in a layer, from the converged state after all earlier tokens.
 
     Args: model must be in evaluation mode; use fp64, because fp32 is too coarse for comparisons to 1e-6.
     Raises: TypeError unless the model is a Mamba2 without its head; ValueError for too few tokens or an unknown layer.
@@ -189,7 +189,7 @@ def state_jacobian(step: JacobianStep, z_D: Tensor | None = None) -> StateJacobi
 
 
 def _derivatives(step: JacobianStep, z_D: Tensor, unit_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of df/dz (R, D) and df/dh (R, S) and the columns of dh'/dz (R, S) for these unit vectors."""
+    """Return, for these unit vectors, rows of df/dz (R, D), rows of df/dh (R, S) and columns of dh'/dz (R, S)."""
     z_RD, h_RS = z_D.repeat(len(unit_RD), 1), step.state_S.repeat(len(unit_RD), 1)
     _, pull_back, *_ = torch.func.vjp(lambda z_RD, h_RS: step.apply(z_RD, h_RS)[0], z_RD, h_RS)
     _, moved_RS, *_ = torch.func.jvp(lambda z_RD: step.apply(z_RD, h_RS)[1], (z_RD,), (unit_RD,))

@@ -1,7 +1,7 @@
 """Estimate the spectral radius of df/dz at a fixed point; if it is below 1, the plain iteration contracts nearby.
 
-f is causal, so the Jacobian over a sequence is block triangular, and its spectral radius is the largest of the tokens'
-own radii. The closer it is to 1, the slower the iteration converges. Training measures it on a few tokens
+f is causal, so the Jacobian over a sequence is block triangular, and its spectral radius is the largest of the radii of
+single tokens. The closer it is to 1, the slower the iteration converges. Training measures it on a few tokens
 (training/metrics.py).
 
 Shapes: `B` batch, `L` length, `D` model.
@@ -32,7 +32,7 @@ def spectral_radius(model: ImplicitModel, x: StackInput, z_BLD: Tensor, *, num_p
 
 
 def growth_per_product(product: Callable[[Tensor], Tensor], like_BX: Tensor, num_products: int) -> Tensor:
-    """Return the geometric mean growth (B) in the second half of a power iteration, which starts from random vectors.
+    """Return the geometric mean growth (B) per product in the second half of a power iteration from random vectors.
 
     A mean is needed because the growth of single steps oscillates if the leading eigenvalues are a complex pair.
     like_BX: an example of the vectors' shape, dtype and device.

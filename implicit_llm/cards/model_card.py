@@ -140,7 +140,7 @@ def solver_words(solver: SolverConfig | None) -> str:
     if solver.mode == "unrolled":
         return f"unrolled: {solver.num_unroll} iterations, all differentiated, damped by {solver.tau:g}"
     known = {"sequence": "of each sequence", "token": "of each token", "batch": "of the worst sequence"}
-    what = known.get(solver.stop, f"by the rule {solver.stop}")  # of a plugin
+    what = known.get(solver.stop, f"by the rule {solver.stop}")  # an unknown rule is that of a plugin
     blocks = f" in blocks of {solver.block_len} tokens" if solver.block_len is not None else ""
     steps = f"{solver.phantom_steps} phantom-gradient steps with tau {solver.tau:g}"
     after = {
@@ -213,9 +213,9 @@ def training_card(context: StageContext, model: Any, summary: Mapping[str, Any])
 
 
 def _phases(context: StageContext) -> list[dict[str, Any]]:
-    """Return the rows of the table of phases; the last row is this phase.
+    """Return the rows of the table of phases, in the order of training; the last row is this phase.
 
-    The row before it is the phase from which it starts, if any. One row before that stands for all earlier phases.
+    Before it is the phase from which it starts, if any. One more row, before both, summarises all earlier phases.
     """
     phase = context.config["phase"]
     rows = [_phase(phase, phase["end_step"], context.fingerprint)]

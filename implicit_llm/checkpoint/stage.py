@@ -116,7 +116,8 @@ class CheckpointError(UserError):
 class CheckpointFiles:
     """The files of an existing checkpoint.
 
-    weights: the names of the files with weights. about: the origin, and the sha256 of config.json and weights.
+    config: the content of config.json. weights: the names of the files with weights. about: the origin, and the sha256
+    of config.json and weights.
     """
 
     folder: Path
@@ -126,7 +127,10 @@ class CheckpointFiles:
 
 
 def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFiles:
-    """Find the checkpoint and check the digests that `wanted` names. Raises: CheckpointError, FetchedFilesError."""
+    """Find the checkpoint and check the digests that `wanted` names.
+
+    Raises: CheckpointError if files are missing, damaged or changed; FetchedFilesError for an incomplete fetch.
+    """
     folder: Path | None
     if wanted.hub is not None:
         folder, commit = fetched_model(wanted.hub, wanted.revision, downloads)
@@ -150,9 +154,10 @@ def find_checkpoint(wanted: CheckpointConfig, downloads: Path) -> CheckpointFile
 
 
 def _weights(folder: Path, wanted: CheckpointConfig) -> list[str]:
-    """Return the names of the files with weights, including the index of shards.
+    """Return the names of the files with weights, including the index if there are several.
 
-    A pickle counts only if there are no safetensors and the settings have its digest. Raises: CheckpointError.
+    A pickle counts only if there are no safetensors and the settings have its digest.
+    Raises: CheckpointError if weights are missing.
     """
     names, path = weight_files(folder), folder / PICKLE_FILE
     missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]

@@ -1,1 +1,1 @@
-"""Evaluate trained models."""
+"""Evaluate trained models; `kinds` has one module for each kind of evaluation."""

@@ -67,7 +67,10 @@ class Tally(Protocol):
     measures: tuple[str, ...]
 
     def add(self, answer: Any, batch: Batch) -> int:
-        """Count `batch`, whose result is `answer` or None. Return how many of its sequences have no finite result."""
+        """Count a batch with its result `answer`, which is None if the evaluation became NaN or infinite.
+
+        Return how many sequences of the batch have no finite result.
+        """
 
     def values(self) -> dict[str, Any]:
         """Return the fields of a record that the tally determines."""
@@ -82,9 +85,10 @@ def tallied(
     read: Callable[[Any, Batch], Any],
     ask: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a record's values: those of `tally` for the results of `read`, the solver's cost, and `nonfinite_share`.
+    """Evaluate all sequences; return the values of `tally`, the solver's cost, and `nonfinite_share` for a record.
 
-    If the result of any sequence is NaN or infinite, all `tally.measures` are None. ask: see `answers`.
+    If the result of any sequence is NaN or infinite, all `tally.measures` are None. read: maps the model's output and
+    the batch to the result that `tally` counts. ask: see `answers`.
     Raises: EvaluationOutOfMemory, UnknownToken.
     """
     solver, progress, num_nonfinite = SolverTally(), ProgressLog(job.where, "sample", job.num_samples), 0
@@ -118,8 +122,8 @@ def answers(
     """Evaluate from sequence `start` on; yield (the next sequence's number, batch, result of `read`).
 
     ask: replaces the model, for example to run several modes; its argument is `input_ids`. The result is None for a
-    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its sequences are evaluated again, and
-    all batches from there on have half the size. Raises: EvaluationOutOfMemory, UnknownToken.
+    batch whose iteration became NaN or infinite. If a batch exceeds the memory, its and all later sequences are
+    evaluated in batches of half the size. Raises: EvaluationOutOfMemory, UnknownToken.
     """
     job.model.eval()
     while start < job.num_samples:
@@ -153,9 +157,9 @@ def check_tokens(model: Any, highest: int, where: str) -> None:
 
 
 def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return the fp32 cross entropy in nats for aligned labels, shape (B, L); 0 where a label is IGNORED_LABEL.
+    """Return the fp32 cross entropy (B, L), in nats, of the logits and label at each position; 0 for IGNORED_LABEL.
 
-    head: the module that computes logits from `states_BLD`; None if these already are logits.
+    head: the module that computes logits from `states_BLD`; None if `states_BLD` already are logits.
     """
     batch, length = labels_BL.shape
     labels = torch.as_tensor(labels_BL, dtype=torch.long, device=states_BLD.device)
@@ -169,7 +173,7 @@ def token_losses(states_BLD: Tensor, labels_BL: np.ndarray, head: Callable[[Tens
 
 
 def pieces(length: int, num_rows: int) -> list[slice]:
-    """Cut `length` positions into slices; one slice of all `num_rows` sequences has at most LOSS_TOKENS tokens.
+    """Cut `length` positions into slices, so that each has at most LOSS_TOKENS tokens of `num_rows` sequences together.
 
     If there are more sequences than LOSS_TOKENS, a slice has one position.
     """
@@ -207,7 +211,7 @@ class BatchSize:
 
 @dataclass
 class SolverTally:
-    """The solver's statistics over tokens; an explicit model has none and costs one evaluation per token."""
+    """The sums of the solver's statistics over tokens; an explicit model has only one evaluation of f per token."""
 
     evaluations: float = 0.0  # evaluations of f, summed over the tokens
     iterations: float = 0.0  # the solver's iterations among these, without closing, phantom and unrolled steps
@@ -289,8 +293,8 @@ class PositionTally:
     def values(self) -> dict[str, list[Any]]:
         """Return the curve: each bin's first and last position, counted from 1, its mean loss and its number of tokens.
 
-        The target at position p has p tokens before it. The bins of a shorter length are the first ones of a longer
-        length, except for the end of the last bin.
+        The target at position p has p tokens before it. Every `length` has the same bins up to its end, where the last
+        bin ends.
         """
         starts = position_bins(len(self.total_L))
         totals, counts = (np.add.reduceat(values_L, starts - 1) for values_L in (self.total_L, self.num_tokens_L))

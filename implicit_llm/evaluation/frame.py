@@ -40,6 +40,7 @@ class ModelEvaluation:
     and the headline name them. tracked: the fields of a record that the journal gets, besides those in the
     record's field `metrics`.
     Runtime options: batch_size (sequences), and those of `load_model`.
+    Raises: EvaluateConfigError for wrong modes, and the errors of `load_model`.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> dict[str, EvaluationResult]:
-        """Return the results by mode; a result that was stored before a restart is not computed again.
+        """Return the results by mode: evaluate and store each, unless it was already stored before a restart.
 
-        Unless an error is raised, the model has its own solver again at the end.
+        The call changes the solver of the model, and restores it unless an error is raised.
         data: the name of the data set in the log and in stored results.
         evaluate: computes the result of a job. The other arguments are those of `job`.
         """
@@ -103,7 +104,7 @@ class ModelEvaluation:
         batch_size: int,
         max_samples: int | None = None,
     ) -> EvaluationJob:
-        """Return the job over the sequences on which all of `modes` are evaluated.
+        """Return the job that evaluates all of `modes` on the same first sequences of `dataset`.
 
         batch_size: the default; the runtime's batch size replaces it, and `coupled_batch_size` of an implicit
         model's modes replaces both. max_samples: the most sequences; a mode's own `max_samples` may lower this limit.
@@ -132,7 +133,7 @@ class ModelEvaluation:
         return EvaluationResult(json.loads(values.read_text()), predictions_NL)
 
     def keep(self, data: str, mode: str, result: EvaluationResult) -> None:
-        """Store a finished result for a restart; its values are written last and mark it as complete."""
+        """Store a finished result for a restart and delete its pieces; its values are written last and complete it."""
         if result.predictions_NL is not None:
             write_array(self._path(data, mode, "npy"), result.predictions_NL)
         write_json(self._path(data, mode, "json"), result.values)
@@ -157,7 +158,7 @@ class ModelEvaluation:
         self._context.journal.metrics(len(self.records), values)
 
     def headline(self, key: str, best: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return a mapping from `key` to the values that this field has in the records, by data set and mode.
+        """Return {`key`: the values of this field in the records, by data set and mode}.
 
         With `best` (max or min), the result also has `best_<key>`: by data set, the best value, or None without any.
         """
@@ -171,7 +172,7 @@ class ModelEvaluation:
         return {key: by_data, f"best_{key}": {data: best(values, default=None) for data, values in known.items()}}
 
     def finish(self, summary: dict[str, Any]) -> StageResult:
-        """Write metrics.json, from which the report reads all scores, and delete the partial results."""
+        """Write metrics.json, from which the report reads all scores, and delete the results stored for a restart."""
         path = write_metrics(self._context.work, self.records)
         shutil.rmtree(self._partial, ignore_errors=True)
         return StageResult([path], summary)
@@ -190,7 +191,7 @@ def write_metrics(work: Path, records: Sequence[Record]) -> Path:
 
 
 def tracked_name(*parts: str) -> str:
-    """Return a name in MLflow's character set: the mode "blockwise@eval_tol=0.2" becomes "blockwise.eval_tol-0.2"."""
+    """Join parts to a name that MLflow allows; the mode "blockwise@eval_tol=0.2" becomes "blockwise.eval_tol-0.2"."""
     return re.sub(r"[^\w.-]", "-", ".".join(parts).replace("@", "."))
 
 
@@ -212,7 +213,7 @@ CHECKPOINT = "checkpoint"  # the stage that imports models
 
 
 def load_model(trained: Input, runtime: Mapping[str, Any]) -> Any:
-    """Return the trained model on the chosen device, always in fp32; nothing is downloaded or unpickled.
+    """Return the trained model on the chosen device, in fp32 and evaluation mode; download and unpickle nothing.
 
     Runtime options: device (auto, cpu, cuda), threads, kernels (a KernelChoice).
     Raises: EvaluateInputError, NoGpu, KernelsUnavailable.

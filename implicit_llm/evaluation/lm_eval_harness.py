@@ -71,6 +71,7 @@ class ImplicitLM(HFLM):
         `batch_size`: the number of requests per forward pass; None and "auto" mean `max_batch_size`, or
         else DEFAULT_BATCH_SIZE. It is halved when log-likelihoods run out of memory, unless results depend on it.
         `kernels`: a KernelChoice for a model that is loaded here, such as auto. Other options are those of HFLM.
+    If `pretrained` is a model, its solver is changed in place.
     Raises: SolverSettingError or InvalidValue for a setting of the solver, TokenizerMissing, KernelsUnavailable,
         EvaluateInputError for a run directory without a model.
     """
@@ -133,7 +134,7 @@ class ImplicitLM(HFLM):
         )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Answer]:
-        """Evaluate as in HFLM, but task by task, so that a task's results do not depend on the other tasks."""
+        """Return HFLM's results, but evaluate task by task, so that a task's results do not depend on other tasks."""
         ask = partial(super().loglikelihood, disable_tqdm=disable_tqdm or not wants_bar())
         return _in_groups(requests, lambda request: str(request.task_name), ask)
 
@@ -143,7 +144,10 @@ class ImplicitLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Answer]:
-        """Return the results of requests (key, context, continuation); evaluate them by length, the longest first."""
+        """Return the results of requests (key, context, continuation); evaluate them by length, the longest first.
+
+        Raises: UnknownToken, EvaluationOutOfMemory.
+        """
         highest = max((token for _, *parts in requests for part in parts for token in part), default=-1)
         check_tokens(self.model, highest, f"{self.where}: tokenizer")
 
@@ -154,7 +158,7 @@ class ImplicitLM(HFLM):
             return _in_groups(requests, shortness, partial(self._answers, bar=bar))
 
     def _answers(self, requests: list[tuple[Any, list[int], list[int]]], bar: tqdm) -> list[Answer]:
-        """Return results for requests of one length, all NaN if one diverged. Raises: EvaluationOutOfMemory."""
+        """Evaluate requests of one length; all results are NaN if one diverged. Raises: EvaluationOutOfMemory."""
         cost = self.cost.solver
         while True:
             self.cost.solver = replace(cost)  # so that a repeated batch counts once
@@ -198,7 +202,7 @@ class ImplicitLM(HFLM):
         return super()._model_generate(context, max_length, stop, **settings)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """Return the logits (B, L, V) of token ids (B, L) without padding."""
+        """Return the logits (B, L, V) of unpadded token ids (B, L), and count the cost; ignore the other arguments."""
         precision = self.mixed_precision_dtype
         with (
             torch.inference_mode(),
@@ -242,8 +246,11 @@ class TokenizerMissing(UserError):
 
 
 def model_folder(path: Path) -> Path:
-    """Return the model folder of a run directory, and any other `path` unchanged. Raises: EvaluateInputError."""
-    if len(path.parts) > 2 and not path.is_dir():  # a name on the hub has two
+    """Return the model folder of a run directory, and any other `path` unchanged.
+
+    Raises: EvaluateInputError for a run directory without a model, or a missing folder that is no name on the hub.
+    """
+    if len(path.parts) > 2 and not path.is_dir():  # a name on the hub has at most two parts
         raise EvaluateInputError(f"pretrained: there is no folder {path}; give a run directory or a model")
     if not (path / MANIFEST).is_file():
         return path
@@ -275,7 +282,7 @@ def load_tokenizer(given: str | Path | None, model: str | Path) -> Any:
 
 
 def _from_file(path: Path, end_of_text: str | int | None) -> Any:
-    """Load a tokenizer.json; `end_of_text` is the token that ends a text, or its id. Raises: TokenizerMissing."""
+    """Load a tokenizer.json, with `end_of_text` (a token or its id) as its eos_token. Raises: TokenizerMissing."""
     if not path.is_file():
         raise TokenizerMissing(f"{path}: is not there; give the run directory of a data set's tokenizer")
     try:
@@ -297,7 +304,7 @@ PADDING_MODELS = ("hf", "hf-auto", "huggingface")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the harness with `arguments`, as `lm-eval` would; the harness prints to stdout."""
+    """Run the command `lm-eval` with sys.argv set to `without_padding(arguments)`; it prints to stdout."""
     sys.argv = ["lm-eval", *without_padding(arguments)]
     cli_evaluate()
 
@@ -305,7 +312,8 @@ def main(arguments: Sequence[str]) -> None:
 def without_padding(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `--model implicit` added if they name the harness's own model, which pads, or no model.
 
-    Nothing is added to SUB_COMMANDS. A --config without --model also stays as it is: its file may name the model.
+    Nothing is added if the first argument is one of SUB_COMMANDS, or if there is a --config without --model, because
+    the file of --config may name the model.
     """
     words = list(arguments)
     if not words or words[0] in SUB_COMMANDS:

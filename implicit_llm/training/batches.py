@@ -1,4 +1,4 @@
-"""Choose the samples of a step, by seed and step alone, and spread micro-batches over processes.
+"""Choose the samples of a step from seed and step number alone, and distribute them over processes as micro-batches.
 
 Shapes: `B` batch, `L` length.
 """
@@ -59,8 +59,8 @@ def micro_batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield this rank's micro-batches of a step's samples `indices`: input_ids (B, L), labels (B, L), num_labels.
 
-    num_labels: how many labels are not IGNORED_LABEL. Each label is at the position whose logits it scores: with
-    `labels="next_token"` the labels are moved by one here, so all losses are computed alike.
+    num_labels: how many labels are not IGNORED_LABEL. Each label is at the position whose logits are scored on it; for
+    this, `labels="next_token"` moves the labels of the data set one position to the left.
     There is no DataLoader, because it would draw from the random state that a checkpoint restores.
     """
     rows = dataset.fetch(layout.own(indices))
@@ -87,14 +87,14 @@ def _next_token(labels_BL: np.ndarray) -> np.ndarray:
 
 
 _ROUNDS = 4
-_CACHED_SAMPLES = 4096  # permuted in one call of numpy; a call per step would slow down steps of milliseconds
+_CACHED_SAMPLES = 4096  # permuted together, because permuting for each step would slow down steps of milliseconds
 
 
 def permuted(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Return the images of `indices` (int64, any shape, in 0..size - 1) under a seeded permutation, in constant memory.
 
-    The permutation is a Feistel network on Z_a x Z_b, with a * b at least `size` and close to it; an image outside the
-    range is encrypted again until it is inside. `key` is any tuple of non-negative integers.
+    The permutation is a Feistel network on Z_a x Z_b, with a * b at least `size` and close to it. It is applied again
+    to an image outside the range until the image is inside. `key` is any tuple of non-negative integers.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)

@@ -1,4 +1,4 @@
-"""Synchronise the processes of one job; a single process exchanges nothing."""
+"""Synchronise the processes of one job; a single process exchanges nothing. All must call the collective functions."""
 
 import os
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from torch import distributed as dist
 from implicit_llm_contracts.errors import UserError
 from implicit_llm_contracts.runs.launched import WORLD_VARIABLE
 
-JOIN_TIMEOUT = timedelta(seconds=300)  # how long a process waits for the last one; each must import torch first
+JOIN_TIMEOUT = timedelta(seconds=300)  # how long a process waits for the last one, which must import torch first
 
 
 class WrongWorld(UserError):
-    """The processes or their GPUs differ from those that the job requested."""
+    """The number of processes is not the requested one, they did not join in time, or some have no GPU."""
 
     failure_class = "env"
 
@@ -101,7 +101,7 @@ def total_over_ranks(number: int) -> int:
 
 
 def max_over_ranks(number: int) -> int:
-    """Return the largest number of all ranks; this passes one rank's request to all at the same step. Collective."""
+    """Return the largest number of all ranks, so that all follow the request of one at the same step. Collective."""
     return int(max_tensor_over_ranks(torch.tensor(number)))
 
 
@@ -147,7 +147,7 @@ class ReplicasDiffer(UserError):
 def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
     """Compare a checksum of the weights over all ranks before `step` is committed. Collective.
 
-    Raises: ReplicasDiffer on every rank.
+    Raises: ReplicasDiffer on every rank if the checksums differ.
     """
     if world_size() == 1:
         return
@@ -161,7 +161,7 @@ def require_equal_replicas(model: nn.Module, name: str, step: int) -> None:
 
 
 def weights_checksum(model: nn.Module) -> int:
-    """Return the sum of all weights, each as the 32-bit integer of its bits; a change of one weight changes the sum."""
+    """Return the sum of all fp32 weights, each read as a 32-bit integer; a change of one weight changes the sum."""
     sums = [
         parameter.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for parameter in model.parameters()
     ]

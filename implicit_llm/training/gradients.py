@@ -12,15 +12,15 @@ from transformers import PreTrainedModel
 from implicit_llm.models.causal_lm import ImplicitForCausalLM
 from implicit_llm.training.distributed import max_over_ranks
 
-# The size is that of DDP: it reaches the network's full bandwidth, and the first bucket is complete early.
+# This default of DDP uses the network's full bandwidth, and the first bucket is complete early.
 BUCKET_BYTES = 25 * 2**20
 
 
 class GradientReducer:
     """An object that sums the gradients of a model's parameters over ranks.
 
-    All ranks send the same buckets in the same order, whichever bucket is complete first. The buckets therefore also
-    match those of a rank whose solver failed, which differentiates something else.
+    All ranks send the same buckets in the same order, whichever bucket is complete first. A rank whose solver failed
+    does so too, although its backward pass differentiates another function.
     dtype: the dtype in which gradients are sent and summed.
     is_done: whether a CUDA graph has already summed the gradients of this step.
     """

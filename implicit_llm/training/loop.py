@@ -1,4 +1,4 @@
-"""Train a curriculum phase: data, forward, backward, clipping, update, metrics, checkpoint, stop.
+"""Train a curriculum phase step by step, log its metrics, save checkpoints, and stop on request.
 
 Shapes: `B` batch, `L` length, `V` vocabulary.
 """
@@ -53,17 +53,17 @@ from implicit_llm_jobs.progress import ProgressLog
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The fp16 scale starts at 2**16 and halves with each overflow. After this many overflows in a row, it is so small that
-# it cannot be the reason, and training stops.
+# The fp16 loss scale starts at 2**16 and halves with each overflow. After this many overflows in a row, it is so small
+# that it cannot be their cause, and training stops.
 MAX_SKIPPED_IN_A_ROW = 24
 NON_FINITE_REPORT = "non_finite.json"
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A phase that is ready to resume from `start` (None: from nothing); a request to `stop` ends it early.
+    """A phase that is ready to train from the checkpoint `start`, or with the current weights if `start` is None.
 
-    Only rank 0 writes alarms and, at each report, the mean metrics to the context's journal.
+    A stop signal that `stop` receives ends the phase early. Only rank 0 writes to the context's journal.
     """
 
     context: StageContext
@@ -130,7 +130,8 @@ class TrainingLoop:
     def run(self) -> int:
         """Train; return the global step reached, which may be less than the end of the phase after a stop request.
 
-        With state passing, saves and stops before the end wait for the next step after which all chains restart.
+        The state at the returned step is committed. With state passing, saves and stops before the end wait for the
+        next step after which all chains restart. Raises: NonFiniteTraining, ReplicasDiffer, StorageError.
         """
         job, end = self.job, self.job.config.phase.end_step
         self.model.train()
@@ -210,7 +211,10 @@ class TrainingLoop:
         return loss, outputs
 
     def probe(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Measure the fixed point of an implicit model if its sequences start in the empty state, as in evaluation."""
+        """Add mode_gap and spectral_radius of an implicit model to the metrics, except in a phase with state passing.
+
+        There, sequences start in other states than in evaluation, so the losses are not comparable.
+        """
         if solver_of(self.model) is not None and self._passing is None:
             self.metrics.add_occasional(look_at_fixed_point(self.model, batch, outputs, self._autocast()))
 
@@ -269,9 +273,10 @@ class TrainingLoop:
             set_random_state(*found)
 
     def _model_options(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a training pass, in which an ImplicitForCausalLM returns the summed loss.
+        """Return keyword arguments for the model in a training pass.
 
-        It returns the logits, which are large, only if the task has an accuracy.
+        With them, an ImplicitForCausalLM returns the loss summed over the labels. It returns the logits, which are
+        large, only if the task has an accuracy.
         """
         options = {} if self._passing is None else {"past_key_values": batch["chains"].cache}
         if isinstance(self.model, ImplicitForCausalLM):
@@ -287,10 +292,10 @@ class TrainingLoop:
         return nullcontext() if precision == "fp32" else torch.autocast(self.job.device.type, _DTYPES[precision])
 
     def _read_metrics(self, step: int) -> None:
-        """Read the metrics of all closed steps up to `step`. Collective.
+        """Read and check the metrics of all closed steps up to `step`; log alarms and skipped updates. Collective.
 
-        Raises: NonFiniteTraining for the first step whose loss or gradient is not finite; an fp16 gradient that
-            overflowed counts only after many in a row.
+        Raises: NonFiniteTraining for the first step whose loss or gradient is not finite; fp16 gradients that
+            overflowed count only after MAX_SKIPPED_IN_A_ROW in a row.
         """
         in_a_row = self.metrics.totals.skipped_in_a_row
         rows = self.metrics.pull()

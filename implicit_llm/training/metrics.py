@@ -30,15 +30,15 @@ _SUMMED = ("loss", "right", "scored")  # sums over micro-batches; right and scor
 _SOLVER = ("num_iter", "f_evaluations", "residual", "unconverged_share")
 _OF_STEP = (*_SUMMED, *_SOLVER, "carried_share", "grad_norm", *OCCASIONAL)  # on the device until `pull`
 _RESIDUAL = _OF_STEP.index("residual")
-Row = dict[str, float]  # the metrics of a step by column; NaN or missing if the model does not have this metric
+Row = dict[str, float]  # the metrics of a step by column; a metric that was not measured is NaN or missing
 
 
 @dataclass
 class Totals:
     """The totals up to a step, which every checkpoint contains.
 
-    skipped_updates: the updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how many of
-    the newest updates were skipped in a row.
+    skipped_updates: the number of updates that were skipped because fp16 gradients overflowed. skipped_in_a_row: how
+    many updates in a row were skipped, up to the newest one.
     """
 
     tokens: int = 0
@@ -51,7 +51,7 @@ Cost = Callable[[float], float]  # maps the evaluations of f per token (NaN if n
 
 
 def cost_per_token(model: PreTrainedModel, length: int) -> Cost:
-    """Return the function that computes training FLOPs per token for this model; NaN counts as the solver's maximum."""
+    """Return a function from evaluations of f per token to training FLOPs per token; NaN means the solver's maximum."""
     fields, solver = {**model.config.to_dict(), "num_parameters": model.num_parameters()}, solver_of(model)
     return lambda number: training_flops(fields, length, solver, number if math.isfinite(number) else None)
 
@@ -108,7 +108,7 @@ class StepMetrics:
         self._micro.append(torch.stack(row))
 
     def add_occasional(self, values: Mapping[str, Tensor]) -> None:
-        """Add metrics of OCCASIONAL to the row of the open step."""
+        """Add metrics of OCCASIONAL to the row of the current step."""
         self._occasional |= {name: value.detach().float() for name, value in values.items()}
 
     def close_step(self, grad_norm: Tensor) -> Tensor:
@@ -124,7 +124,10 @@ class StepMetrics:
         return torch.stack((row[0], norm))
 
     def pull(self) -> list[Row]:
-        """Return the rows of the steps closed since the last pull, and wait for the device. Collective."""
+        """Wait for the device; return the rows of the steps closed since the last pull, and add them to `totals`.
+
+        Collective.
+        """
         if not self._pending:
             return []
         pending, totals = torch.stack(self._pending), self.totals
@@ -145,12 +148,12 @@ class StepMetrics:
         return rows
 
     def drain(self) -> dict[str, float]:
-        """Return the means over the rows pulled since the last drain."""
+        """Return the mean of each column over the rows pulled since the last drain."""
         rows, self._window = self._window, []
         return self._means(rows)
 
     def recent(self) -> dict[str, float]:
-        """Return the means over the last RECENT_STEPS steps, logged or not, without the occasional metrics."""
+        """Return the mean of each column over the last RECENT_STEPS steps, without the metrics of OCCASIONAL."""
         return {key: value for key, value in self._means(self._recent).items() if key not in OCCASIONAL}
 
     def recent_rows(self) -> list[Row]:
@@ -158,22 +161,22 @@ class StepMetrics:
         return _finite(self._recent)
 
     def state(self) -> dict[str, Any]:
-        """Return totals, rows not yet logged and recent rows as JSON values; call `pull` first."""
+        """Return totals, rows not yet drained and recent rows as JSON values; call `pull` first."""
         return {"window": _finite(self._window), "recent": self.recent_rows(), "totals": asdict(self.totals)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state`."""
+        """Restore what `state` returned; the metrics must have no rows yet."""
         self._window = list(state["window"])
         self._recent.extend(state["recent"])
         self.totals = Totals(**state["totals"])
 
     def start_phase(self) -> None:
-        """Drop the rows of an earlier phase, but keep the totals."""
+        """Delete the rows of an earlier phase, but keep the totals."""
         self._window = []
         self._recent.clear()
 
     def _right_and_scored(self, logits_BLV: Tensor | None, labels_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the right predictions and all labels at scored positions; both are NaN if the task has no accuracy."""
+        """Return the numbers of right predictions and labels at scored positions; NaN if the task has no accuracy."""
         if not self.measures_accuracy:
             return _nan(labels_BL.device), _nan(labels_BL.device)
         assert logits_BLV is not None
@@ -185,7 +188,7 @@ class StepMetrics:
     def _means(self, rows: Iterable[Row]) -> dict[str, float]:
         """Return the mean of each column that has values, and NaN for a loss or grad_norm that has none.
 
-        Unrolled steps measure no residual; their num_iter and unconverged_share mean nothing and are left out too.
+        Without any residual, which unrolled steps do not measure, num_iter and unconverged_share are omitted too.
         """
         finite = _finite(rows)
         columns = {name: [row[name] for row in finite if name in row] for name in self.columns}
@@ -207,12 +210,12 @@ def _nan(device: torch.device) -> Tensor:
     return torch.full((), math.nan, device=device)
 
 
-# By default, a block in evaluation mode takes up to 4 `max_iter` evaluations of f, so both metrics use few sequences.
-# More would cost minutes as long as the solver does not converge. The model is causal: later tokens do not change a
-# token's loss, so the first tokens of a sequence suffice.
+# By default, a block in evaluation mode takes up to 4 x `max_iter` evaluations of f. As long as the solver does not
+# converge, many sequences would cost minutes, so both metrics use few. The model is causal: later tokens do not change
+# a token's loss, so the first tokens of a sequence suffice.
 SEQUENCES, POSITIONS = 8, 512
 RADIUS_SEQUENCES, RADIUS_POSITIONS = 4, 128
-RADIUS_PRODUCTS = 40  # one backward pass each; on trained models, the result is within a few percent of the limit
+RADIUS_PRODUCTS = 40  # one backward pass each; on trained models, the error is at most a few percent
 POINTS = 10  # measurements in a curriculum
 _MIN_INTERVAL_STEPS = 5
 
@@ -226,13 +229,13 @@ def is_due(step: int, total_steps: int) -> bool:
 def look_at_fixed_point(
     model: Any, inputs: dict[str, Any], outputs: Any, context: AbstractContextManager[Any]
 ) -> dict[str, Tensor]:
-    """Return mode_gap and spectral_radius of an implicit language model on the first tokens of a micro-batch.
+    """Return mode_gap and spectral_radius of an implicit model on the first tokens of a micro-batch's first sequences.
 
     mode_gap: the loss in evaluation mode minus the loss of the training pass with these `outputs`. spectral_radius:
     the largest |eigenvalue| of df/dz at the fixed point found in evaluation mode, as a mean over sequences.
     A metric is NaN if its evaluation becomes NaN or infinite. If this happens to mode_gap, spectral_radius is NaN too.
-    Both metrics stay on the device. The random state, the gradients and the training mode do not change.
-    context: the autocast of training.
+    Both metrics stay on the device. The random state and the gradients do not change; afterwards the model is in
+    training mode. context: the autocast of training.
     """
     part = (slice(SEQUENCES), slice(POSITIONS))
     input_ids, labels_BL = inputs["input_ids"][part], inputs["labels"][part]

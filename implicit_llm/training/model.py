@@ -30,9 +30,9 @@ class ModelError(UserError):
 def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedModel:
     """Return the model in fp32 with the phase's solver.
 
-    The config's seed determines the initial parameters; the call seeds the random generators of the process with it.
+    The config's seed determines new parameters; the call seeds all random generators of the process with this seed.
     Raises: ModelError, whose message starts with `where`; FetchedFilesError if files of a hub model are missing or
-        changed.
+        have another size or revision.
     """
     set_seed(config.seed)
     fields, solver = config.model, config.phase.solver
@@ -46,7 +46,7 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
         raise ModelError(f"{where}.phase.solver: the model is explicit and has none; set solver to null")
     if solver is None and solver_of(model) is not None:
         raise ModelError(f"{where}.phase.solver: the model is implicit and needs one; name its settings, at least mode")
-    # State passing needs a model that starts from the states in a cache and updates them; their size must be fixed.
+    # State passing needs a model that starts from states of fixed size in a cache and updates these states.
     passes_states = isinstance(model, LstmForCausalLM) or (
         isinstance(model, ImplicitForCausalLM) and not model.base.has_growing_state
     )
@@ -64,9 +64,9 @@ def build_model(config: TrainConfig, vocab_size: int, where: str) -> PreTrainedM
 
 
 def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
-    """Apply `cuda_graphs` to an ImplicitForCausalLM, and `gradient_checkpointing` to any model.
+    """Change `model` in place: apply `cuda_graphs` if it is an ImplicitForCausalLM, and `gradient_checkpointing`.
 
-    Raises: ModelError if the model does not support gradient checkpointing.
+    Raises: ModelError if `gradient_checkpointing` is set and the model does not support it.
     """
     if isinstance(model, ImplicitForCausalLM):
         model.base.runner = GraphRunner(replays_training=runtime.cuda_graphs)
@@ -77,12 +77,12 @@ def apply_runtime(model: PreTrainedModel, runtime: Runtime, where: str) -> None:
             f"{where}: {type(model).__name__} cannot compute its activations again; leave out gradient_checkpointing "
             "and choose a smaller micro_batch_size"
         )
-    how = {"use_reentrant": False}  # torch's reentrant mode may complete a gradient several times in a backward pass
+    how = {"use_reentrant": False}  # in torch's reentrant mode, one backward pass may run a gradient hook several times
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:  # before transformers 5.20
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-        # This hook, which only the reentrant mode needs, would prevent fused products and CUDA graphs.
+        # The call above may add a hook that only the reentrant mode needs. It would prevent fused products and graphs.
         model.disable_input_require_grads()
 
 

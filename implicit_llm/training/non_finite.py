@@ -48,11 +48,12 @@ class UpdateGuard:
 
 
 class SolverFailures:
-    """A patch of `forward` with which a rank whose solver failed continues with a loss of NaN.
+    """A patch of the model's `forward`, which returns logits of NaN if the solver fails in a training pass.
 
-    Other ranks need its gradients to finish the step. Every rank then skips the update, and its error gives the reason
-    of the failed rank. A failure in evaluation mode is raised: each rank runs the probes of a training step for
-    itself, and a failed probe does not make the step fail. message: the first failure of this rank, or None.
+    A failed rank thus still sends gradients, without which the other ranks could not finish the step. Then all ranks
+    skip the update, and the error of each rank states why the failed rank failed. In evaluation mode, the patch raises
+    the error of the solver: each rank measures the fixed point by itself, and a failure there does not end the step.
+    message: the first failure of this rank, or None.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

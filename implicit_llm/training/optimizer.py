@@ -38,7 +38,7 @@ def local_part(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Return whether at least two axes are longer than 1, unlike in a norm, bias, A_log, or a weight's gain (N, 1)."""
+    """Return whether at least two axes are longer than 1; norms, biases, A_log and gains (N, 1) are no matrices."""
     return sum(size > 1 for size in parameter.shape) >= 2
 
 

@@ -1,4 +1,4 @@
-"""Run the stage `train`: train one phase of a curriculum, from nothing or from an earlier phase."""
+"""Run the stage `train`: train one phase of a curriculum, from the initial weights or from an earlier phase."""
 
 import shlex
 import shutil
@@ -83,7 +83,7 @@ def _prepare(context: StageContext, runtime: Runtime, stop: StopRequest, watchdo
         store.require_space(sum(3 * tensor.nbytes for tensor in model_tensors(model).values()))
         path, step = context.journal.path, job.first_step
         if path is not None and any(point.step > step for point in journal.read(path)):
-            context.journal.rewind(step)  # the steps after the checkpoint are repeated, and must not count twice
+            context.journal.rewind(step)  # training repeats the steps after the checkpoint; they must not count twice
     return job
 
 
@@ -108,11 +108,12 @@ def _train(job: TrainingJob) -> None:
 def _finish(job: TrainingJob) -> StageResult:
     """Write the model, final training state and summary on rank 0, from the checkpoint at the end of the phase.
 
-    Other ranks wait until rank 0 has finished. Raises: TrainInputError on rank 0.
+    The saved model has the solver settings of the evaluation protocol. Other ranks wait until rank 0 has finished.
+    Raises: TrainInputError on rank 0.
     """
     context, store, phase = job.context, job.store, job.config.phase
     kept = [f"{KEPT_DIR}/{step_name(step)}" for step in phase.keep]
-    # With the configuration beside the manifest, `from_pretrained` accepts the run directory.
+    # If config.json is beside the manifest, `from_pretrained` accepts the run directory.
     beside = [f"{DECLARED}/{CONFIG_FILE}"] if isinstance(job.model, ImplicitPreTrainedModel) else []
     files = [MODEL_DIR, "checkpoint", *kept, SUMMARY_FILE, *beside]
     if not context.is_main:
@@ -144,7 +145,7 @@ def _finish(job: TrainingJob) -> StageResult:
 
 
 def _summary(job: TrainingJob, final: Checkpoint) -> dict[str, Any]:
-    """Return the summary, which does not depend on runtime settings; `metrics` has means over the last steps."""
+    """Return the summary, which does not depend on runtime settings; `metrics` has means over RECENT_STEPS steps."""
     metrics = StepMetrics(job.context.kinds.tasks[job.config.task])
     metrics.load_state(final.state["metrics"])
     return {

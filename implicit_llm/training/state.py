@@ -1,4 +1,4 @@
-"""Convert weights, optimizer and random numbers of a training process to named tensors and plain values, and back."""
+"""Convert weights, optimizer state and random state of a training process to named tensors and values, and back."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,10 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy `tensors` into the model. Raises: StateMismatch, whose message starts with `where`."""
+    """Copy `tensors` into the model.
+
+    Raises: StateMismatch, whose message starts with `where`, if the names or a shape differ.
+    """
     live = model_tensors(model)
     _check_names(live.keys(), tensors.keys(), where)
     for name, tensor in live.items():
@@ -44,7 +47,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state by the names "<parameter>.<key>"; it is empty before the first update.
+    """Return the optimizer's state under the names "<parameter>.<key>"; it is empty before the first update.
 
     If the optimizer is sharded, the call is collective and returns all tensors on rank 0 only, with those of other
     ranks in host memory.
@@ -58,7 +61,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def load_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], where: str
 ) -> None:
-    """Load `tensors` into the optimizer, but keep its settings, which come from the config. Raises: StateMismatch."""
+    """Load what `optimizer_tensors` returned, but keep the settings of `optimizer`, which come from the config.
+
+    Without tensors, nothing changes. Raises: StateMismatch if the names differ.
+    """
     if not tensors:
         return
     local = local_part(optimizer)
@@ -94,7 +100,7 @@ def set_random_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 def _names_in_order(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
-    """Return the names of the parameters in the optimizer's order, by which its state numbers them."""
+    """Return the names of the parameters, in the order in which the optimizer's state numbers the parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 

@@ -2,11 +2,11 @@
 
 A model that trains on short sequences thereby gets the states of long sequences. The cost is that of short sequences,
 because no gradient flows into the previous sequence. Each batch element has one chain of sequences. The chains restart
-from the empty state after different numbers of sequences, so in most steps the chains have several lengths. After every
-`state_passing` steps all restart together. With `restart_when_wrong`, a chain also restarts after a wrong last
-prediction. The state after a wrong prediction has lost the product, and an implicit model that is trained to continue
-from it forgets what it has learned. A model at chance therefore hardly ever carries a state; the metric carried_share
-is the share of sequences that start from a carried state.
+from the empty state after different numbers of sequences, so in most steps the chains have different lengths. After
+every `state_passing` steps, all chains restart together. With `restart_when_wrong`, a chain also restarts after a wrong
+last prediction. The state after such a prediction no longer contains the right product, and an implicit model that is
+trained to continue from it forgets what it has learned. A model at chance therefore hardly ever carries a state; the
+metric carried_share is the share of sequences that start from a carried state.
 
 Source: Buitrago Ruiz and Gu 2025 (arXiv 2507.02782); the rules for restarts are new here.
 Shapes: `B` batch, `L` length, `V` vocabulary, `A` elements of group x monoid.
@@ -42,9 +42,9 @@ class Chains:
 class StatePassing:
     """The states that a phase carries from step to step.
 
-    With `phase.state_passing` 64, half of the chains restart from the empty state after 64 sequences, a quarter after
-    32, an eighth after 16, and so on. All chains therefore restart after every 64 steps, and a checkpoint at such a
-    step needs no states.
+    With `phase.state_passing` 64, half of the chains restart from the empty state after every 64 sequences, a quarter
+    after every 32, an eighth after every 16, and so on. All chains therefore restart after every 64 steps, and a
+    checkpoint at such a step needs no states.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class StatePassing:
         return (step - self._start) % self._steps == 0
 
     def join(self, batches: list[dict[str, Any]], step: int) -> None:
-        """Continue the chains with a step's micro-batches; multiply the chains' products, from the left, into `labels`.
+        """Change a step's micro-batches in place, so that their sequences continue the chains.
 
-        Also set `chains`, `carried_share` and `ends` (B) in each micro-batch. `ends` is True where the chain restarts
-        after this sequence whatever the prediction is.
+        Each label becomes the chain's product times this label. `chains`, `carried_share` and `ends` (B) are added;
+        `ends` is True where the chain restarts after this sequence whatever the prediction is. `step` counts the
+        finished steps.
         """
         if self.starts_at(step):
             empty_B = torch.zeros_like(batches[0]["labels"][:, 0])

@@ -1,4 +1,4 @@
-"""Evaluate a model on CatbAbI in every mode, by the protocol windowed, carried or both.
+"""Evaluate a model on CatbAbI in every mode, with the protocol "windowed", "carried" or both.
 
 The results are the accuracy at questions, and accuracy and perplexity over all words.
 
@@ -8,8 +8,8 @@ concatenated stories, so a question near its start may lack the facts before it.
 carried: the published protocol, with batch size 1. The stories form one long sequence in the order of the data set. The
 state is carried across the ends of windows and stories and never reset. The model still evaluates one window at a time;
 an implicit model solves each window from the converged state after all earlier windows. Only a Mamba2 model of this
-package has a result: the cache of a model with attention would contain the whole test set. It is slow, and nothing is
-chosen by it, so a validation set is evaluated by it only if there is no test set.
+package has a result: the cache of a model with attention would contain the whole test set. The protocol is slow, and no
+choice depends on its results. Therefore it evaluates only the test set, or all given sets if there is no test set.
 """
 
 import itertools
@@ -85,7 +85,7 @@ def run(context: StageContext) -> StageResult:
 
 
 def question_id(dataset: TokenDataset) -> int:
-    """Return the token of "?" in the data set's vocabulary file."""
+    """Return the token id of "?", which is its position in the data set's vocabulary file."""
     words: list[str] = json.loads((dataset.directory / VOCABULARY_NAME).read_text(encoding="utf-8"))
     return words.index(QUESTION_MARK)
 
@@ -115,7 +115,7 @@ def carries_state(model: nn.Module) -> bool:
 
 
 class StoriesInOrder:
-    """The sequences of a data set one at a time; each continues the previous one."""
+    """The sequences of a data set, which `fetch` returns one at a time; each continues the previous one."""
 
     def __init__(self, dataset: Sequences) -> None:
         self.length = dataset.length
@@ -133,13 +133,13 @@ class StoriesInOrder:
 
 
 def evaluate_carried(job: EvaluationJob, question_id: int) -> EvaluationResult:
-    """Evaluate the windows one at a time in their order, with a carried state. Raises as `evaluate_catbabi` does."""
+    """Evaluate the windows in their order, with a carried state. Raises: EvaluationOutOfMemory, UnknownToken."""
     one_by_one = replace(job, batch_size=BatchSize(1, is_fixed=True))
     return evaluate_catbabi(one_by_one, question_id, partial(job.model, past_key_values=ConvergedStateCache()))
 
 
 class AnswerTally(Tally):
-    """A tally by task: questions, correct answers, words, correct words, and the losses of the words."""
+    """A tally, for each task, of questions, correct answers, words, correct words, and the losses of the words."""
 
     measures = (
         "accuracy", "accuracy_by_task", "lm_accuracy", "lm_accuracy_by_task", "lm_perplexity", "lm_perplexity_by_task",

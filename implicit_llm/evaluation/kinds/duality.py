@@ -8,9 +8,9 @@ The convergence is measured along the simultaneous iteration of an implicit mode
 
     z_0 = 0,   z_i = (1 - tau) z_{i-1} + tau f(z_{i-1})
 
-Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. The same evaluation is also the closing
-one after i - 1 iterations, so its prediction is that of the model with a budget of i > 1. Unlike the solver, this
-iteration does not stop early and does not prefer an earlier iterate with a lower residual.
+Evaluation i of f gives the residual ||f(z_{i-1}) - z_{i-1}|| / ||f(z_{i-1})||. A model with a budget of i > 1
+evaluations closes with the same evaluation and therefore makes the same prediction. Unlike the solver, this iteration
+does not stop early and does not prefer an earlier iterate with a lower residual.
 
 Shapes: `B` batch, `L` length, `D` model, `V` vocabulary, `G` recorded evaluations of f.
 """
@@ -57,7 +57,7 @@ from implicit_llm_jobs.progress import ProgressLog
 
 log = logging.getLogger(__name__)
 
-BATCH_TOKENS = 65536  # large, because token by token a small batch takes as long as a large one
+BATCH_TOKENS = 65536  # large, because in passes token by token a small batch takes as long as a large one
 PAIR, CONVERGENCE = "pair", "convergence"  # values of a record's field `measure`
 SO_FAR = "so-far"
 KEEP_EVERY_S = 60.0
@@ -115,9 +115,9 @@ def pair_records(evaluation: ModelEvaluation, job: EvaluationJob) -> list[Record
 
 
 def trace_records(evaluation: ModelEvaluation, job: EvaluationJob, max_tokens: int) -> list[Record]:
-    """Return a list with the record of the convergence, at the settings of the first simultaneous mode.
+    """Return a list with the record of the convergence, with the settings of the first simultaneous mode.
 
-    The list is empty for an explicit model, and if there is no simultaneous mode outside a sweep.
+    The list is empty for an explicit model, in a sweep, and if there is no simultaneous mode.
     """
     trained = evaluation.solver
     modes = [mode for mode in evaluation.modes if mode.eval_mode == SIMULTANEOUS and mode.sweep is None]
@@ -253,8 +253,8 @@ Pair = tuple[str, str]  # a mode and its reference
 class PairTally:
     """The sums over tokens for one pair of modes.
 
-    sums: the numbers of tokens and equal predictions, and the sums of three values: the distance (the logits' mean
-        absolute difference), the reference's spread (the logits' standard deviation) and the divergence.
+    sums: the number of tokens, the number of equal predictions, and the sums of the distance (the logits' mean
+        absolute difference), of the spread (the standard deviation of the reference's logits) and of the divergence.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -277,8 +277,9 @@ class PairTally:
     def values(self) -> dict[str, Any]:
         """Return the measures of a record.
 
-        token_agreement: the share of tokens with the same most likely next token. kl: the divergence
+        token_agreement: the share of tokens after which both modes predict the same next token. kl: the divergence
         KL(reference || mode), in nats per token. logit_std: the spread of the reference, the scale for distances.
+        Without tokens, all measures are None.
         """
         num_tokens, *sums = self.sums
         if not num_tokens:
@@ -355,10 +356,10 @@ def trace(model: Any, solver: SolverConfig, input_ids: Tensor) -> Trace:
 
 
 def curve_of(traces: Sequence[Trace], evaluations: Sequence[int], tol: float) -> dict[str, list[Any]]:
-    """Return three measures by the number of evaluations of f.
+    """Return three measures, each as a list over the numbers of evaluations of f in `evaluations`.
 
-    They are quantiles of the residual, the share of tokens whose residual is at or above tol, and the share of
-    predictions that equal those of the last evaluation.
+    They are quantiles of the residual over sequences and tokens, the share of tokens whose residual is at least tol,
+    and the share of predictions that equal those of the last evaluation.
     """
     by_sequence, by_token, predictions = (np.concatenate(parts, axis=1) for parts in zip(*traces, strict=True))
     curve: dict[str, list[Any]] = {"f_evaluations": list(evaluations)}

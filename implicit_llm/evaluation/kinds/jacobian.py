@@ -1,4 +1,4 @@
-"""Check Theorem 1 on a trained Mamba2 model and on random layers.
+"""Check Theorem 1 on a trained Mamba2 model and on random layers: implicit state transitions are not diagonal.
 
 At single tokens, in fp64, measure how far the Jacobian of a layer's state is from diagonal, and how fast f contracts.
 Shapes: `B` sequences of the test set, `L` length, `S` entries of a layer's state, `D` model.
@@ -59,7 +59,7 @@ RANDOM_VOCAB, RANDOM_TOKENS, RANDOM_SEEDS = 60, 6, (0, 1, 2, 3)
 
 
 def run(context: StageContext) -> StageResult:
-    """Run an evaluation job: write metrics.json. Raises: UserError."""
+    """Run an evaluation job: write metrics.json with a record for each token. Raises: UserError."""
     where = f"evaluate/{context.name}"
     config = context.settings(JacobianConfig)
     trained = context.given(MODEL_ROLE)
@@ -118,7 +118,7 @@ def _shortest(context: StageContext) -> tuple[str, Any]:
 
 
 def _means(records: list[Record]) -> dict[str, float]:
-    """Return the mean of each measure by setting and, for word problems, by token kind; omit those without values."""
+    """Return the mean of each measure by setting and, for word problems, by token kind; omit means of no values."""
     trained = [r for r in records if r["setting"] == TRAINED]
     groups = {
         TRAINED: trained,
@@ -135,7 +135,7 @@ def _means(records: list[Record]) -> dict[str, float]:
 
 
 def _with_one_picture_each(records: list[Record]) -> list[Record]:
-    """Keep `entries` for one token per setting only, a hard one if possible; all of them would be megabytes."""
+    """Return the records with `entries` for one token per setting, a hard one if possible; all would need megabytes."""
     drawn = []
     for setting in (TRAINED, RANDOM):
         pictured = [r for r in records if r["setting"] == setting and r["entries"] is not None]
@@ -160,7 +160,7 @@ def prepare(model: ImplicitMamba2Model) -> ImplicitMamba2Model:
 def steps(
     model: ImplicitMamba2Model, ids_BL: Tensor, positions: tuple[int, ...], layer: int
 ) -> Iterator[tuple[int, int, JacobianStep | None]]:
-    """Yield (sequence, position, step), position by position; once a state is not finite, all later steps are None."""
+    """Yield (sequence, position, step), position by position; after a state that is not finite, all steps are None."""
     cache, is_finite = ConvergedStateCache(), True
     for position in positions:
         try:
@@ -180,8 +180,8 @@ def steps(
 def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
     """Return the measures of one token; they are None without a step, or if the fixed point was not reached.
 
-    An explicit layer has only the measures of the Jacobian itself. `entries`: absolute values of the Jacobian for SHOWN
-    entries of the state, for a figure. checked_rows: the number of rows that autograd computes for comparison.
+    An explicit layer has only off_diagonal_share, transition_radius and `entries`: absolute values of the Jacobian for
+    SHOWN entries of the state, for a figure. checked_rows: the number of rows that autograd computes for comparison.
     """
     known: dict[str, Any] = dict.fromkeys((*MEASURES, "entries", "state_size")) | {"is_checked": checked_rows > 0}
     if step is None:
@@ -211,14 +211,17 @@ def measure(step: JacobianStep | None, checked_rows: int) -> dict[str, Any]:
 
 
 def draw_entries(step: JacobianStep, count: int) -> Tensor:
-    """Return indices of `count` of the state's entries, drawn with a fixed seed and sorted; all if there are fewer."""
+    """Return the sorted indices of `count` entries of the state, drawn with a fixed seed; all if there are fewer."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randperm(len(step.state_S), generator=generator)[:count]
     return drawn.sort().values.to(step.state_S.device)
 
 
 def random_layer(seed: int, *, is_implicit: bool) -> tuple[ImplicitMamba2Model, Tensor]:
-    """Return one random layer in the paper's setting, and tokens for it; torch's random state does not change."""
+    """Return a model of one random layer in the paper's setting, and tokens (RANDOM_TOKENS,) for it.
+
+    The call restores torch's random state of the CPU, but not that of GPUs, which it seeds.
+    """
     name = f"mamba2-state-tracking-{'implicit' if is_implicit else 'explicit'}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

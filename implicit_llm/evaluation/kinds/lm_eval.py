@@ -77,7 +77,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
     """Return one task's part of a record; metrics and standard errors are None if any request's result is not finite.
 
     The keys of `metrics` and `stderr` are "<metric>" or, for a filter of the harness other than "none",
-    "<metric>,<filter>". The hash over documents, prompts and targets equals that in the harness's own result files.
+    "<metric>,<filter>". task_hash: the hash over documents, prompts and targets in the harness's own result files.
     """
     numbers = {key: value for key, value in results["results"][name].items() if "," in key}
     metrics, stderr = (
@@ -105,7 +105,7 @@ def _values(name: str, results: Any, cost: RequestCost) -> dict[str, Any]:
 
 
 def _finite(value: Any, cost: RequestCost) -> float | None:
-    """Return the value, or None if it is no finite number (such as "N/A") or any request's result is not finite."""
+    """Return the value; None if it is no number (such as "N/A"), or if it or any request's result is not finite."""
     is_known = isinstance(value, Real) and math.isfinite(value) and cost.num_nonfinite == 0
     return float(value) if is_known else None
 
@@ -115,7 +115,7 @@ class TaskError(UserError):
 
 
 def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
-    """Load the tasks in the order of `config.tasks`.
+    """Return the tasks by name, in the order of `config.tasks`.
 
     Also set the global random seeds of Python, NumPy and PyTorch to the defaults of the harness's command line.
     Raises: TaskError; if data is not in the cache of `datasets`, the message names the command that fetches it.
@@ -142,7 +142,7 @@ def load_tasks(config: LmEvalConfig) -> dict[str, Any]:
 
 
 def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> None:
-    """Raise TaskError if files below `folder` are missing, new or changed; without `digests`, accept all."""
+    """Raise TaskError if files below `folder` are missing, new or changed; if `digests` is None, accept all files."""
     if digests is None:
         return
     found = file_digests(folder)
@@ -153,9 +153,9 @@ def _require_planned_files(folder: Path, digests: Mapping[str, str] | None) -> N
 
 
 def _manager(folder: Path | None, names: tuple[str, ...]) -> TaskManager:
-    """Return a manager that has these tasks. Raises: TaskError.
+    """Return a manager that has these tasks. Raises: TaskError if a name is unknown or means several tasks.
 
-    To index the harness's own 14,000 tasks takes seconds. With a folder, this happens only if a task is not in it.
+    Indexing the harness's own 14,000 tasks takes seconds. With a folder, this happens only if a task is not in it.
     """
     path = None if folder is None else str(folder)
     for has_defaults in (True,) if path is None else (False, True):

@@ -79,7 +79,7 @@ OF_DOCUMENTS = ("loss_within_documents", "perplexity_within_documents", "num_doc
 
 
 class PerplexityTally(Tally):
-    """A tally of the losses of all targets, of those that do not start a document, and by position."""
+    """A tally of losses: over all targets, over the targets that do not start a document, and by position."""
 
     measures = ("loss", "perplexity", "loss_within_documents", "perplexity_within_documents", "loss_by_position")
 
@@ -156,8 +156,8 @@ class TextRows:
     def fetch(self, indices: np.ndarray) -> Batch:
         """Return input_ids, labels (the next tokens) and is_document_start, each (B, length).
 
-        `indices` are consecutive and in 0..len-1, which is not checked. A shorter last sequence is returned only alone:
-        if `indices` also contain others, the result has only those.
+        `indices` are consecutive and in 0..len-1, which is not checked. If the last sequence is shorter and `indices`
+        contain other sequences too, the result omits the last one.
         """
         first, last = int(indices[0]), int(indices[-1])
         if first < self.num_full_rows:

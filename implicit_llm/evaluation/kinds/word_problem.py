@@ -1,9 +1,9 @@
 """Compute the accuracy of one trained model on all given word-problem test sets, in every mode.
 
-The chance level at a position is the share of its most frequent target: a model without state scores this. A token's
-group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise. After t
-tokens the group part of the product is therefore the identity with probability (1 - h)^t + (1 - (1 - h)^t) / |G|, which
-is well above 1 / |G| for a short sequence or a small h.
+The chance level at a position is the share of the most frequent target there, which a model without state reaches. A
+token's group part is uniform over the whole group with probability h (`hard_fraction`) and the identity otherwise.
+After t tokens the group part of the product is therefore the identity with probability
+(1 - h)^t + (1 - (1 - h)^t) / |G|, which is well above 1 / |G| for a short sequence or a small h.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from implicit_llm_data.shards import open_dataset
 log = logging.getLogger(__name__)
 
 # The tokens of a batch. A model of the published size needs 15 KiB per token, mostly for its injection, whatever its
-# block length is. A batch needs 1 GiB on a CPU, where the system may end a process that takes too much, and 15 GiB on
-# a GPU, where a smaller batch is tried instead.
+# block length is. A batch thus needs 1 GiB on a CPU, where the system may kill a process that uses too much memory. On
+# a GPU it needs 15 GiB; if this is too much, smaller batches are evaluated.
 BATCH_TOKENS, BATCH_TOKENS_ON_DEVICE = 2**16, 2**20
 MAX_BATCH_SIZE = 4096
 PIECE = 2**11  # `_answers` splits a longer sequence into pieces of this many tokens
@@ -96,7 +96,7 @@ def default_batch_size(length: int, device_type: str) -> int:
 
 
 def evaluate_word_problem(job: EvaluationJob) -> EvaluationResult:
-    """Evaluate the sequences; return also the predictions, to compare modes. Raises as `tallied` does."""
+    """Return accuracies, cost and, to compare modes, all predictions. Raises: EvaluationOutOfMemory, UnknownToken."""
     tally = AccuracyTally(job)
     return EvaluationResult(tallied(job, tally, _read, partial(_answers, job)), tally.predictions_NL)
 
@@ -129,8 +129,8 @@ class Answers:
 def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
     """Return the predictions; sequences of more than PIECE tokens are evaluated in pieces if possible.
 
-    This requires an implicit model with a state of fixed size, which each piece passes on, and a mode whose blocks fit
-    exactly into a piece. If `job.kept` is set, the pieces are stored every SAVE_EVERY_S seconds, for a restart.
+    This requires an implicit model with a state of fixed size, from which the next piece starts, and a mode whose block
+    length divides PIECE. If `job.kept` is set, the pieces are stored there every SAVE_EVERY_S seconds, for a restart.
     """
     model: Any = job.model
     length, solver = input_ids.shape[1], solver_of(model)
@@ -155,18 +155,21 @@ def _answers(job: EvaluationJob, input_ids: Tensor) -> Answers:
 
 
 def _keep(path: Path, pieces: Sequence[Answers], cache: Any, *, is_read: bool) -> None:
-    """Store the pieces for `_answers` to resume from, atomically; the state is omitted after the last piece.
+    """Atomically store the pieces and the state from which `_answers` resumes; omit the state after the last piece.
 
-    The file names the classes of its objects. Only the same code loads it, because the fingerprint covers the code.
+    The file refers to classes by name, and only the same code loads it: a job's work folder depends on the code.
     """
     raw = BytesIO()
-    # A view would be written with the whole tensor that it is a part of.
+    # Clone the states, because torch.save would write a view together with the whole tensor behind it.
     torch.save((pieces, None if is_read else cache.prefix.map(torch.clone), cache.made_by), raw)
     write_atomic(path, raw.getvalue())
 
 
 def match(result: EvaluationResult, other: EvaluationResult | None) -> float | None:
-    """Return the share of equal predictions over the samples that both results have; None if not comparable."""
+    """Return the share of equal predictions over the samples that both results have.
+
+    Return None if `other` is None or `result`, without common samples, or if a sequence in a result is not finite.
+    """
     if other is None or other is result or any(each.values["nonfinite_share"] != 0 for each in (result, other)):
         return None
     mine, theirs = result.predictions_NL, other.predictions_NL

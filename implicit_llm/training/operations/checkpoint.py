@@ -10,7 +10,7 @@ model.safetensors        parameters and persistent buffers
 optimizer.safetensors    "<parameter>.<exp_avg, exp_avg_sq, step>"
 random.safetensors       "<rank>.<torch, cuda>", uint8
 state.json               global_step, identity, random states of Python and numpy, gradient scale, metrics
-checkpoint.json          size and sha256 of each of these, written last
+checkpoint.json          size and sha256 of each file above, written last
 """
 
 import json
@@ -44,7 +44,7 @@ MODEL, OPTIMIZER, RANDOM = "model.safetensors", "optimizer.safetensors", "random
 STATE, DIGESTS = "state.json", "checkpoint.json"
 _FILES = (MODEL, OPTIMIZER, RANDOM, STATE)
 ROLLING = 2
-SPACE_FACTOR = 3.2  # in checkpoints: two exist while a third is written, and there is a margin
+SPACE_FACTOR = 3.2  # the needed space, in checkpoints: two exist while a third is written, and there is a margin
 KEPT_DIR = "kept"
 _STEP_NAME = re.compile(r"step-\d{8}")
 
@@ -71,7 +71,7 @@ class TrainingState:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the tensors of model and optimizer."""
+        """The size of the tensors of model and optimizer, in bytes."""
         return sum(tensor.nbytes for tensors in (self.model, self.optimizer) for tensor in tensors.values())
 
 
@@ -86,7 +86,7 @@ class Staging:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def copy_of(self, state: TrainingState) -> TrainingState:
-        """Return the state with its model and optimizer in this memory."""
+        """Return `state` with its model and optimizer tensors replaced by their copies in this memory."""
         tensors = [*state.model.values(), *state.optimizer.values()]
         sizes = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # each aligned to 8 bytes
         if len(self._memory) != sum(sizes):
@@ -186,7 +186,7 @@ class _Digests:
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     faults.point("checkpoint.before_file")
-    # No metadata: with more than one key its order, and with it the digest, would differ from run to run.
+    # There is no metadata, because safetensors would write several keys in random order and so change the digest.
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
@@ -197,7 +197,7 @@ def _write_json(values: Mapping[str, Any], path: Path) -> None:
 
 @contextmanager
 def _safetensors_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the system that safetensors reports in its own format, such as a full disk, into an OSError."""
+    """Replace a SafetensorError that the system caused, for example by a full disk, by an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -208,13 +208,13 @@ def _safetensors_errors(path: Path) -> Iterator[None]:
 
 
 class ForeignCheckpoint(UserError):
-    """A checkpoint has another identity than the run."""
+    """A checkpoint belongs to a run with another identity."""
 
 
 class CheckpointStore:
     """The checkpoints below `work` of the run with this identity; only rank 0, which has the run's lock, uses them.
 
-    keep: the steps whose checkpoints are stored permanently. last_save_s: how long the last commit took.
+    keep: the steps whose checkpoints are stored permanently. last_save_s: how many seconds the last commit took.
     """
 
     def __init__(self, work: Path, identity: Mapping[str, Any], journal: Journal, keep: Sequence[int] = ()) -> None:
@@ -228,10 +228,11 @@ class CheckpointStore:
         self._whole_kept: set[int] = set()
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint before which no kept checkpoint is lost, or None.
+        """Return the newest intact checkpoint from which training can resume, or None.
 
-        Damaged checkpoints are renamed to `*.bad`. If a kept checkpoint was lost, training resumes before its step.
-        Later checkpoints are then renamed too, except intact kept ones, which stay because phases may start from them.
+        Damaged checkpoints are renamed to `*.bad`. If a checkpoint at a step of `keep` was lost, training must resume
+        before this step to write it again. Later checkpoints are then renamed too, except intact ones at steps of
+        `keep`, because other phases may start from them.
         Raises: ForeignCheckpoint if a checkpoint has another identity.
         """
         kept = {step: found for step in self.keep if (found := self._read(self.kept / step_name(step))) is not None}
@@ -251,10 +252,10 @@ class CheckpointStore:
         return max(usable, key=lambda checkpoint: checkpoint.global_step, default=None)
 
     def commit(self, state: TrainingState) -> None:
-        """Write a checkpoint, then delete all but the last two and the kept ones; retry transient errors for seconds.
+        """Write a checkpoint, then delete those in work/checkpoints except the last two.
 
-        If the step's kept checkpoint is already intact, nothing happens.
-        Raises: StorageError, with all earlier checkpoints intact.
+        Transient errors are retried for a few seconds. If `newest` has found an intact checkpoint of this step in
+        work/kept, nothing happens. Raises: StorageError, with all earlier checkpoints intact.
         """
         if state.global_step in self._whole_kept:  # it is intact, and later phases may have started from it
             return
@@ -271,7 +272,7 @@ class CheckpointStore:
             shutil.rmtree(doomed, ignore_errors=True)
 
     def finish(self, checkpoint: Checkpoint) -> None:
-        """Make `checkpoint` the final one and delete all others except the kept ones; you can repeat the call.
+        """Make `checkpoint` the final one and delete all others except those in work/kept; you can repeat the call.
 
         Raises: StorageError; CorruptCheckpoint if the copy of a kept checkpoint is damaged.
         """
@@ -290,7 +291,7 @@ class CheckpointStore:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def require_space(self, checkpoint_bytes: int) -> None:
-        """Raise StorageError, with the numbers, if the file system has no space for this run's checkpoints."""
+        """Raise StorageError if the file system has no space for this run's checkpoints of `checkpoint_bytes` each."""
         there = [*self._committed(), *(path for step in self.keep if (path := self.kept / step_name(step)).is_dir())]
         held = sum(file.stat().st_size for path in there for file in path.iterdir())
         needed = int((SPACE_FACTOR + len(self.keep)) * checkpoint_bytes) - held
@@ -298,7 +299,10 @@ class CheckpointStore:
         require_space(self.directory, needed, f"checkpoints of {checkpoint_bytes / 2**20:.1f} MiB{kept}")
 
     def _read(self, path: Path) -> Checkpoint | None:
-        """Return the intact checkpoint at `path`, or None if there is none; report and rename a damaged one."""
+        """Return the intact checkpoint at `path`, or None if there is none; report and rename a damaged one.
+
+        Raises: ForeignCheckpoint.
+        """
         if not path.is_dir():
             return None
         try:
@@ -317,7 +321,7 @@ class CheckpointStore:
         yield from sorted(found, reverse=True)
 
     def _set_aside(self, event: str, path: Path, why: str) -> None:
-        """Report a checkpoint that must not be used, and rename it to `*.bad`, which the end of the phase deletes."""
+        """Report a checkpoint that must not be used, and rename it to `*.bad`; `finish` deletes it."""
         log.warning("%s is left out: %s", path.name, why)
         self._journal.event(event, path=path.name, why=why)
         faults.point("checkpoint.before_set_aside")

@@ -1,4 +1,4 @@
-"""Handle stop requests of Slurm, submitit or Ctrl-C: finish and commit the step, then exit with the restart code."""
+"""Record stop signals of Slurm, submitit or Ctrl-C, so that training can commit its state before it stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAVE_LAST_LAUNCHED_S = 60.0  # other nodes see a new file with a delay
 class StopRequest:
     """A context in which stop signals only set a flag; afterwards, the previous handlers are restored.
 
-    A Ctrl-C (SIGINT) after the first request raises KeyboardInterrupt: the user does not want to wait for the step.
+    After a first signal, a Ctrl-C (SIGINT) raises KeyboardInterrupt: the user does not want to wait for the step.
     On entry, the context announces to the launcher, if there is one, that this process now handles signals.
     Outside of the main thread, the context does nothing. received: the name of the first signal, or None.
     """
@@ -36,7 +36,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # the only thread with signal handlers
-            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # Ctrl-C is meant for the foreground
+            # A shell makes its background jobs ignore Ctrl-C, which is meant for the job in the foreground.
+            is_in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
             heard = [number for number in SIGNALS if not (number == signal.SIGINT and is_in_background)]
             self._previous = {number: signals.handle(number, self._receive) for number in heard}
             folder = LaunchFolder.of_this_process()
@@ -51,8 +52,8 @@ class StopRequest:
     def let_main_end_first(self) -> None:
         """Make a rank above 0 wait until rank 0 has recorded why all ranks end early, or until a time limit.
 
-        When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report the exit of rank
-        0, so under torchrun the wait ends with the next signal, which follows this exit.
+        When the first rank exits, the launcher or torchrun kills the others. Torchrun does not report that rank 0 has
+        exited. Under torchrun, the wait therefore ends with the signal that torchrun sends after this exit.
         """
         folder = LaunchFolder.of_this_process()
         if folder is None:

@@ -21,7 +21,7 @@ from implicit_llm_contracts.runs.journal import Journal
 log = logging.getLogger(__name__)
 
 _SAVE, _STOP = 1, 2
-# With saves by the clock, training waits for at most the first share of the time, and writes use at most the second.
+# With saves by the clock, saves stop training for at most 2 % of the time, and writes run for at most 20 % of it.
 _STALL_SHARE, _WRITE_SHARE = 0.02, 0.2
 
 
@@ -75,7 +75,8 @@ class SaveSchedule:
     def commit(self, state: TrainingState) -> None:
         """Flush the journal, so that no metrics before a committed state are missing, then start to write the state.
 
-        A state that must not be lost is committed when the call returns. Raises: StorageError.
+        A state that must not be lost is committed when the call returns.
+        Raises: StorageError; the first of several refusals in a row is only logged if the state may be lost.
         """
         self._finish_write()
         self._is_last_try |= self._must_save
@@ -92,7 +93,7 @@ class SaveSchedule:
         self._stall_s = self._last_save - self._due_at
 
     def _finish_write(self) -> None:
-        """Wait for the current write, if any, and report how it ended. Raises: StorageError."""
+        """Wait for the current write, if any, and report how it ended. Raises: StorageError, see `commit`."""
         if self._write is None:
             return
         write, self._write = self._write, None
@@ -105,7 +106,7 @@ class SaveSchedule:
         seconds, grace_s = self._store.last_save_s, self._runtime.grace_s
         self._journal.event("checkpoint_committed", step=self._written_step, seconds=round(seconds, 3))
         launched.report_progress(self._written_step)
-        # A stop signal may come just after training could have stopped, while an earlier state is written.
+        # In the worst case, a stop signal comes just after a step at which training can stop, during an earlier write.
         if grace_s is not None and self._between_stops_s + 2 * seconds > grace_s:
             log.warning(
                 "a stop may wait %.1f s for a step at which training can stop, and for two saves of %.1f s, longer than"

@@ -39,8 +39,8 @@ class SpeedMeter:
     def read(self, totals: Totals) -> dict[str, float]:
         """Return tokens_per_s, flops_per_s, mfu if the device's peak is known, and on a GPU memory_gib.
 
-        memory_gib: the most memory that was allocated at any time so far. The call starts the next measurement. It must
-        follow the reading of the metrics, after which the device has finished the counted work.
+        memory_gib: the most memory that was allocated so far on this GPU. The call starts the next measurement. Read
+        the metrics first, so that the device has finished the counted work.
         """
         tokens, flops, then = self._before
         seconds = max(time.monotonic() - then, 1e-9)
@@ -92,7 +92,7 @@ class SolverAlarm:
     def observe(self, step: int, rows: Sequence[Mapping[str, float]]) -> None:
         """Add the metrics of the steps up to `step`, and warn if a mean is too high.
 
-        The metrics of ALARM_LIMITS are NaN in explicit phases, and NaN or 0 in unrolled phases, so these never warn.
+        In explicit and unrolled phases, the metrics of ALARM_LIMITS are NaN or 0, so there is never a warning.
         """
         self._rows.extend(rows)
         if len(self._rows) < ALARM_STEPS or step < self._quiet_until:

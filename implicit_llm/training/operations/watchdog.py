@@ -1,4 +1,4 @@
-"""End a process that hangs, for example in a collective without its peer or in a read that never returns."""
+"""End a process that hangs, for example in a collective call that another rank does not join, or in a file read."""
 
 from __future__ import annotations
 
