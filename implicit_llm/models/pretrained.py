@@ -35,7 +35,8 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def solver(self) -> SolverConfig | None:
         """The solver settings, which are saved with the model; None for explicit models.
 
-        Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names.
+        Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names. An
+        assignment raises ValueError for an explicit model and ConfigError for invalid settings.
         """
         return self.config.solver  # type: ignore[return-value]  # the field also accepts a dict and converts it
 
@@ -51,7 +52,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a saved model, also from a run directory or from a local directory in the published layout.
 
-        Raises: ModelConfigError for a quantised implicit model, and for a quantisation that replaces no projection.
+        Raises: ModelConfigError for a quantised implicit model, for a quantisation that replaces no projection, and for
+            wrong settings or a damaged pickle in the published layout; FileNotFoundError if it has no weights;
+            ManifestError if the manifest of a run directory is damaged.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
@@ -100,7 +103,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         self.get_correct_attn_implementation(attn_implementation)
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
-        """Turn activation checkpointing on or off. Raises: ValueError for options with a wrong or no effect."""
+        """Turn activation checkpointing on or off.
+
+        Raises: LostGradient for use_reentrant=True with an implicit model; ValueError for every_n_layers above 1.
+        """
         how = getattr(args[0] if args else options.get("gradient_checkpointing_func"), "keywords", {})
         if enable and self.config.is_implicit and how.get("use_reentrant"):
             raise LostGradient(REENTRANT)
@@ -142,9 +148,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """Return `loaded`, a model or a tuple that begins with it. Raises: ModelConfigError for a refused quantisation.
+    """Return `loaded`, which is a model or a tuple whose first entry is a model, if its quantisation is supported.
 
-    A quantisation is refused if it changed no layer, or if the model is implicit.
+    Raises: ModelConfigError if a quantisation changed no layer, or if the quantised model is implicit.
     """
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:
