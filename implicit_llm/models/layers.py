@@ -174,7 +174,7 @@ class Layer(nn.Module):
 
     A layer returns its last branch without adding it, because the kernel of the next norm adds it at little extra cost.
     rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
-        may then provide it in that dtype.
+        may then cast it once, beforehand.
     """
 
     rounds_state = False

@@ -88,7 +88,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing, for the same reason as `ImplicitConfig.register_for_auto_class`."""
+        """Do nothing, because transformers would copy part of this package's source into the folder of the model."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Return "sdpa". Raises: ValueError for another choice, because `kernels.selection` chooses the kernels."""
@@ -123,7 +123,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Raise for arguments that `forward` would ignore; accept None, because peft passes all arguments it knows.
+        """Raise for arguments that `forward` would ignore, unless they are None: peft passes all that it knows.
 
         Raises: TypeError, whose message names a similar argument or the valid ones; ValueError for
             `output_attentions=True` and for packed documents.

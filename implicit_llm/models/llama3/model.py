@@ -146,7 +146,7 @@ def residual_scale(config: ImplicitLlama3Config) -> float:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries; the injection is added to query, key and value before the rotation."""
+    """Causal attention with grouped queries; the injection is added to query, key and value before rotation."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()

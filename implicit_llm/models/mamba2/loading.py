@@ -1,7 +1,7 @@
 """Convert Mamba2 models of transformers and checkpoints of the original release (state-spaces/mamba2-*) to our models.
 
-The config.json of the original release has no model_type. The weights are a pickle, pytorch_model.bin, of which only
-tensors are loaded, and only if the caller gives its sha256. A model.safetensors with the same names needs no digest.
+The config.json of the original release has no model_type. The weights are a pickle, pytorch_model.bin, which is loaded
+only as tensors and only if the caller gives its sha256. A model.safetensors with the same names needs no digest.
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
