@@ -286,7 +286,7 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """Return a module in `module`, or itself, that must be called instead of using its weights; None if there is none.
+    """Return `module` or a module in it that must be called instead of using its weights; None if there is none.
 
     Such a module has a hook or an assigned `forward`, or it has no children and either an unknown class (adapters,
     parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).

@@ -46,7 +46,7 @@ def rotated_heads(
 
 
 def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
-    """Return softmax attention (B, H, L, P); `mask` is True for the keys that a query attends to.
+    """Return softmax attention (B, H, L, P); `mask` is True for the keys that a query attends to, or None.
 
     Forward-mode differentiation and second derivatives require the `reference` kernels.
     """

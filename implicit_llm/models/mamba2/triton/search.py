@@ -77,8 +77,8 @@ def search_blocks(
         block, None if it is empty. `kernels.selection.search_runs_on_triton` must be true: among other conditions, L is
         a multiple of `width`, K at most 4, and the search stops by sequence or by token. Its method must be plain or
         damped.
-    Returns: f of the last z (B, L, D) in fp32, the state after the last block, and the statistics of each block; None
-        instead of all three if any token became NaN or infinite.
+    Returns: f of each block's best z (B, L, D) in fp32, the state after the last block, and the statistics of each
+        block; None instead of all three if any token became NaN or infinite.
     """
     batch, length, columns = injection_BLE.shape
     scan, kind = weights.scan, weights.in_proj_ED.dtype
