@@ -1,1 +1,1 @@
-"""Define implicit and explicit language models of the Mamba2, Llama and users' families, and an LSTM baseline."""
+"""Define implicit and explicit language models (Mamba2, Llama, families that users register) and an LSTM baseline."""

@@ -44,7 +44,7 @@ def register_family(name: str, config: type[ImplicitConfig], layer: type[Recurre
     """Register the family `name` with the Auto classes: explicit and implicit models with layers of the class `layer`.
 
     Everything else is the same as in the built-in families: embedding, injection, solver, loss, generation and saving.
-    Call this function before you load such a model.
+    Call this function before you load such a model. A second call with the same name replaces the family.
     Args: config is a class with `model_type = name` and the fields that `layer(config)` uses.
     Returns: the class of the family's language models.
     Raises: NameTaken for a model type of this package or of transformers; InvalidEntry if a class has the wrong base or

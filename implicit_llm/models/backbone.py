@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class ImplicitModelOutput(ModelOutput):
     """The output of a model without its head.
 
-    last_hidden_state (B, L, D): for an implicit model the last z, near the fixed point z*. hidden_states: the input of
-    each layer and then the output, if requested. solver_stats: None for an explicit model.
+    last_hidden_state (B, L, D): for an implicit model the final z, which approximates the fixed point z*.
+    hidden_states: the input of each layer and then the output, if requested. solver_stats: None for an explicit model.
     """
 
     last_hidden_state: Tensor | None = None
@@ -56,7 +56,10 @@ class StackMap:
         return self.evaluate(z_BLD)[0]
 
     def evaluate(self, z_BLD: Tensor, *, return_states: bool = False) -> tuple[Tensor, tuple[LayerState, ...]]:
-        """Return what `apply_stack` returns; with activation checkpointing, the backward pass evaluates f again."""
+        """Return f(z) and the layers' states after the block (empty without `return_states`).
+
+        With activation checkpointing in training, the backward pass evaluates f again. Raises: LostGradient.
+        """
         evaluate = partial(self.model.apply_stack, x=self.x, return_states=return_states)
         if not (self.model.gradient_checkpointing and torch.is_grad_enabled() and self.model.training):
             return evaluate(z_BLD)
@@ -68,7 +71,10 @@ class StackMap:
         return StackMap(self.model, self.x.select(index_B))
 
     def is_wanted(self, num_open: int) -> bool:
-        """Return whether `num_open` > 0 on any process; all processes must call f together to gather sharded layers."""
+        """Return whether `num_open` > 0 on any process; collective if layers are sharded.
+
+        All processes must then evaluate f together, because f gathers the weights.
+        """
         if self.x.mesh is None:
             return num_open > 0
         most = torch.tensor(num_open, device=self.x.mesh.device_type)
@@ -85,9 +91,9 @@ class StackMap:
 
 
 class ImplicitModel(ImplicitPreTrainedModel):
-    """A model without its head; a family defines its layer class and the names of its embedding and final norm.
+    """A model without its head; each family has a subclass with its layer class and names of embedding and final norm.
 
-    runner: runs the passes; it is initially a `runner_class()`.
+    runner: the object that runs the passes, initially a `runner_class()`.
     """
 
     layer_class: type[Layer]
@@ -114,7 +120,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         self.post_init()
 
     def rope(self, position_ids_BL: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the rotary tables of attention layers, or None for other layers."""
+        """Return the cosines and sines (1 or B, L, half a head's width) of attention layers; None for other layers."""
         return None
 
     def apply_stack(
@@ -138,16 +144,16 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return h_BLD, tuple(states) if return_states else ()
 
     def solve_at_once(self, x: StackInput, width: int, search: Search) -> tuple[Tensor, Prefix, list[Block]] | None:
-        """Solve and close all blocks of `width` tokens in one kernel.
+        """Solve all blocks of `width` tokens in one kernel, and close each with one undamped evaluation of f.
 
-        Return z, the state after the last block, and each block's statistics.
-        Return None instead if no kernel can do this, or if a token became NaN or infinite; the caller then solves the
-        blocks one after another.
+        Return z (B, L, D) in fp32, the state after the last block, and each block's statistics.
+        Return None instead if no kernel can do this, as always here, or if a token became NaN or infinite; the caller
+        then solves the blocks one after another.
         """
         return None
 
     def token_stack(self, weights: tuple[Any, ...]) -> Callable[[Tensor, StackInput], Tensor] | None:
-        """Return a function that evaluates f(z, x) faster on one token of one sequence, or None if there is none.
+        """Return a function that evaluates f(z, x) faster on one token of one sequence; None if there is none, as here.
 
         The function is for implicit models in fp32 without autocast, gradient, dropout or padding. Its StackInput must
         have a prefix. For attention layers, the prefix must have room for the token; the function writes the token's
@@ -174,12 +180,13 @@ class ImplicitModel(ImplicitPreTrainedModel):
         An explicit model runs its layers once in either mode.
 
         Args: input_ids (B, L) or inputs_embeds (B, L, D). attention_mask (B, past + L): 0 for padding, which may be
-            anywhere in a sequence and never changes the results of the tokens. past_key_values: a cache of
-            converged states, which is advanced in place and passes no gradient. output_hidden_states: only for explicit
-            models. eval_mode: replaces the solver's `eval_mode` for this call.
+            anywhere in a sequence and never changes the results of the tokens. position_ids: see `stack_input`; passes
+            from CUDA graphs use the default. past_key_values: a cache of converged states, which is advanced in place
+            and passes no gradient. use_cache: whether to create a cache if none is given. output_hidden_states: only
+            for explicit models. eval_mode: replaces the solver's `eval_mode` for this call.
         Raises: ValueError for arguments that contradict each other or have a wrong shape, and for packed documents;
-            ConfigError for an unknown `eval_mode`; TypeError for unknown arguments; NonFiniteState, whose position
-            counts the tokens of a block without padding; LostGradient; NotImplementedError if an implicit model is
+            ConfigError for an unknown `eval_mode`; TypeError for unknown arguments; NonFiniteState, whose message has
+            the position within a block, not counting padding; LostGradient; NotImplementedError if an implicit model is
             exported or traced.
         """
         self.refuse_unknown(kwargs)
@@ -245,7 +252,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return cache
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, with_hidden_states: bool) -> Tensor:
-        """Check these arguments of `forward` and return the embedding (B, L, D). Raises: ValueError."""
+        """Return the embedding (B, L, D). Raises: ValueError if these arguments of `forward` are wrong."""
         is_ids = inputs_embeds is None
         given = input_ids if is_ids else inputs_embeds
         if given is None or (input_ids is not None and inputs_embeds is not None):
@@ -260,9 +267,9 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return self.get_input_embeddings()(given) if is_ids else given
 
     def _solver_of_call(self, eval_mode: EvalMode | None) -> SolverConfig | None:
-        """Return the solver of this call.
+        """Return the solver settings of this call, with `eval_mode` if it is given; None for an explicit model.
 
-        Raises: ValueError if `eval_mode` is set in train mode or without solver; ConfigError for an unknown mode.
+        Raises: ValueError if `eval_mode` is given in train mode or without solver; ConfigError for an unknown mode.
         """
         solver = self.solver
         if eval_mode is None:
@@ -272,7 +279,7 @@ class ImplicitModel(ImplicitPreTrainedModel):
         return replace(solver, eval_mode=eval_mode)
 
     def calls_modules(self) -> bool:
-        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; warn of it once."""
+        """Return whether a module must be called (`touched_module`), which rules out CUDA graphs; log it once."""
         touched = touched_module(self)
         if touched is not None and not self._has_said_so:
             self._has_said_so = True
@@ -293,8 +300,8 @@ class ImplicitModel(ImplicitPreTrainedModel):
     ) -> StackInput:
         """Return everything that f needs besides z; call this once per forward pass.
 
-        Args: valid_BL: False for padding, which comes last in each sequence. position_ids: by default, positions count
-            the tokens, but not earlier padding.
+        Args: valid_BL: False for padding, which comes last in each sequence. position_ids (1 or B, L): by default they
+            count all tokens before a token, but not padding.
         Raises: ValueError for positions that do not increase, as in packed documents.
         """
         _, length, _ = embedding_BLD.shape

@@ -10,7 +10,7 @@ from implicit_llm.models.stack import Prefix
 
 
 class ConvergedStateCache(Cache):
-    """The converged states (SSM states, or keys and values) of one batch of sequences after all its tokens so far.
+    """The converged states (such as SSM states, or keys and values) of a batch of sequences after all tokens so far.
 
     A model that gets the cache as `past_key_values` starts from these states and then advances the cache in place.
     prefix: the states; None if there are none yet. made_by: the type and size of the model that computes the states.
@@ -45,9 +45,9 @@ class ConvergedStateCache(Cache):
         self.prefix = None
 
     def crop(self, tokens: int) -> None:
-        """Remove the last `-tokens` tokens, or nothing for 0.
+        """Remove the last `-tokens` tokens if `tokens` is negative, or all after the first `tokens` if it is positive.
 
-        If `tokens` is positive, as in transformers up to 5.20, keep only the first `tokens` tokens.
+        transformers up to 5.20 passes positive numbers. The call changes nothing for 0 and for an empty cache.
         Raises: NotImplementedError for recurrent states; ValueError for more tokens than the cache holds.
         """
         if self.prefix is None or tokens == 0:
@@ -66,7 +66,7 @@ class ConvergedStateCache(Cache):
         self.prefix = before.first(length)
 
     def join(self, model: str, batch: int, *, is_growing: bool) -> None:
-        """Check that the states are of `model` and of `batch` sequences; if there are no states, record `model`.
+        """Check that the states are of `model` and of `batch` sequences; if there are none, set made_by and is_growing.
 
         Raises: ValueError for states of another model or of another number of sequences.
         """

@@ -74,11 +74,11 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> ImplicitCausalLMOutput:
-        """Return the logits and, with labels, the mean cross entropy in fp32 (in fp64 if the model is fp64).
+        """Return the logits and, with labels, the mean cross entropy (nats) in fp32, or fp64 if the model is fp64.
 
         Args: labels (B, L): -100 is ignored. aligned: whether logits at t are scored on the labels at t (word
             problems) or, as usual in Hugging Face, on those at t+1. logits_to_keep: how many of the last positions are
-            computed (0: all), or an index of positions; labels then belong to these positions. return_logits: False
+            computed (0: all), or an index of positions; labels must then have these positions. return_logits: False
             saves the memory of the logits, which are then None (see `total_loss`). num_items_in_batch: the divisor of
             the summed loss, by default the number of scored labels. All other arguments are those of the backbone.
         Raises: the errors of the backbone's `forward`.
@@ -122,7 +122,8 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the cross entropy summed over the labels, in fp32 (fp64 for an fp64 model), and the logits (B, L, V).
 
-        Without `return_logits`, None replaces the logits, and only the `reference` kernels compute all logits at once.
+        The label -100 is ignored; `aligned` is that of `forward`. Without `return_logits`, None replaces the logits,
+        and only the `reference` kernels compute all logits at once.
         """
         if return_logits:
             logits_BLV = self.lm_head(hidden_BLD)
@@ -167,7 +168,7 @@ class ImplicitForCausalLM(ImplicitPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: LongTensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare as transformers does; to generate from embeddings, it requires a parameter named `inputs_embeds`.
+        """Prepare as in transformers, which generates from embeddings only if there is a parameter `inputs_embeds`.
 
         Raises: ValueError for a prompt that ends in padding, because transformers would generate after the padding.
         """
@@ -218,8 +219,8 @@ def sharing_weights(
 ) -> ImplicitForCausalLM:
     """Return an explicit model of the class `cls` that shares its weights with `model`, a model of transformers.
 
-    The weights have the same names in both. The configuration has the fields that TAKEN and `taken` name, copied from
-    `model.config`, and the given `fields`.
+    The weights must have the same names in both classes. The configuration has the fields that TAKEN and `taken` name,
+    copied from `model.config`, and the given `fields`.
     Raises: ModelConfigError if a setting has another value in `model.config` than in `fixed`, because the layers of
         `model` then differ from ours.
     """
@@ -240,6 +241,7 @@ def sharing_weights(
 def sequential_forward(model: ImplicitForCausalLM, input_ids: Tensor, **kwargs: Any) -> ImplicitCausalLMOutput:
     """Run the model in sequential mode: solve one token after another, each from the converged state before it.
 
-    An implicit model must be in evaluation mode. An explicit model runs as usual. `kwargs` are those of `model(...)`.
+    An explicit model runs as usual. `kwargs` are those of `model(...)`.
+    Raises: ValueError for an implicit model in train mode; the errors of `model(...)`.
     """
     return model(input_ids, eval_mode=None if model.solver is None else "sequential", **kwargs)

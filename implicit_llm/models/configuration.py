@@ -30,7 +30,7 @@ class ImplicitConfig(PreTrainedConfig):
     is_implicit: whether to iterate the layer stack to a fixed point; False is the explicit baseline of the same
         architecture.
     weight_norm: whether to normalise the linear and convolution weights of layers and injection; None means the value
-        of is_implicit, as published.
+        of is_implicit, as in the published models.
     solver: a `SolverConfig` or a dict of its settings. None means the defaults for an implicit model, and an explicit
         model accepts only None.
     dropout: the rate of variational dropout, with one mask per layer for all iterations of a pass; the paper uses 0.
@@ -76,7 +76,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def _is_in_shim(cls) -> bool:
-        """Return whether SHIM, the module saved with a model, has this class; it lacks those of users' families."""
+        """Return whether SHIM, the module saved with a model, imports this class; it imports no class of a user."""
         return cls.__module__.startswith(f"{__package__}.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -127,7 +127,7 @@ class ImplicitConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Read our flat layout, or translate the published layout; fields in `kwargs` replace the saved ones.
+        """Return a configuration from our flat layout or the published one; fields in `kwargs` replace the saved ones.
 
         Fields of this package are replaced before the configuration is created, so that its checks apply to them. A
         dict for `solver` changes only the settings that it names.

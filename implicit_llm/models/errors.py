@@ -8,7 +8,7 @@ class ModelConfigError(UserError, ValueError):
 
 
 class LostGradient(ValueError):
-    """A part of the layer stack was computed in a way that gives its weights no gradient."""
+    """The layer stack is computed in a way that gives some of its weights no gradient."""
 
 
 REENTRANT = (

@@ -1,4 +1,4 @@
-"""Check that a layer of a user's family meets the assumptions of the solver, of padding and of generation.
+"""Check that a layer which a user registered meets the assumptions of the solver, of padding and of generation.
 
 Shapes: `B` batch, `L` length, `D` model.
 """
@@ -22,8 +22,8 @@ TOLERANCE = 1e-4  # relative to the largest output, in fp32; the error of a wron
 def check_layer(config: ImplicitConfig) -> None:
     """Check that a layer of `config` is causal, continues from its state, and ignores padding and other sequences.
 
-    The output must be finite, and the layer of an implicit model must add its injection. The check runs one layer with
-    random weights on random input; the caller's random state does not change.
+    The output must be finite, and the output of an implicit model's layer must depend on the injection. The check runs
+    one layer with random weights on random input; the caller's random state and `config` do not change.
     Raises: ModelConfigError, whose message describes what the layer does wrong; UnknownName if the family is not
         registered.
     """

@@ -2,8 +2,8 @@
 
 An implicit model applies the same weights dozens of times in one pass. Normalising them (and casting them under
 autocast) in every iteration would waste time, so our layers call `effective_weight()` once per pass and use its result
-in each iteration. This bypasses the modules, so a layer does it only if `touched_module` returns None, and otherwise
-calls the modules. A layer of a user's family always calls its modules.
+in each iteration. This bypasses the modules' `forward`. If a module must be called, for example because it has a hook
+(`touched_module`), its layer calls all its modules in each iteration. A layer of a user's family always does so.
 
 Shapes: `B` batch, `L` length, `D` model, `C` channels, `K` convolution, `E` width of the injection.
 """
@@ -25,7 +25,7 @@ from implicit_llm.models.stack import LayerState, Mixed, StackInput
 class RMSNorm(nn.Module):
     """The root mean square normalisation of x or, with a gate, of x silu(gate), with a learned scale.
 
-    feeds_products: whether only products with weights use the output, which then has the dtype of `product_dtype`.
+    feeds_products: whether only products with weights use the output; its dtype is then that of `product_dtype`.
     """
 
     def __init__(self, width: int, eps: float, *, feeds_products: bool = False) -> None:
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x_BLD, gate_BLD, self.weight, self.eps, self._dtype(x_BLD))
 
     def of_sum(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the sum h + branch, or h if there is no branch, and its norm; one kernel may compute both."""
+        """Return h + branch (h alone if the branch is None) and the norm of this sum; one kernel may compute both."""
         if branch_BLD is None or touched_module(self) is not None:
             h_BLD = added(h_BLD, branch_BLD)
             return h_BLD, self(h_BLD)
@@ -52,7 +52,7 @@ def added(t: Tensor, other: Tensor | None) -> Tensor:
 
 
 def product_dtype(t: Tensor) -> torch.dtype:
-    """Return the dtype in which a product uses `t`: that of autocast if it is on, but fp64 stays fp64."""
+    """Return the dtype of `t` in a product: autocast's dtype if autocast is on and `t` is not fp64, else its own."""
     is_cast = torch.is_autocast_enabled(t.device.type) and t.dtype != torch.float64
     return torch.get_autocast_dtype(t.device.type) if is_cast else t.dtype
 
@@ -60,7 +60,8 @@ def product_dtype(t: Tensor) -> torch.dtype:
 class NormedWeight(nn.Module):
     """A weight of any shape, plain (`weight`) or weight-normalised (`g`, `v`) over all dimensions but the first.
 
-    The parameters are not named weight_g and weight_v, because transformers would rename them when it loads a model.
+    A bias is optional. `reset_parameters` must initialise the parameters. They are not named weight_g and weight_v,
+    because transformers would rename them when it loads a model.
     Source: Salimans and Kingma 2016, w = g v / ||v||; the published implicit models normalise every linear and
     convolution weight of layers and injection.
     """
@@ -80,7 +81,7 @@ class NormedWeight(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
     def effective_weight(self) -> Tensor:
-        """Return the weight that products use, in their dtype (`product_dtype`); the parameters get its gradient."""
+        """Return the weight, or g v / ||v|| if `is_normed`, in the dtype of products; it is differentiable."""
         weight = self._normalised() if self.is_normed else self.weight
         return weight.to(product_dtype(weight))
 
@@ -89,7 +90,10 @@ class NormedWeight(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw bias and weight uniformly within +-1/sqrt(fan in), the weight times `init_scale`; set g to ||v||."""
+        """Draw bias and weight (or v) uniformly within +-1/sqrt(fan in); multiply the weight by `init_scale`.
+
+        Set g to ||v||. Parameters that come from a checkpoint do not change.
+        """
         bound = 1 / math.sqrt(math.prod(self.shape[1:]))
         weight = self.v if self.is_normed else self.weight
         init.uniform_(weight, -bound * self.init_scale, bound * self.init_scale)
@@ -103,22 +107,22 @@ class NormedWeight(nn.Module):
 
 
 class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear types bias and weight as never None
-    """A linear layer; with weight normalisation, `weight` is computed and cannot be set.
+    """A linear layer; with weight normalisation, `weight` is computed from g and v, and no parameter can replace it.
 
-    options: those of `NormedWeight`.
+    options: the keyword arguments of `NormedWeight`.
     """
 
     def __init__(self, shape: tuple[int, int], **options: Any) -> None:
         super().__init__(shape, **options)
         self.out_features, self.in_features = shape
 
-    def __getattr__(self, name: str) -> Any:  # called for a computed `weight`, which is no parameter
+    def __getattr__(self, name: str) -> Any:  # called for a computed `weight`, which is not stored
         if name == "weight" and self.is_normed:
             return self._normalised().as_subclass(_ComputedWeight)
         return super().__getattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, such as a quantiser's new `weight`. Raises: TypeError if `weight` is computed."""
+        """Register a parameter, such as a quantiser's `weight`. Raises: TypeError for `weight` if it is computed."""
         if name == "weight" and self.is_normed:
             raise TypeError(
                 "a weight-normalised projection computes its weight from g and v, so it cannot be quantised or given "
@@ -131,7 +135,7 @@ class Projection(NormedWeight, nn.Linear):  # type: ignore[misc]  # nn.Linear ty
 
 
 class _ComputedWeight(Tensor):
-    """A read-only weight: an assignment to its `data`, by which adapters merge their weights, raises TypeError."""
+    """A computed weight, into which no adapter can be merged: an assignment to its `data` raises TypeError."""
 
     # Operations on it return plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -168,27 +172,28 @@ class Injection(nn.Module):
 class Layer(nn.Module):
     """A causal residual layer h + branch; `mixed` computes the branch from the input that `normed` returns.
 
-    A layer does not add its last branch, because the kernel of the next norm can add it at little extra cost.
+    A layer returns its last branch without adding it, because the kernel of the next norm adds it at little extra cost.
     rounds_state: whether the layer's products cast the state to their own dtype; a pass that does not advance the state
-        may then provide it in that dtype.
+        may then cast it once, beforehand.
     """
 
     rounds_state = False
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return h + branch, or h without a branch, and the input of `mixed`.
+        """Return h + branch (h alone if the branch is None) and the input of `mixed`.
 
         This input is the norm of the sum; in a RecurrentLayer it is the sum itself.
         """
         raise NotImplementedError
 
     def weights(self) -> Any:
-        """Return tensors computed from parameters alone, for a whole pass; None if `mixed` must call the modules."""
+        """Return the tensors that a pass computes once from the parameters; None if `mixed` must call the modules."""
 
     def mixed(self, u_BLD: Tensor, x: StackInput, weights: Any, state: LayerState | None, return_state: bool) -> Mixed:
-        """Return the branch, mixed along the sequence from `state` on, and the state after the block or None.
+        """Return the branch (B, L, D), mixed along the sequence, and the state after the block or None.
 
-        weights: this layer's entry in `x.weights`. return_state: whether to return the state after the block.
+        u_BLD: the input that `normed` returns. weights: this layer's entry in `x.weights`. state: the state before the
+        block; None if it is empty. return_state: whether to return the state after the block.
         """
         raise NotImplementedError
 
@@ -219,11 +224,12 @@ class RecurrentLayer(Layer):
         state: LayerState | None,
         valid_BL: Tensor | None,
     ) -> tuple[Tensor, LayerState]:
-        """Return y (B, L, D), mixed along the sequence, and a tuple of tensors (B, ...), the state after the tokens.
+        """Return y (B, L, D), mixed along the sequence, and the state after the block, a tuple of tensors (B, ...).
 
-        Args: injection_BLE (width `config.injection_width`): must be added to the in-projection; None for an explicit
-            model. state: the state after the previous tokens; None if there are none. valid_BL: False for padding,
-            which comes last in each sequence and must not change the state; None without padding.
+        Args: h_BLD: the residual stream, not normalised. injection_BLE (width `config.injection_width`): must be added
+            to the in-projection; None for an explicit model. state: the state after the previous tokens; None if there
+            are none. valid_BL: False for padding, which comes last in each sequence and must not change the state; None
+            without padding.
         """
         raise NotImplementedError
 
@@ -246,7 +252,7 @@ class RecurrentLayer(Layer):
         return y_BLD, state if return_state else None
 
     def _checked(self, mixed: Any, h_BLD: Tensor) -> tuple[Tensor, LayerState]:
-        """Return the result of `mix`. Raises: ModelConfigError unless it is y and a state with the batch first."""
+        """Return `mixed`. Raises: ModelConfigError unless it is y (B, L, D) and a tuple of tensors (B, ...)."""
         if isinstance(mixed, tuple) and len(mixed) == 2:
             y_BLD, state = mixed
             is_state = isinstance(state, tuple) and all(
@@ -266,12 +272,12 @@ def _described(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-OUR_MODULES: set[type[nn.Module]] = {Projection, RMSNorm, nn.Embedding}  # families add their own
+OUR_MODULES: set[type[nn.Module]] = {Projection, RMSNorm, nn.Embedding}  # a family adds its own modules
 _PLAIN_TENSORS = frozenset({nn.Parameter, Tensor, type(None)})
 
 
 def modules_below(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield `module` and all modules in it, eight times as fast as `module.modules()`."""
+    """Yield `module` and all modules in it, shared ones repeatedly, eight times as fast as `module.modules()`."""
     waiting = [module]
     while waiting:
         module = waiting.pop()
@@ -280,13 +286,13 @@ def modules_below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def touched_module(module: nn.Module) -> nn.Module | None:
-    """Return a module in `module` that a layer must call instead of using its weights directly, or None.
+    """Return `module` or a module in it that must be called instead of using its weights; None if there is none.
 
     Such a module has a hook or an assigned `forward`, or it has no children and either an unknown class (adapters,
     parametrisations and quantisers replace modules) or parameters of an unknown class (quantised, sharded).
     `fully_shard` adds hooks to the modules that it shards.
     """
-    waiting = [module]  # this runs for every layer at every decoded token, so it is one loop without calls
+    waiting = [module]  # a loop, not a generator, because this runs for every layer at every decoded token
     while waiting:
         found = waiting.pop()
         own = found.__dict__

@@ -24,7 +24,7 @@ FROM_TRANSFORMERS = {"llama": from_llama, "mamba2": from_mamba2}
 
 
 def import_package_of(fields: Mapping[str, Any]) -> None:
-    """Import the package that registers a model's type with transformers, if the field `package` names one.
+    """Import the package that registers a model's type with transformers, if `fields["package"]` names one.
 
     Raises: ModelConfigError if it cannot be imported.
     """
@@ -38,7 +38,7 @@ def import_package_of(fields: Mapping[str, Any]) -> None:
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Turn a loading error in this context into a ModelConfigError of one line, to which the caller adds the folder."""
+    """Raise ModelConfigError with one line instead of a loading error in this context; the caller adds the folder."""
     try:
         yield
     except ModelConfigError:
@@ -53,9 +53,10 @@ def load_errors() -> Iterator[None]:
 def load_foreign(
     folder: Path, *, dtype: torch.dtype | Literal["auto"] = torch.float32, use_safetensors: bool = True
 ) -> PreTrainedModel:
-    """Load the causal language model in a folder that has all its weights; fetch nothing and run no code of the folder.
+    """Load the causal language model in a folder, which must have all weights; download nothing and run no code of it.
 
-    Args: use_safetensors: if False, a folder without safetensors may have a pickle, but only its tensors are read.
+    Args: dtype: "auto" means the dtype of the checkpoint. use_safetensors: if False, a folder without safetensors may
+        have a pickle, but only its tensors are read.
     Raises: ModelConfigError, in one line without the folder, if this is not a complete causal language model.
     """
     how: dict[str, Any] = {
@@ -64,7 +65,7 @@ def load_foreign(
         "trust_remote_code": False,  # without a value, transformers would prompt at a terminal
         "use_safetensors": use_safetensors or None,
         "output_loading_info": True,
-        # With this, transformers reports weights of a wrong shape, as it reports missing weights, instead of raising.
+        # With this, transformers lists weights of a wrong shape in the loading info instead of raising an error.
         "ignore_mismatched_sizes": True,
     }
     with load_errors():
@@ -87,9 +88,10 @@ def load_foreign(
 
 
 def _surplus_layer(model: PreTrainedModel, names: Iterable[str]) -> str | None:
-    """Return the first name of a weight whose layer would follow the model's last layer; None if there is none.
+    """Return the first of the unexpected `names` whose layer would follow the model's last layer; None if none would.
 
-    Other unexpected tensors are valid: buffers of older versions, prediction layers, and parts that the class omits.
+    Other unexpected tensors are valid: buffers of older versions, layers that predict further tokens, and parts that
+    the class omits.
     """
     extra = range((getattr(model.config, "num_nextn_predict_layers", None) or 0) + 1)
     layers = {place for name in model.state_dict() if (place := _place(model, name)) is not None}
@@ -101,13 +103,13 @@ def _surplus_layer(model: PreTrainedModel, names: Iterable[str]) -> str | None:
 
 
 def _place(model: PreTrainedModel, name: str) -> tuple[str, int] | None:
-    """Return the stack of layers and the number of the layer that a weight belongs to; None outside of layers."""
+    """Return name and number of a weight's layer, such as ("layers.", 3); None for a weight outside of layers."""
     found = re.match(r"(.*?)(\d+)\.", name.removeprefix(f"{model.base_model_prefix}."))
     return None if found is None else (found[1], int(found[2]))
 
 
 def _check_sizes(config: PreTrainedConfig) -> None:
-    """Refuse sizes below 1: transformers would load a model without layers, or fail with a traceback."""
+    """Raise ModelConfigError for a size below 1, with which transformers loads a model without layers or crashes."""
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         value = getattr(config.get_text_config(), key, None)
         if isinstance(value, int) and value < 1:
@@ -120,9 +122,9 @@ def to_implicit(model: PreTrainedModel, solver: SolverConfig | Mapping[str, Any]
     """Return a new implicit model with the layers of an explicit model of this package, or of transformers.
 
     From transformers, `model` may be a Llama or Mamba2. The injection is newly initialised. Weight normalisation splits
-    each weight of the layers into g = ||v|| and v, so every layer still computes the same function. The model as a
-    whole does not, because its layers now get the iterate z and the injection instead of the embedding. You must train
-    it. solver: None means the defaults of SolverConfig.
+    each weight of the layers into g = ||v|| and v, so every layer still computes the same function. The whole model
+    computes another one, because its layers now get the iterate z and the injection instead of the embedding. You must
+    train it. solver: None means the defaults of SolverConfig.
     Raises: TypeError for a model of another family; ModelConfigError for a setting that our layers do not support;
         ValueError for an implicit model; ConfigError for invalid solver settings.
     """

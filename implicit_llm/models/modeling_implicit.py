@@ -1,4 +1,4 @@
-"""Import the classes of the package implicit-llm, so that `trust_remote_code=True` finds them in a model's folder."""
+"""Import the classes of implicit-llm. Each saved model has a copy of this file, which `trust_remote_code=True` runs."""
 
 from implicit_llm import (
     ImplicitLlama3Config,

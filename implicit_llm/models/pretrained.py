@@ -35,7 +35,8 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def solver(self) -> SolverConfig | None:
         """The solver settings, which are saved with the model; None for explicit models.
 
-        Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names.
+        Assign a new SolverConfig to change the phase, or a dict to change only the settings that it names. An
+        assignment raises ValueError for an explicit model and ConfigError for invalid settings.
         """
         return self.config.solver  # type: ignore[return-value]  # the field also accepts a dict and converts it
 
@@ -51,7 +52,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a saved model, also from a run directory or from a local directory in the published layout.
 
-        Raises: ModelConfigError for a quantised implicit model, and for a quantisation that replaces no projection.
+        Raises: ModelConfigError for a quantised implicit model, for a quantisation that replaces no projection, and for
+            wrong settings or a damaged pickle in the published layout; FileNotFoundError if it has no weights;
+            ManifestError if the manifest of a run directory is damaged.
         """
         path = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path is not None else None
         if path is not None and (path / MANIFEST).is_file():
@@ -85,7 +88,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Do nothing, for the same reason as `ImplicitConfig.register_for_auto_class`."""
+        """Do nothing, because transformers would copy part of this package's source into the folder of the model."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Return "sdpa". Raises: ValueError for another choice, because `kernels.selection` chooses the kernels."""
@@ -100,7 +103,10 @@ class ImplicitPreTrainedModel(PreTrainedModel):
         self.get_correct_attn_implementation(attn_implementation)
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **options: Any) -> None:
-        """Turn activation checkpointing on or off. Raises: ValueError for options with a wrong or no effect."""
+        """Turn activation checkpointing on or off.
+
+        Raises: LostGradient for use_reentrant=True with an implicit model; ValueError for every_n_layers above 1.
+        """
         how = getattr(args[0] if args else options.get("gradient_checkpointing_func"), "keywords", {})
         if enable and self.config.is_implicit and how.get("use_reentrant"):
             raise LostGradient(REENTRANT)
@@ -117,7 +123,7 @@ class ImplicitPreTrainedModel(PreTrainedModel):
     qconfig = property(fset=_refuse_qconfig, doc="What quantize_dynamic and prepare of torch set before they work.")
 
     def refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
-        """Raise for arguments that `forward` would ignore; accept None, because peft passes all arguments it knows.
+        """Raise for arguments that `forward` would ignore, unless they are None: peft passes all that it knows.
 
         Raises: TypeError, whose message names a similar argument or the valid ones; ValueError for
             `output_attentions=True` and for packed documents.
@@ -142,9 +148,9 @@ class ImplicitPreTrainedModel(PreTrainedModel):
 
 
 def _quantised_or_not(loaded: Any) -> Any:
-    """Return `loaded`, a model or a tuple that begins with it. Raises: ModelConfigError for a refused quantisation.
+    """Return `loaded`, which is a model or a tuple whose first entry is a model, if its quantisation is supported.
 
-    A quantisation is refused if it changed no layer, or if the model is implicit.
+    Raises: ModelConfigError if a quantisation changed no layer, or if the quantised model is implicit.
     """
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if getattr(model, "hf_quantizer", None) is None:

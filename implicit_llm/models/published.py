@@ -41,7 +41,7 @@ def is_published(config: dict[str, Any]) -> bool:
 
 
 def clean_config(published: dict[str, Any]) -> dict[str, Any]:
-    """Translate a published config.json to our fields, with the stopping criteria of the released code.
+    """Return our fields for a published config.json, with the stopping criteria of the released code.
 
     Raises: ModelConfigError if rms_norm, pre_norm, head_bias or d_embed has a value that no published model has.
     """
@@ -100,14 +100,14 @@ def published_solver(published: dict[str, Any]) -> dict[str, Any]:
 
 
 def clean_name(name: str, model_type: str) -> str:
-    """Return our name of a published parameter."""
+    """Return our name for a parameter of a published model."""
     for pattern, replacement in SHARED_RENAMES + (LLAMA3_RENAMES if model_type == "implicit_llama3" else ()):
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def read_published_weights(directory: Path, model_type: str, *, use_safetensors: bool = False) -> dict[str, Tensor]:
-    """Return the weights of a published directory by our names; code in a pickle never runs.
+    """Return the weights in a directory of the published layout by our names; code in a pickle never runs.
 
     Safetensors take precedence over a pickle, and in each format a single file over shards.
     Args: use_safetensors: whether to accept only safetensors and no pickle.

@@ -16,9 +16,10 @@ from implicit_llm.solver.passes import evaluation_pass, training_solve
 from implicit_llm.solver.stats import Block, SolverStats
 from implicit_llm_contracts.config.solver import SolverConfig
 
-# Sum of the cross entropies, logits (B, L, V) if requested, last hidden state (B, L, D), statistics if implicit.
+# The sum of the cross entropies, the logits (B, L, V) if requested, the last hidden state (B, L, D), and the solver's
+# statistics, which are None for an explicit model.
 TrainingStep = tuple[Tensor, Tensor | None, Tensor, SolverStats | None]
-Token = tuple[Tensor, SolverStats | None]  # last hidden state (B, 1, D), solver statistics if implicit
+Token = tuple[Tensor, SolverStats | None]  # the last hidden state (B, 1, D), statistics as above
 
 
 class Runner:
@@ -52,7 +53,7 @@ class Runner:
         return None
 
     def next_token(self, model: Any, embedding_BLD: Tensor, cache: ConvergedStateCache) -> Token | None:
-        """Run one token's pass and advance the cache; return None, as here, if the model has to run the pass itself."""
+        """Run one token's pass and advance the cache; return None, as always here, if the model has to run the pass."""
         return None
 
     def training_solve(self, f: Any, embedding_BLD: Tensor, solver: SolverConfig) -> tuple[Tensor, list[Block]]:

@@ -31,8 +31,8 @@ class Prefix:
     length: the number of these tokens, padding included.
     valid_BS: False where a key is padding; None if there is no padding, or if no layer stores keys.
     room: the number of tokens for which the tensors of keys and values have space; only the first `length` are valid.
-    None means no extra space. position: the indices (L) at which the block's keys and values are written into the room,
-    on the device. seen_LS: which keys of the room each token of the block attends to, (L, room), if known.
+    None means no extra space. position: a tensor on the device, the indices (L) in the room at which the block's keys
+    and values are written. seen_LS: which keys of the room each token of the block attends to, (L, room), if known.
     """
 
     layers: tuple[LayerState, ...]
@@ -43,11 +43,11 @@ class Prefix:
     seen_LS: Tensor | None = None
 
     def without_room(self) -> Prefix:
-        """Return this prefix in tensors of its own length; only a runner with fixed addresses needs the extra room."""
+        """Return this prefix in tensors of its own length; only CUDA graphs need room, for fixed addresses."""
         return self if self.room is None else self.first(self.length)
 
     def first(self, length: int) -> Prefix:
-        """Return the prefix that ends after the first `length` tokens; its states must be keys and values."""
+        """Return the prefix of the first `length` tokens, without room; its states must be keys and values."""
         layers = self.map(lambda t: t[:, :, :length]).layers
         return Prefix(layers, length, None if self.valid_BS is None else self.valid_BS[:, :length])
 
@@ -99,7 +99,7 @@ class Padding:
         return cls(order_BL, valid_BL.gather(1, order_BL))
 
     def move_behind(self, t_BLX: Tensor) -> Tensor:
-        """Move padding behind the tokens of each sequence."""
+        """Return `t_BLX` (B, L, ...) with the padding of each sequence moved behind its tokens."""
         return _reorder(t_BLX, self.order_BL)
 
     def move_back(self, t_BLX: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Padding:
         return _reorder(t_BLX, self.order_BL.argsort(dim=1))
 
     def move_back_keys(self, prefix: Prefix) -> Prefix:
-        """Undo `move_behind` for the input's keys and values, the last ones in `prefix`; other states do not change."""
+        """Return `prefix` with its last L keys and values in the order of the input; other states do not change."""
         if prefix.valid_BS is None:
             return prefix
         batch, length = self.order_BL.shape
@@ -145,10 +145,11 @@ class StackInput:
 
     @cached_property
     def attention_mask(self) -> Tensor | None:
-        """The mask of the keys that each query attends to (1 or B, 1, L, S + L), or None if none is needed.
+        """The mask (1 or B, 1, L, S + L), True for the keys that a query attends to; None if no mask is needed.
 
-        Without earlier padding, a block without earlier tokens needs only causal attention, and a single token attends
-        to all keys. Padding in the block itself comes after every token, so it needs no mask.
+        Without padding in the prefix, two cases need no mask: a block without a prefix, for which causal attention
+        suffices, and a single token, which attends to all keys. Padding in the block itself comes after every token, so
+        it needs no mask.
         """
         assert self.rope is not None
         length, device = self.rope[0].shape[1], self.rope[0].device
@@ -178,8 +179,8 @@ class StackInput:
         return replace(self, **self._map(lambda t: t[index_B]), rope=rope, prefix=prefix)
 
     def block(self, start: int, end: int, prefix: Prefix | None) -> StackInput:
-        """Return the input of the tokens from start to end, which follow `prefix`."""
-        # Without `contiguous`, kernels would copy the injection and the tables in every iteration.
+        """Return the input of the tokens `start` to `end` - 1, which follow `prefix`."""
+        # Without `contiguous`, kernels would copy the injection and the rotary tables in every iteration.
         rope = self.rope
         if rope is not None:
             rope = rope[0][:, start:end].contiguous(), rope[1][:, start:end].contiguous()
@@ -199,11 +200,11 @@ class StackInput:
 
 
 def refuse_lost_gradient(out_BLD: Tensor, module: nn.Module, x: StackInput) -> None:
-    """Raise LostGradient if `out_BLD` passes no gradient, but a weight of `module` or the injection needs one.
+    """Raise LostGradient if `out_BLD` requires no gradient, but a weight of `module` or the injection requires one.
 
-    An activation checkpoint with use_reentrant=True causes this if it starts from z = 0: it differentiates only its
-    argument z, but weights and injection reach it through a closure. The check is for implicit models, and it is
-    skipped with the `reference` kernels.
+    Activation checkpointing with use_reentrant=True causes this at z = 0, which requires no gradient: the weights and
+    the injection reach the checkpointed function through a closure, and only gradients of its argument z are computed.
+    The check is for implicit models. It is skipped with the `reference` kernels and if gradients are disabled.
     """
     if not torch.is_grad_enabled() or out_BLD.requires_grad or is_reference():
         return

@@ -1,1 +1,1 @@
-"""This package holds the Llama family: configuration, layer, model, attention, and conversion from other packages."""
+"""Define the Llama family: configuration, layer, model, attention, and conversion from other packages."""

@@ -46,7 +46,10 @@ def rotated_heads(
 
 
 def attend(q_BHLP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
-    """Return softmax attention (B, H, L, P); forward mode and second derivatives require the `reference` kernels."""
+    """Return softmax attention (B, H, L, P); `mask` is True for the keys that a query attends to, or None.
+
+    Forward-mode differentiation and second derivatives require the `reference` kernels.
+    """
     is_grouped = q_BHLP.shape[1] != k_BHSP.shape[1]
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "enable_gqa": is_grouped}
     if not selection.is_reference():
@@ -63,8 +66,8 @@ def seen_in_room(position_L: Tensor, room: int) -> Tensor:
 class Room(NamedTuple):
     """The preallocated keys and values (B, H, S, P), written in place at the positions of a block's tokens.
 
-    position_L is an integer tensor on the same device, so that a captured graph serves every block. seen_LS marks the
-    keys that each token attends to; if it is None, `room_attention` computes it.
+    position_L is an integer tensor on the same device, so that one CUDA graph serves every block. seen_LS is True for
+    the keys that each token attends to; if it is None, `room_attention` computes it.
     """
 
     keys_BHSP: Tensor

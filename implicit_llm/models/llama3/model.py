@@ -1,7 +1,7 @@
-"""The Llama block, explicit or implicit, has rotary attention and a SwiGLU MLP, each with pre-norm and residual.
+"""Define the Llama block, explicit or implicit: rotary attention and a SwiGLU MLP, each with pre-norm and residual.
 
 Shapes: `B` batch, `L` length, `S` earlier tokens, `D` model, `H` heads (there may be fewer of keys and values than of
-queries), `P` head width, `O` all query heads, `M` MLP width, `E` query, key and value side by side.
+queries), `P` head width, `O` all query heads, `M` MLP width (2 M in gate_up), `E` query, key and value side by side.
 """
 
 import math
@@ -118,7 +118,7 @@ class Llama3Weights(NamedTuple):
 def rope_tables(
     position_ids_BL: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P), in fp32 or fp64 (`dtype`).
+    """Return cosines and sines (B, L, P/2) of the rotary angles position * theta^(-2i/P) in `dtype`, fp32 or fp64.
 
     Args: scaling changes the frequencies theta^(-2i/P); see `ImplicitLlama3Config.rope_scaling`.
     """
@@ -136,7 +136,7 @@ def _scaled(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
     if scaling["rope_type"] == "linear":
         return slow
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # within the trained context
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # in the trained context
     return torch.lerp(slow, frequencies, ((turns - low) / (high - low)).clamp(0, 1))
 
 
@@ -146,7 +146,7 @@ def residual_scale(config: ImplicitLlama3Config) -> float:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries; the injection is added to query, key and value before the rotation."""
+    """Causal attention with grouped queries; the injection is added to query, key and value before rotation."""
 
     def __init__(self, config: ImplicitLlama3Config) -> None:
         super().__init__()
@@ -162,7 +162,11 @@ class Attention(nn.Module):
     def forward(
         self, u_BLD: Tensor, weights: Llama3Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        """Attend to the block and to earlier tokens; `state` holds the keys and values (B, H, S, P) of the latter."""
+        """Return the branch (B, L, D), and the keys and values after the block (None without `return_state`).
+
+        state: the keys and values (B, H, S, P) of earlier tokens; None without any. If they are in a room
+            (`x.prefix.position`), those of the block are written into it in place.
+        """
         assert x.rope is not None
         if weights is None:
             qkv_BLE = torch.cat([self.q_proj(u_BLD), self.k_proj(u_BLD), self.v_proj(u_BLD)], dim=-1)
@@ -214,8 +218,8 @@ class Llama3Layer(Layer):
         attn, mlp = self.self_attn, self.mlp
         qkv = torch.cat([proj.effective_weight() for proj in (attn.q_proj, attn.k_proj, attn.v_proj)])
         gate_up = torch.cat([mlp.gate_proj.effective_weight(), mlp.up_proj.effective_weight()])
-        # The published 1.3B width 5461 is odd, and GEMM kernels run it at an eighth of their speed. Zero columns do not
-        # change the result.
+        # The MLP width of the published 1.3B model, 5461, is odd, and GEMM kernels run it at an eighth of their speed.
+        # Padding with zeros does not change the result.
         return Llama3Weights(qkv, attn.o_proj.effective_weight(), *pad_mlp(gate_up, mlp.down_proj.effective_weight()))
 
     def normed(self, h_BLD: Tensor, branch_BLD: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -238,7 +242,7 @@ MLP_MULTIPLE = 64
 
 
 def pad_mlp(gate_up_MD: Tensor, down_DM: Tensor) -> tuple[Tensor, Tensor]:
-    """Widen a SwiGLU MLP with zero columns to a multiple of 64, unless it is narrower than 1024."""
+    """Return weights whose MLP width is padded with zeros to a multiple of 64, unless it is less than 1024."""
     width = down_DM.shape[1]
     pad = -width % MLP_MULTIPLE
     if pad == 0 or width < 16 * MLP_MULTIPLE:

@@ -1,1 +1,1 @@
-"""This package holds the Mamba2 family: configuration, layer, model, scan, and conversion from other packages."""
+"""Define the Mamba2 family: configuration, layer, model, scan, and conversion from other packages."""

@@ -1,6 +1,6 @@
-"""Compute the causal depthwise convolution of Mamba2, by causal_conv1d or in plain PyTorch.
+"""Compute the causal depthwise convolution of Mamba2, by the package causal_conv1d or in plain PyTorch.
 
-Shapes: `B` batch, `L` length, `C` channels, `K` kernel width.
+Shapes: `B` batch, `L` length, `C` channels, `K` kernel width (K-1 in inputs before or after a block).
 """
 
 from typing import Any
@@ -26,7 +26,8 @@ def causal_conv(
 
     Args: `initial_BKC` holds the last K-1 inputs before this sequence. `valid_BL` is False at padding, which must be at
         the end of each sequence.
-    Returns: y (B, L, C) in the dtype of x; with `return_state` the last K-1 inputs before padding, else None.
+    Returns: y (B, L, C) in the dtype of x; with `return_state` the last K-1 inputs before the padding (B, K-1, C), else
+        None.
     """
     width = weight_CK.shape[1]
     state = last_inputs(x_BLC, initial_BKC, width - 1, valid_BL) if return_state else None
@@ -47,7 +48,7 @@ def causal_conv(
 def _conv_of_package(
     x_BLC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, initial_BKC: Tensor | None, *, silu: bool
 ) -> Tensor:
-    """Implement `causal_conv` by causal_conv1d >= 1.5, which sums in fp32."""
+    """Return y of `causal_conv`, computed by causal_conv1d >= 1.5, which sums in fp32."""
     if not _is_aligned(x_BLC):
         x_BLC = x_BLC.clone(memory_format=torch.contiguous_format)
     initial = None if initial_BKC is None else initial_BKC.to(x_BLC.dtype).contiguous().transpose(1, 2)
@@ -58,14 +59,15 @@ def _conv_of_package(
 
 
 def _is_aligned(x_BLC: Tensor) -> bool:
-    """Return whether causal_conv1d can load x without a copy: 16 bytes at a time, with contiguous channels."""
+    """Return whether causal_conv1d can use x without a copy: it loads 16 bytes at a time, from contiguous channels."""
     return x_BLC.stride(2) == 1 and not (x_BLC.stride(1) % 8 or x_BLC.stride(0) % 8 or x_BLC.data_ptr() % 16)
 
 
 def last_inputs(x_BLC: Tensor, initial_BKC: Tensor | None, count: int, valid_BL: Tensor | None = None) -> Tensor:
     """Return the last `count` inputs (B, count, C), which are the `initial_BKC` of `causal_conv` for the next block.
 
-    With `valid_BL`, only valid positions count, which must be at the start of each sequence.
+    If x has fewer, `initial_BKC` or zeros precede them. With `valid_BL`, only valid positions count, which must be at
+    the start of each sequence.
     """
     batch, length, channels = x_BLC.shape
     if valid_BL is not None:

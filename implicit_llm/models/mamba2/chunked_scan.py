@@ -152,7 +152,10 @@ def _fold(t_BL: Tensor, layout: Layout) -> Tensor:
 
 @dataclass
 class _Gradient:
-    """The gradients, summed term by term; terms that are not matrix products are in the dtype of the decays."""
+    """The gradients so far, to which further terms are added.
+
+    Matrix products are in the dtype of x, and other terms in the dtype of the decays.
+    """
 
     u_FQHP: Tensor
     cum_FQH: Tensor
@@ -191,7 +194,7 @@ def _gradient_within_chunks(c: Chunks, dy_FQHP: Tensor) -> _Gradient:
 
 
 def _add_gradient_between_chunks(grad: _Gradient, c: Chunks, dy_FQHP: Tensor, dstate_BHPN: Tensor | None) -> None:
-    """Add the gradients that flow through the states before and after the chunks."""
+    """Add to `grad` the gradients that flow through the states before and after the chunks."""
     before_FHPN, _ = _states(c, return_last=False)
     dbefore_FHPN = None
     if before_FHPN is not None:  # y += exp(cum) C before
@@ -224,9 +227,9 @@ def _gradient_of_states(
 ) -> tuple[Tensor | None, Tensor | float]:
     """Differentiate the recurrence `state <- decay * state + added` from the last chunk to the first.
 
-    This sets the gradient of the initial state if there are states before the chunks.
+    Set `grad.initial_BHPN`, the gradient of the initial state, if there are states before the chunks.
 
-    Returns: the gradients of each chunk's `added` (None if zero) and of its log decay (F, H).
+    Returns: the gradients of each chunk's `added` (None if zero) and of its log decay (F, H), or 0.0.
     """
     if before_FHPN is None:  # one chunk from an empty state
         return dstate_BHPN, 0.0

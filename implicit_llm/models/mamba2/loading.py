@@ -1,8 +1,7 @@
 """Convert Mamba2 models of transformers and checkpoints of the original release (state-spaces/mamba2-*) to our models.
 
-The config.json of the original release has no model_type. Its weights are a pickle, pytorch_model.bin, which is loaded
-only as tensors and only if the caller vouches for it by its sha256. A model.safetensors with the same names needs no
-digest.
+The config.json of the original release has no model_type. The weights are a pickle, pytorch_model.bin, which is loaded
+only as tensors and only if the caller gives its sha256. A model.safetensors with the same names needs no digest.
 Source of the format: state-spaces/mamba: models/config_mamba.py, models/mixer_seq_simple.py, modules/mamba2.py.
 """
 
@@ -50,19 +49,20 @@ FIXED = {
     "attn_layer_idx": [],
     "rms_norm": True,
 }
-# Sizes, which we adopt, and settings that affect only the original's initialisation and speed.
+# Sizes, which we copy, and settings that affect only the initialisation and speed of the original.
 FREE = frozenset({"d_state", "d_conv", "expand", "headdim", "A_init_range", "dt_min", "dt_max", "dt_init_floor"})
 FREE |= {"conv_init", "chunk_size", "use_mem_eff_path"}
-# The same outside ssm_cfg, and keys that transformers may have added to the file.
+# Such settings outside ssm_cfg, and keys that transformers may have added to the file.
 FREE_OUTSIDE = frozenset({"d_model", "n_layer", "vocab_size", "pad_vocab_size_multiple", "tie_embeddings", "ssm_cfg"})
 FREE_OUTSIDE |= {"attn_cfg", "residual_in_fp32", "fused_add_norm", "torch_dtype", *PreTrainedConfig().to_dict()}
 FREE_OUTSIDE |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 
 
 def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
-    """Convert a `Mamba2ForCausalLM` of transformers, as `from_llama` converts a Llama.
+    """Convert a `Mamba2ForCausalLM` of transformers to an explicit model of this package with the same outputs.
 
-    `load_original_mamba2` loads checkpoints of the original release.
+    The two models share their weights: changing one changes the other. `load_original_mamba2` loads checkpoints of the
+    original release.
     Raises: ModelConfigError for another class, and for a setting that our layers do not support.
     """
     if model.config.model_type != "mamba2" or not hasattr(model, "lm_head"):
@@ -71,7 +71,7 @@ def from_mamba2(model: PreTrainedModel) -> ImplicitForCausalLM:
 
 
 class UntrustedCheckpoint(ModelConfigError):
-    """The caller did not vouch for a pickle; the message has its sha256."""
+    """The weights are a pickle, and the caller gave no sha256; the message has that of the file."""
 
 
 def is_original_mamba2(config: Mapping[str, Any]) -> bool:
@@ -80,7 +80,10 @@ def is_original_mamba2(config: Mapping[str, Any]) -> bool:
 
 
 def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
-    """Convert an original configuration to ours. Raises: ModelConfigError if a setting makes a layer unlike ours."""
+    """Convert a configuration of the original release to ours.
+
+    Raises: ModelConfigError for an unknown setting or one that our layers do not support; KeyError without vocab_size.
+    """
     block = config["ssm_cfg"]
     settings = {key: value for key, value in config.items() if key not in FREE_OUTSIDE}
     settings |= {f"ssm_cfg.{key}": value for key, value in {"layer": "Mamba1", **block}.items() if key not in FREE}
@@ -105,18 +108,19 @@ def original_config(config: Mapping[str, Any]) -> ImplicitMamba2Config:
 
 
 def load_original_mamba2(directory: Path | str, sha256: str | None = None) -> ImplicitForCausalLM:
-    """Load an explicit model, in fp32 and in evaluation mode, from a directory with config.json and weights.
+    """Load an explicit model of the original release from a directory, in fp32 and in evaluation mode.
 
-    Args: sha256 is the hexadecimal digest of pytorch_model.bin, by which the caller vouches for that file.
-    Raises: UntrustedCheckpoint if the weights are a pickle and `sha256` is None; ModelConfigError if digest, layer or
-        weights do not match, or if config.json, the weights or a part of them are missing or damaged.
+    Args: sha256 is the hexadecimal digest of pytorch_model.bin; it has no effect if there is a model.safetensors.
+    Raises: UntrustedCheckpoint if the weights are a pickle and `sha256` is None; ModelConfigError if digest, settings
+        or weights do not match, if config.json or weights are missing, or if config.json or the pickle is damaged;
+        SafetensorError if model.safetensors is damaged; KeyError if config.json lacks vocab_size.
     """
     directory = Path(directory)
     settings = read_object(directory / CONFIG_FILE)
     if not is_original_mamba2(settings):
         raise ModelConfigError(f"{directory / CONFIG_FILE}: is missing, or not that of an original Mamba")
     config = original_config(settings)
-    # All other parameters have our names, and in_proj has the same order (z, x, B, C, dt).
+    # All parameters except the embedding have our names, and in_proj has the same order (z, x, B, C, dt).
     weights = {
         re.sub(r"^backbone\.embedding\.", "backbone.embeddings.", name): value.float()
         for name, value in _read_weights(directory, sha256).items()

@@ -1,4 +1,4 @@
-"""The Mamba2 block, explicit or implicit, has a pre-norm, a mixer and a residual connection, and no MLP.
+"""Define the Mamba2 block, explicit or implicit: a pre-norm, a mixer and a residual connection, without MLP.
 
 Shapes: `B` batch, `L` length, `D` model, `I` inner, `H` heads, `P` head width, `G` groups, `N` state, `K` convolution,
 `C` convolved channels, `E` in-projection (2 I + 2 G N + H).
@@ -107,7 +107,7 @@ class CausalConv(NormedWeight):
         return_state: bool = False,
         valid_BL: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Convolve as `models.mamba2.causal_conv.causal_conv` does, and apply silu."""
+        """Return `models.mamba2.causal_conv.causal_conv` with this module's weight and bias, and with silu."""
         weight_CK = self.effective_weight().squeeze(1)
         return causal_conv(
             x_BLC, weight_CK, self.bias, initial_BKC, silu=True, return_state=return_state, valid_BL=valid_BL
@@ -118,7 +118,7 @@ OUR_MODULES.add(CausalConv)
 
 
 class Mamba2Mixer(nn.Module):
-    """The mixer: in-projection plus injection, causal convolution, SSD, gated norm, out-projection.
+    """The mixer: in-projection plus injection, causal convolution, SSD (see `ssd`), gated norm, out-projection.
 
     Source: Dao and Gu 2024; the injection is the x of Eqs. 6-7 in Schöne et al. 2025.
     """
@@ -155,10 +155,10 @@ class Mamba2Mixer(nn.Module):
     def forward(
         self, u_BLD: Tensor, weights: Mamba2Weights | None, x: StackInput, state: LayerState | None, return_state: bool
     ) -> Mixed:
-        """Mix along the sequence.
+        """Return the branch (B, L, D), and the layer's state after the block (None without `return_state`).
 
         Args: state holds the SSM state (B, H, P, N), in fp32 or the dtype of products, and the last K-1 inputs of the
-            convolution (B, K-1, C); None if it is empty.
+            convolution (B, K-1, C) before the block; None if no tokens precede it.
         """
         if weights is None:
             y_BLI, state = self._mix(added(self.in_proj(u_BLD), x.injection_BLE), None, x, state, return_state)
@@ -189,7 +189,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply the causal convolution, SSD and the gated norm.
+        """Apply the causal convolution, SSD and the gated norm to `projected_BLE`, which includes the injection.
 
         Return the result (B, L, I), and the layer's state after the last token (None without `return_state`).
         """
@@ -227,7 +227,7 @@ class Mamba2Mixer(nn.Module):
         state: LayerState | None,
         return_state: bool,
     ) -> Mixed:
-        """Apply `_mix` to projected + injection, without padding; no gradient flows into either state."""
+        """Apply `_mix` to projected + injection with Triton kernels, without padding and gradients of the states."""
         assert self.conv1d.bias is not None
         y_BLI, ssm_state = gated_scan(
             projected_BLE,
@@ -249,7 +249,7 @@ class Mamba2Mixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise as in Mamba2: dt log-uniform in [1e-3, 1e-1] by inverse softplus, -A uniform in [1, 16]."""
+        """Initialise as in Mamba2: softplus(dt_bias) log-uniform in [1e-3, 1e-1], -A uniform in [1, 16], and D = 1."""
         dt = torch.empty_like(self.dt_bias).uniform_(math.log(1e-3), math.log(1e-1)).exp().clamp_min(1e-4)
         init.copy_(self.dt_bias, dt + torch.log(-torch.expm1(-dt)))
         init.copy_(self.A_log, torch.empty_like(self.A_log).uniform_(1, 16).log())

@@ -3,7 +3,8 @@
 Shapes: `B` batch, `L` length, `H` heads, `P` head width, `G` groups, `N` state.
 
 Autograd would store five decay matrices per chunk and head: 2.5 GiB per call for 512 x 256 tokens and 16 heads. Here
-only the inputs are stored, and the backward pass computes the matrices again, for a few sequences at a time.
+only the inputs are stored, and the backward pass computes the matrices again, for a few sequences at a time. Only
+small matrices are stored (KEPT_BYTES).
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights, cut, make_layou
 
 # A chunk of length Q costs Q scores and P*N/Q state entries per token and head; 64 balances both at published widths.
 CHUNK_LEN = 64
-# Up to this size, decay matrices are stored nevertheless, because computing them again would cost too much time.
+# Up to this size, decay matrices are stored, because computing them again would cost too much time.
 KEPT_BYTES = 8 * 2**20
 
 
@@ -39,7 +40,7 @@ def ssd(
         negative. B and C are converted to the dtype of x. Products are computed in that dtype and decays in fp32 (fp64
         if x is fp64), also under autocast.
     Returns: y (B, L, H, P) in the dtype of x; with `return_state` the state after the last position (B, H, P, N) in the
-        dtype of the decays, else None, which saves the products of this state.
+        dtype of the decays, else None. `chunk_len`: see `make_layout`; mamba_ssm chooses its own chunks.
     """
     B_BLGN, C_BLGN = B_BLGN.to(x_BLHP.dtype), C_BLGN.to(x_BLHP.dtype)
     inputs = (x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, initial_state_BHPN)
@@ -68,7 +69,7 @@ def _ssd_of_package(
     D_H: Tensor | None,
     return_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Implement `ssd` by mamba_ssm >= 2.2.4 (ops/triton).
+    """Implement `ssd` with the kernels of mamba_ssm >= 2.2.4 (ops/triton).
 
     Products and the states between chunks are in the dtype of x; fp32 is multiplied in TF32.
     """
@@ -152,8 +153,8 @@ def gated_scan(
     """Return silu(gate) * (SSD(silu(convolution)) + D x) of projected + injection, computed by Triton kernels.
 
     `scan_runs_on_triton` must be true. If gradients are enabled, `trained_scan_runs_on_triton` must be true instead,
-    the injection None; neither the given state nor the returned one then has a gradient.
-    Args: projected holds gate (H P), the convolved channels (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
+    and the injection must be None; neither the given state nor the returned one then has a gradient.
+    Args: projected holds gate (H P), channels to convolve (H P + 2 G N) and dt (H) side by side; sizes are (P, G, N);
         state is the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the sequence,
         None if it is empty.
     Returns: (B, L, H P) in the dtype of `projected_BLE`; with `return_state` the SSM state after the last position in

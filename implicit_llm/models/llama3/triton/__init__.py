@@ -1,1 +1,1 @@
-"""The kernels of the `triton` backend that only Llama uses are imported only if they run."""
+"""Define the `triton` kernels that only Llama uses; they are imported only if they run."""

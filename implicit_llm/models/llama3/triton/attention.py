@@ -1,9 +1,9 @@
 """Compute rotary positions, one token's attention, and SwiGLU in one kernel each (imported only if Triton kernels run).
 
 The solver evaluates a token many times at the same position. For each head of each sequence, one program rotates query
-and key, writes key and value into the room of the cache, and computes the attention to all keys there. The program
-loads the position from the device, so that a captured graph serves every token, and loads only keys that exist. Longer
-blocks use `rotated_heads`, which has a gradient, and PyTorch's attention.
+and key, writes key and value into the room (preallocated keys and values), and computes the attention to all keys
+there. The program loads the position from the device, so that one CUDA graph serves every token, and loads only keys
+that exist. Longer blocks use `rotated_heads`, which has a gradient, and PyTorch's attention.
 
 SwiGLU stores only its input. Its backward pass computes silu(gate) again and writes the gradients of gate and up side
 by side.
@@ -28,7 +28,7 @@ from implicit_llm.kernels.triton.token_products import gdc_launch_dependents, gd
 
 BLOCK_KEYS = 64
 TOKEN_WARPS = 4
-ROPE_ENTRIES = 8  # of each tile per thread: 16 bytes of bf16, the widest load of a GPU
+ROPE_ENTRIES = 8  # entries of each tile per thread: 16 bytes of bf16, the widest load of a GPU
 MAX_WARPS = 8
 SWIGLU_BLOCK, SWIGLU_WARPS = 1024, 4
 FEW_TOKENS, SMALL_BLOCK = 256, 256  # with fewer tokens, smaller blocks occupy more of the GPU
@@ -44,9 +44,9 @@ def token_attention(
 ) -> Tensor:
     """Implement `llama3.attention.room_attention` for one token and as many heads of keys as of queries.
 
-    There is no gradient, and the room must be contiguous.
+    The token's key and value are written into the room, which must be contiguous. There is no gradient.
 
-    launch: the options of `kernels.triton.token_products.TokenProducts.launch`, with which this kernel may start while
+    launch: `TokenProducts.launch` of `kernels.triton.token_products`, options with which this kernel may start while
         the kernel before it runs; None if it must not.
     """
     batch, _, columns = qkv_B1E.shape
@@ -96,13 +96,13 @@ def _token_kernel(
     key = wide_sum(qkv_ptr, injection_ptr, model + of_P, is_P, HAS_INJECTION) * cos
     key += wide_sum(qkv_ptr, injection_ptr, model + partner, is_P, HAS_INJECTION) * sin
     value = wide_sum(qkv_ptr, injection_ptr, 2 * model + of_P, is_P, HAS_INJECTION)
-    # The new key and value are rounded like stored ones but stay in registers; the loop loads only the earlier ones.
+    # The new key and value are rounded as in the room, but used from registers; the loop loads only earlier ones.
     key, value = key.to(keys_ptr.dtype.element_ty), value.to(values_ptr.dtype.element_ty)
     tl.store(keys_ptr + position * P + of_P, key, is_P)
     tl.store(values_ptr + position * P + of_P, value, is_P)
     query *= scale  # includes log2(e), because the softmax uses exp2
-    # Every row of a block of keys has its own softmax, and the rows are combined only at the end. All start with the
-    # score of the new token, which keeps them finite, but only the first row counts the token's value.
+    # Every row of a block of keys has its own softmax, and the rows are combined only at the end. All rows start with
+    # the score of the new token, which keeps them finite, but only the first row counts the token's value.
     rows = tl.arange(0, KEYS)
     top = tl.zeros((KEYS,), dtype=tl.float32) + tl.sum(query * key.to(tl.float32), axis=0)
     total = tl.where(rows == 0, 1.0, 0.0)
@@ -141,7 +141,7 @@ class _RotatedHeads(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.injection_dtype = None if injection_BLE is None else injection_BLE.dtype
         given = _by_head(qkv_BLE.contiguous(), heads)
-        # The value is copied only if an injection is added to it.
+        # The value gets a new tensor only if an injection is added to it; else it is a view of the input.
         turned = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[: _count(injection_BLE)]]
         _turn(given, tuple(turned), (cos, sin), injection_BLE)
         q, k, v = (*turned, *given[len(turned) :])
@@ -179,8 +179,8 @@ def _turn(
 ) -> None:
     """Write `given` + injection to `turned`; query and key (B, L, H, P) are rotated, in reverse if `is_backward`.
 
-    The value is written only if `turned` has a third tensor. All tensors of `given` must have the same strides, and so
-    must all of `turned`.
+    The value is written only if `turned` has a third tensor. All tensors of `given` must have the same strides, and all
+    tensors of `turned` too.
     """
     batch, length, heads, width = given[0].shape
     cos, sin = (table.contiguous() for table in rope)

@@ -2,7 +2,7 @@
 
 `kernels.triton.token_products` explains why the kernels are few and how they overlap. The first kernel computes query,
 key and value from the norm of h, and the second computes attention. The third adds the output projection to h, the
-fourth computes SwiGLU of the norm of h, and the fifth adds the down-projection to h.
+fourth computes gate, up and SwiGLU from the norm of h, and the fifth adds the down-projection to h.
 The plain PyTorch twin is `models.backbone.ImplicitModel.apply_stack`.
 
 Shapes: `S` room for keys, `D` model, `H` heads, `P` head width, `O` H P, `E` 3 O, `M` MLP width, `G` 2 M.
@@ -49,7 +49,8 @@ class Llama3TokenStack:
         """Return the residual stream (1, 1, D) after the last layer, before the final norm.
 
         Args: rope holds cosines and sines (1, 1, P/2). rooms are the contiguous keys and values (1, H, S, P) of each
-            layer; those of the token are written at `position_1`, an integer tensor. All other tensors are in fp32.
+            layer; the token's keys and values are written there at `position_1`, an integer tensor. All other tensors
+            are in fp32.
         """
         products, injection_11E, from_11D = self._products, injection_11E.contiguous(), z_11D.contiguous()
         h_11D, qkv_11E = torch.empty_like(from_11D), self._qkv_11E

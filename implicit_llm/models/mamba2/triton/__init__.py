@@ -1,1 +1,1 @@
-"""The kernels of the `triton` backend that only Mamba2 uses are imported only if they run."""
+"""Define the `triton` kernels that only Mamba2 uses; they are imported only if they run."""

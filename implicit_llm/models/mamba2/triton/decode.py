@@ -24,7 +24,7 @@ from implicit_llm.models.mamba2.chunked_scan import ScanWeights
 from implicit_llm.models.mamba2.triton.scan_inputs import softplus
 from implicit_llm.models.stack import LayerState
 
-STATE_ENTRIES = 4096  # of a state that one program holds in registers
+STATE_ENTRIES = 4096  # most entries of a state that one program holds in registers
 MIN_PART = 16  # fewest channels of a head that one program processes, if there are few programs
 FEW_PROGRAMS = 128  # about the number of multiprocessors
 

@@ -2,8 +2,8 @@
 
 One program processes one head of one sequence, chunk after chunk, with the state in registers. It thus reads x
 and gate once, and writes the result once. Chunks of 64 positions fill the matrix units of a Hopper GPU.
-In the products, channels come before positions (y^T = x^T scores^T). The state is accumulated in registers and can then
-be multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
+In the products, channels come before positions (y^T = x^T scores^T), so that the state is both accumulated in registers
+and multiplied from registers; only the scores pass through shared memory. For a gradient (`scan_backward`) the
 kernel stores the states between chunks. A single token has its own kernel, which also convolves and needs no matrix
 units.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix`.
@@ -27,7 +27,8 @@ WIDE_STATE = 64 * 128  # entries; larger states need the registers of twice as m
 def gated_scan(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
     """Return silu(gate) * (SSD + D x) of projected + injection, (B, L, I), and the last SSM state in fp32 if requested.
 
-    Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C).
+    Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the
+        sequence; None if it is empty.
     """
     before_BHPN, before_BKC = (None, None) if state is None else state
     last_BHPN = _new_state(mixer) if return_state else None
@@ -39,8 +40,9 @@ def gated_scan_for_gradient(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run `gated_scan` from the SSM state `before_BHPN`, and also return the states between chunks.
 
-    Returns: (B, L, I), the states (B, S, H, P, N) in the dtype of `projected_BLE`, which is that of the products, and
-        the last SSM state in fp32 if requested.
+    Args: inputs are the `mixer_inputs` of the mixer.
+    Returns: the result (B, L, I), the states (B, chunks - 1, H, P, N) in the dtype of `projected_BLE`, and the last SSM
+        state in fp32 if requested.
     """
     batch, chunks, heads, _ = inputs.dt_BSHQ.shape
     width, _, size = mixer.sizes
@@ -73,7 +75,7 @@ def _scan(
 
 
 def gated_token(mixer: Mixer, state: tuple[Tensor, ...], return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Run `gated_scan` for one token, which follows `state`."""
+    """Run `gated_scan` for one token after `state`."""
     projected_B1E, injection_B1E, weights, (width, groups, size) = mixer
     batch, _, columns = projected_B1E.shape
     out = projected_B1E.new_empty(batch, 1, mixer.heads * width)

@@ -5,16 +5,18 @@ one tensor of the width of the in-projection; here the kernels write them direct
 stores the projection, the inputs of the scan and the states between chunks.
 
 The gradient of the scan has four kernels, and no result depends on the order in which programs run:
-`sweep` processes one head of one sequence. It computes the gradients of the states between chunks, from the last to the
-first, with one small product per chunk. Only this kernel is sequential.
-`head` processes one head of one chunk and writes the gradients of x and gate. With the stored states and their
-gradients, chunks are independent.
+A program of `sweep` processes one head of one sequence. It computes the gradients of the states between chunks, from
+the last to the first, with one small product per chunk. Only this kernel is sequential.
+A program of `head` processes one head of one chunk and writes the gradients of x and gate. With the stored states and
+their gradients, chunks are independent.
 `group` computes the gradients of B and C in one chunk. One program processes all heads of a group and sums their
 contributions in registers.
 `dt` computes the gradients of dt, its bias and A in one chunk, from sums that `sweep` and `head` store.
 The plain PyTorch twin is `models.mamba2.model.Mamba2Mixer._mix` with autograd.
 
-Shapes: as in `scan`.
+Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
+`P` head width, `G` groups, `N` state, `K` convolution (K-1 in its earlier inputs), `Q` chunk, `S` chunks (for states:
+the boundaries between chunks).
 
 Several releases of Triton compile a product of a transposed accumulator (`tl.dot(tl.trans(sum.to(bfloat16)), x)`, 64
 wide) incorrectly for Hopper. This code avoids such products: it multiplies by the transposed scores from the right.
@@ -46,7 +48,7 @@ SWEEP_STAGES, GROUP_STAGES = 2, 3
 
 
 def gated_mix(mixer: Mixer, state: tuple[Tensor, ...] | None, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Run `scan.gated_scan` without injection; neither `state` nor the returned SSM state has a gradient."""
+    """Run `scan.gated_scan` with gradients, but not of `state` or the returned SSM state; injections are ignored."""
     return _GatedMix.apply(mixer.projected_BLE, *mixer.weights, mixer.sizes, return_state, *(state or (None, None)))
 
 
@@ -81,8 +83,8 @@ def gated_scan_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Write the gradients of gate and dt into their columns of `dprojected_BLE`; the columns between do not change.
 
-    Args: states are the one before the sequence, which gets no gradient (None: empty), and those between chunks. Inputs
-        and states must be those of the forward pass; see `scan.gated_scan_for_gradient`.
+    Args: states: the SSM state before the sequence, which gets no gradient (None if it is empty), and those between
+        chunks. Inputs and states must be those of the forward pass; see `scan.gated_scan_for_gradient`.
     Returns: the gradients of the convolution's output (B, L, C), and of dt bias, A and D (3, H) in fp32.
     """
     projected_BLE, (convolved_BLC, dt_BSHQ, logs_BSHQ), weights = mixer.projected_BLE, inputs, mixer.weights
@@ -183,7 +185,7 @@ def _state_before(kept_at, before_at, chunk, is_inside_PN, kind: constexpr, IS_L
 
 @triton.jit
 def _gate_gradient(y_QP, gate_QP, dout_QP, x_QP, D, kind: constexpr):
-    """Return the gradient of the gate in out = (y + D x) silu(gate), and y times y's gradient, summed over channels."""
+    """Return the gradient of the gate in out = (y + D x) silu(gate), and y times its gradient summed over channels."""
     share_QP = sigmoid(gate_QP)
     dy_QP = (dout_QP * gate_QP * share_QP).to(kind).to(tl.float32)
     row_Q = tl.sum(y_QP * dy_QP, axis=1)
@@ -254,7 +256,7 @@ def _head_kernel(
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, y_PQ, input_precision=PRECISION))
     else:
         y_QP = tl.trans(tl.dot(tl.trans(x_QP), scores_QQ, input_precision=PRECISION))
-    # These are loaded again, because keeping them in registers would spill other values.
+    # These values are loaded again, because holding them in registers would spill other values.
     gate_QP, dout_QP, x_wide_QP = wide(at_gate, is_row), wide(at_dout, is_row), wide(at_x, is_row)
     dgate_QP, row_Q = _gate_gradient(y_QP, gate_QP, dout_QP, x_wide_QP, D, kind)
     tl.store(rows_ptr + entry * Q + steps, row_Q)
@@ -277,7 +279,7 @@ def _group_kernel(
     kind = projected_ptr.dtype.element_ty
     of_P, of_N, steps = tl.arange(0, P), tl.arange(0, N), tl.arange(0, Q)
     is_row = (chunk * Q + steps < length)[:, None]
-    # Pointers are moved to the first row of the chunk, `kept` to the state before it and `dkept` to that after it.
+    # Pointers are moved to the first row of the chunk, `kept` to the state before the chunk, `dkept` to that after it.
     first_row = sequence * length + chunk * Q
     projected_ptr += first_row * COLUMNS
     convolved_ptr += first_row * CHANNELS
@@ -333,10 +335,10 @@ def _dt_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, ALL_HEADS: constexpr,
 ):  # fmt: skip
-    """Process all heads of one chunk of one sequence.
+    """Compute the gradients of dt, its bias and A for all heads of one chunk of one sequence.
 
     The gradient of dt A at a position is the gradient that flows through its decay. Within the chunk this is the sum of
-    rows minus columns from the position on. Two terms flow to later chunks, from the state before the chunk (`through`)
+    `rows` - `columns` from the position on. Two terms flow to later chunks, from the state before the chunk (`through`)
     and from the chunk's inputs (`fed`). Sums over the rows of all later chunks would be equivalent, but in bf16 they
     made the gradient of A ten times less accurate."""
     chunk = tl.program_id(0)

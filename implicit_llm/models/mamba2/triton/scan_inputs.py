@@ -1,10 +1,11 @@
 """Compute the inputs of a Mamba2 scan, and the gradient of its convolution (imported only if Triton kernels run).
 
 One kernel convolves channels, applies silu, and computes dt and its decays; another computes the gradient of the
-convolution. Each processes the positions of its channels in order, four at a time, with the last inputs in registers.
+convolution. A program processes the positions of a chunk in order, four at a time, with the last inputs in registers.
 The plain PyTorch twin is `models.mamba2.causal_conv`.
 
-Shapes: as in `scan`.
+Shapes: `B` batch, `L` length, `E` in-projection (gate I, convolved C = I + 2 G N, dt H), `I` = H P inner, `H` heads,
+`P` head width, `G` groups, `N` state, `K` convolution (K-1 in its earlier inputs), `Q` chunk, `S` chunks.
 """
 
 import math
@@ -45,7 +46,7 @@ class Mixer(NamedTuple):
         return min(longest, max(MIN_CHUNK_LEN, triton.next_power_of_2(self.projected_BLE.shape[1])))
 
     def constants(self) -> dict[str, Any]:
-        """Return the sizes as compile-time constants, from which the compiler sees which rows are aligned."""
+        """Return the sizes as compile-time constants, from which the compiler infers which rows are aligned."""
         columns, (width, groups, size) = self.projected_BLE.shape[2], self.sizes
         known = {"HEADS": self.heads, "GROUPS": groups, "COLUMNS": columns, "P": width, "N": size}
         return known | {"Q": self.chunk_len}
@@ -60,7 +61,7 @@ class MixerInputs(NamedTuple):
 
 
 def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
-    """Compute the scan's inputs from projected + injection, after the K-1 inputs `before_BKC`."""
+    """Compute the scan's inputs from projected + injection; `before_BKC` or zeros are the K-1 inputs before them."""
     projected_BLE, injection_BLE, weights, _ = mixer
     batch, length, _ = projected_BLE.shape
     channels, taps = weights.conv_CK.shape
@@ -80,9 +81,10 @@ def mixer_inputs(mixer: Mixer, before_BKC: Tensor | None = None) -> MixerInputs:
 def convolution_gradient(
     mixer: Mixer, before_BKC: Tensor | None, dconvolved_BLC: Tensor, dprojected_BLE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write the gradient of the convolved channels into `dprojected_BLE`; return the gradients of weight and bias.
+    """Write the gradient of the convolution's inputs into `dprojected_BLE`; return those of weight and bias, in fp32.
 
-    Args: `before_BKC` is that of `mixer_inputs`.
+    The mixer must have no injection.
+    Args: dconvolved is the gradient of silu of the convolution. `before_BKC` is that of `mixer_inputs`.
     """
     batch, length, _ = mixer.projected_BLE.shape
     channels, taps = mixer.weights.conv_CK.shape
@@ -138,7 +140,7 @@ def _state_row(before_ptr, t, channels, is_channel, CHANNELS: constexpr, K: cons
 def _four_rows(
     rows_ptr, injection_ptr, t, channels, is_channel, length, STRIDE: constexpr, INJECT: constexpr
 ):  # fmt: skip
-    """Load four rows, t to t + 3, in fp32."""
+    """Load rows t to t + 3 plus their injection in fp32; rows from `length` on are 0."""
     rows_ptr += t * STRIDE
     injection_ptr += t * STRIDE
     return (
@@ -226,7 +228,7 @@ def _convolution_gradient_kernel(
     HEADS: constexpr, GROUPS: constexpr, COLUMNS: constexpr, P: constexpr, N: constexpr,
     Q: constexpr, K: constexpr, BLOCK: constexpr, HAS_STATE: constexpr,
 ):  # fmt: skip
-    """Process some channels of one chunk of one sequence and of the three positions after it, which use its inputs."""
+    """Process some channels of one chunk, and of the three positions after it, whose outputs depend on its inputs."""
     chunk = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     INNER: constexpr = HEADS * P
@@ -247,8 +249,8 @@ def _convolution_gradient_kernel(
         x2 += _state_row(before_ptr, first - 2, channels, is_channel, CHANNELS, K)
         x3 += _state_row(before_ptr, first - 3, channels, is_channel, CHANNELS, K)
     zero = tl.zeros((BLOCK,), dtype=tl.float32)
-    # d1 to d3 are the gradients before silu of the three earlier rows. Their initial values reach no row of this
-    # program and may be arbitrary, but they must differ, because Triton 3.6 merges variables with equal initial values.
+    # d1 to d3 are the gradients of the input of silu in the three earlier rows. Their initial values affect no row that
+    # this program stores, but they must differ, because Triton 3.6 merges variables with equal initial values.
     d1, d2, d3 = tap0, tap1, tap2
     dtap0, dtap1, dtap2, dtap3, dbias = zero, zero, zero, zero, zero
     for t in range(first, first + Q + 4, 4):

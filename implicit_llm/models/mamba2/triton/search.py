@@ -3,12 +3,12 @@
 This module is imported only if Triton kernels run. With separate kernels and small blocks, an iteration is a dozen
 kernels that wait for one another, a batch waits in each block for its slowest sequence, and the host checks every few
 iterations whether all have converged. Here a program processes a few sequences from the first block to the last. It
-iterates each block until these sequences have converged, closes the block and carries their states to the next block.
-It waits neither for other sequences nor for the host.
+iterates each block until these sequences have converged, closes it (one more evaluation of f updates their states) and
+starts the next block. It waits neither for other sequences nor for the host.
 
 An evaluation of f has four parts, which exchange data through memory that stays in the L2 cache. `_project` multiplies
 the norm of z by the in-projection, `_convolve` mixes positions, and `_scan` loops over the heads. `_project_out`
-multiplies by the out-projection and applies the gated norm, whose scale of a token is known only after the last head.
+multiplies by the out-projection and then by the scale of the gated norm, which is known only after the last head.
 Channels come before positions in all products, so that the weights fill the matrix units even if there are few tokens.
 An iteration of one program takes 120 us on an H100, mostly latency. With separate kernels, an iteration of a whole
 small batch takes less time. So training, where few sequences need many iterations, replays graphs of the separate
@@ -39,8 +39,8 @@ from implicit_llm.solver.passes import Search
 from implicit_llm.solver.stats import Block, BlockStats
 
 TAPS = constexpr(4)  # inputs of the convolution
-MIN_TOKENS = 16  # of a program; matrix units multiply at least 16
-MAX_TOKENS = 32  # of a program; more would need too many registers
+MIN_TOKENS = 16  # fewest tokens of a program; matrix units multiply at least 16
+MAX_TOKENS = 32  # most tokens of a program; more would need too many registers
 MIN_PROGRAMS = 96  # fewer programs would leave multiprocessors idle
 WARPS = 4
 
@@ -71,13 +71,14 @@ def sequences_of_a_program(batch: int, width: int) -> int | None:
 def search_blocks(
     weights: LayerWeights, injection_BLE: Tensor, state: LayerState | None, width: int, search: Search
 ) -> tuple[Tensor, LayerState, list[Block]] | None:
-    """Solve and close block after block of `width` tokens, from z = 0 in each.
+    """Solve blocks of `width` tokens one after another, each from z = 0, and close each with one undamped f.
 
     Args: state holds the SSM state (B, H, P, N) and the last K-1 inputs of the convolution (B, K-1, C) before the first
         block, None if it is empty. `kernels.selection.search_runs_on_triton` must be true: among other conditions, L is
-        a multiple of `width`, K at most 4, and the search stops by sequence or by token. It must be plain or damped.
-    Returns: the closed fixed point (B, L, D) in fp32, the state after the last block, and the statistics of each block;
-        None instead of all three if any token became NaN or infinite.
+        a multiple of `width`, K at most 4, and the search stops by sequence or by token. Its method must be plain or
+        damped.
+    Returns: f of each block's best z (B, L, D) in fp32, the state after the last block, and the statistics of each
+        block; None instead of all three if any token became NaN or infinite.
     """
     batch, length, columns = injection_BLE.shape
     scan, kind = weights.scan, weights.in_proj_ED.dtype
@@ -88,7 +89,7 @@ def search_blocks(
     new = injection_BLE.new_empty
     ssm_BHPN = injection_BLE.new_zeros(batch, heads, head_width, size, dtype=torch.float32)
     rows_BKC = injection_BLE.new_zeros(batch, TAPS.value - 1 + width, channels, dtype=kind)
-    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # where the kernel leaves the last inputs
+    inputs_BKC = rows_BKC[:, TAPS.value - taps : TAPS.value - 1]  # where the kernel writes the last inputs of a block
     if state is not None:
         ssm_BHPN.copy_(state[0])
         inputs_BKC.copy_(state[1])
@@ -255,7 +256,7 @@ def _project_out(
 
 @triton.jit
 def _zero(zero_ptr):
-    """Load a zero that the compiler cannot fold; otherwise it would hold addresses in registers and spill them."""
+    """Load a zero that the compiler cannot fold. Otherwise it would hold addresses in registers and spill them."""
     return tl.multiple_of(tl.load(zero_ptr, volatile=True), 16)
 
 
@@ -275,7 +276,7 @@ def _apply(
     CLOSE: constexpr, IN_TILE: constexpr, CONV_TILE: constexpr, OUT_TILE: constexpr,
     IN_STAGES: constexpr, SCAN_STAGES: constexpr, OUT_STAGES: constexpr,
 ):  # fmt: skip
-    """Evaluate f(z), (D, R), for the tokens at `at_ptr`."""
+    """Evaluate f(z), (D, R), for the tokens at `at_ptr`; with CLOSE, update the states too."""
     INNER: constexpr = HEADS * P
     CHANNELS: constexpr = INNER + 2 * N
     zero = _zero(zero_ptr)
@@ -407,7 +408,7 @@ def _search_kernel(
         )  # fmt: skip
         tl.store(_tokens(z_ptr, zero_ptr, token_R, D), out_DR)
         tl.debug_barrier()
-        # Move the last inputs of this block before those of the next.
+        # Move the last inputs of this block to the rows before the inputs of the next block.
         for row in tl.static_range(KEPT):
             for start in range(0, CHANNELS, CONV_TILE):
                 for index in tl.static_range(S):
