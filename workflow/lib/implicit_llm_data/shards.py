@@ -30,7 +30,7 @@ from implicit_llm_contracts.runs.manifest import FileRecord
 INDEX_NAME = "index.json"
 FORMAT = 2
 IGNORED_LABEL = -100  # the label of a position that does not count, as in torch's cross entropy
-TOKEN_TYPE = np.dtype("<u2")  # of a stream of tokens, for every vocabulary
+TOKEN_TYPE = np.dtype("<u2")  # the type of a stream's tokens, for every vocabulary
 
 
 class DatasetError(UserError):

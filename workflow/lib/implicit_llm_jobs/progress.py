@@ -29,7 +29,7 @@ class ProgressLog:
         self._began_s = self._told_s = time.monotonic()
 
     def tell(self, done: int, words: Callable[[], str]) -> None:
-        """Report that `done` units are finished; `words` returns the text of a line and is called if one is due."""
+        """Report that `done` units are finished; `words` returns the text of a line, called only if one is due."""
         self._bar.update(done - self._bar.n)
         now, is_last = time.monotonic(), done >= self._total
         elapsed_s = now - self._began_s

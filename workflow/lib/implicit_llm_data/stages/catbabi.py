@@ -54,7 +54,7 @@ class TaskStory:
 def run(context: StageContext) -> StageResult:
     """Build the data set that the configuration describes; finished shards of an interrupted attempt are used.
 
-    Raises: ConfigError for a wrong configuration; InvalidCatbabi.
+    Raises: ConfigError for a wrong configuration; InputMissing; InvalidCatbabi; StorageError.
     """
     config = context.settings(CatbabiConfig)
     upstream = context.given("text").work

@@ -38,11 +38,11 @@ from implicit_llm_data.text.corpus import (
 )
 
 RECORD_NAME = "shard.json"
-BATCH_BYTES = 1 << 22  # of text encoded at once: enough for all cores, and small compared with the memory per core
+BATCH_BYTES = 1 << 22  # text encoded at once: enough for all cores, and small compared with the memory per core
 # Encoding a long text at once needs a hundred times its size in memory. If `may_be_cut` allows it, a longer text is
 # therefore cut into pieces, each at the first white space after this many characters.
 PIECE_CHARACTERS = 1 << 20
-REPORT_S = 10.0  # between two points in the journal
+REPORT_S = 10.0  # the time between two points in the journal
 
 
 def run(context: StageContext) -> StageResult:

@@ -84,7 +84,7 @@ def load_tokenizer(data: bytes, where: str) -> Tokenizer:
     """
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # tokenizers raises nothing more precise
+    except Exception as error:  # the package `tokenizers` raises nothing more precise
         reason = str(error).splitlines()[0][:200]
         raise TokenizerError(f"{where}: no tokenizer.json that `tokenizers` reads ({reason}); give another") from error
     tokenizer.no_truncation()  # saved tokenizers of fine-tuned models often cut texts to a length, or pad them

@@ -137,7 +137,7 @@ class CorpusShare:
 
 
 def open_share(config: Corpus, downloads: Path, shard: int = 0, num_shards: int = 1) -> CorpusShare:
-    """Return the files number `shard`, `shard + num_shards`, ... of the corpus; `downloads` has the fetched files.
+    """Return the corpus's files `shard`, `shard + num_shards`, ... from 0 on; `downloads` has the fetched files.
 
     Raises: CorpusError for missing files, a file of an unknown kind, or fewer files than shards; FetchedFilesError.
     """
@@ -167,7 +167,7 @@ def hub_files(wanted: HubFiles, downloads: Path, text_format: TextFormat) -> lis
     files have changed since.
     """
     folder, paths = wanted.folder(downloads), fetched_files(wanted, downloads)
-    if paths is None:  # a user copied them: use those with the split in their name, or all if no name has it
+    if paths is None:  # a user copied the files: use those with the split in their name, or all if there are none
         there = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_text(path.name)]
         paths = [path for path in there if wanted.split in words_of(path.relative_to(folder).as_posix())] or there
     if not paths:
@@ -228,7 +228,7 @@ def library_files(text_format: TextFormat) -> list[CorpusFile]:
         for name in sorted(names)
         if name != TOPICS
     ]
-    with suppress(ImportError):  # some distributions omit it
+    with suppress(ImportError):  # some distributions of Python omit this module
         from pydoc_data.topics import topics
 
         for topic, text in sorted(topics.items()):  # each text as `help()` shows it

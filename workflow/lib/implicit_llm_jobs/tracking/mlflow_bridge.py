@@ -111,7 +111,7 @@ class Bridge:
             state = None
         self._state = state or BridgeState(secrets.token_hex(16))
         self._save()
-        # An existing run gets tags too: it may resume in another invocation, or be older than a tag.
+        # An existing run gets tags too: it may resume in another invocation, or lack a tag that was introduced later.
         tags = self._tags()
         if self._state.run_id is None:
             started = self.run.times()[0]
@@ -164,7 +164,7 @@ class Bridge:
         self._client.log_batch(self._run_id, params=[*params], tags=[*starmap(RunTag, _short(tags).items())])
 
     def _bring_inputs(self) -> None:
-        """Log the run's inputs: data sets, and the model of another run."""
+        """Log the run's inputs: data sets, and the logged model that it reads."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
         run, inputs = self.run, []

@@ -181,7 +181,7 @@ class TrackedRun:
         return self.run_dir / folder, digests
 
     def relative(self, path: Path) -> str:
-        """Return the path relative to the parent of the results folder, or unchanged if it or the run is outside."""
+        """Return the path relative to the parent of the results folder; unchanged if the path or the run is outside."""
         folder = self.config_dir.parent.parent
         is_below = experiment_folder(self.run_dir, self.title) is not None and path.is_relative_to(folder)
         return path.relative_to(folder).as_posix() if is_below else path.as_posix()
